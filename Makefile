@@ -1,14 +1,16 @@
 # Tasks. `make demo` and `make test` need Python 3.11+ and, for Spark, a JDK 17+; everything else they fetch.
-# `make dashboard` and `make test-all` also need Prometheus and Chromium: as root they install Debian's packages.
+# `make dashboard`, `make picture` and `make test-all` also need Prometheus and Chromium: as root they install Debian's packages.
+# `make picture` needs npm; the tests of the picture are skipped without it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SITE := .venv-site
 # Two tests at a time, those that share a broker or a Spark one after another; the fast ones first (tests/tiers.py).
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
 
-.PHONY: help demo demo-spark dashboard test test-all smoke-spark lint format bench bench-consume simulate chaos clean
+.PHONY: help demo demo-spark picture dashboard test test-all smoke-spark site lint format bench bench-consume simulate chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -25,6 +27,9 @@ demo: $(STAMP)  ## a real 3-broker Kafka, kill -9 of everything, nothing lost
 demo-spark: $(STAMP)  ## Kafka to Kafka with Spark, kill -9 of the driver, each total once
 	$(BIN)/python examples/spark_exactly_once.py $(ARGS)
 
+picture: $(STAMP)  ## docs/dashboard.png again: one outage on a real Kafka, drawn from the board by npm's ECharts
+	$(BIN)/python examples/dashboard/picture.py $(ARGS)
+
 dashboard: $(STAMP)  ## a real Kafka with faults, a real Prometheus, and the page that shows them
 	$(BIN)/python examples/dashboard/run.py $(ARGS)
 
@@ -36,6 +41,15 @@ test-all: $(STAMP)  ## all tests: old brokers, 250 lives, every error code, Spar
 
 smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1 and the newest, each in its own environment
 	$(PYTHON) tests/smoke_spark.py $(ARGS)
+
+site: $(SITE)/.installed  ## the documentation as a web site in site/, built by Zensical; a link that leads nowhere fails it
+	$(SITE)/bin/zensical build --strict --clean $(ARGS)
+
+# Apart from $(VENV), because no test needs it.
+$(SITE)/.installed:
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check 'zensical>=0.0.73,<0.2'
+	@touch $@
 
 lint: $(STAMP)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
@@ -53,7 +67,7 @@ bench: $(STAMP)  ## throughput beside kafka-python and confluent-kafka
 bench-consume: $(STAMP)  ## consumers beside kafka-python and confluent-kafka
 	$(BIN)/python benchmarks/consume.py $(ARGS)
 
-simulate: $(STAMP)  ## seeded histories of the real engine, in virtual time: SEEDS=100000, or SEED=123 to see and shrink one (docs/testing.md)
+simulate: $(STAMP)  ## seeded histories of the real engine, in virtual time: SEEDS=100000, or SEED=123 to see and shrink one (docs/simulation.md)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP)) $(if $(KIND),--kind "$(KIND)") $(ARGS)
 SEEDS ?= 1000
 
@@ -61,4 +75,4 @@ chaos: $(STAMP)  ## ten minutes of kill -9, signals, lost answers, flapping righ
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean:  ## remove what the tasks made
-	rm -rf $(VENV) .venv-pyspark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SITE) site .cache .venv-pyspark-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

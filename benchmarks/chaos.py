@@ -14,8 +14,9 @@ Meanwhile, drawn by the seed:
 
 - a process ends by SIGKILL, by SIGTERM with a handler that calls `close()`, by SIGINT with a handler that calls
   `flush()`, both in the middle of any call, or without `close()`; it is stopped (SIGSTOP) for up to ten seconds;
-- its spool's directory is moved away, deleted, or emptied of its segments, while it lives; or the symbolic link that
-  it was opened by leads to another directory, as a deploy does, and the old one is drained by `kafkasafe spool drain`;
+- its spool's directory (but not that of `mover`) is moved away, deleted, or emptied of its segments, while it lives;
+  or the symbolic link that it was opened by leads to another directory, as a deploy does, and the old one is drained
+  by `kafkasafe spool drain`;
 - brokers are killed, paused, relieved of their leadership, and all killed together;
 - answers are lost after the broker appended, connections are cut;
 - the right to write to a topic goes away and comes back (code 29 in answers to Produce and Metadata).
@@ -50,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_clients import COPY, DERIVED, PARTITIONS, RECORDS, RECREATED, SETTLE_S, SOURCE, TOPICS, number_in
+from cluster_faults import ClusterFaults, read_values
 from kafka.errors import TopicAlreadyExistsError
 
 from kafkasafe.testing.broker import KafkaCluster
@@ -159,9 +161,12 @@ class Program(threading.Thread):
                 child.send_signal(signal.SIGINT)
         self.lives[how] += 1
         try:
-            child.wait(HANG_S)
+            # At the end of a program close() delivers what waits, as long as it makes progress.
+            child.wait(2 * SETTLE_S if how == "leave" else HANG_S)
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")
+            child.send_signal(signal.SIGUSR1)
+            time.sleep(1)
         # A signal before the handlers are there ends the process as such.
         if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
             self._say(f"a life ended with exit code {child.returncode} ({how})")
@@ -171,11 +176,19 @@ class Program(threading.Thread):
     def _disturb(self, child: subprocess.Popen[bytes]) -> Path | None:
         """Disturbs the spool's directory and waits until all is durable again; returns the old one of a switch."""
         kind = self._dice.choice(OF_DIRECTORIES)
-        spool = (self.folder / "spool").resolve()
-        if child.poll() is not None or not spool.exists():
+        if self.role == "mover":
+            # At the first contact with the other cluster its producer ends, and its process goes on. What is deleted
+            # then is lost, as whatever is deleted while no producer is there.
             return None
+        # What is deleted before a process has opened it is lost, and the process says so and ends.
+        deadline = time.monotonic() + HANG_S
+        while number_in(self.folder / "open") != child.pid:
+            if child.poll() is not None or time.monotonic() > deadline:
+                return None
+            time.sleep(0.02)
+        spool = (self.folder / "spool").resolve()
         self.lives[kind] += 1
-        moved = self.folder / "moved"
+        moved = self.folder / "spool-elsewhere"  # not the name of a topic, whose book is in here
         match kind:
             case "move":
                 spool.rename(moved)
@@ -210,18 +223,18 @@ class Program(threading.Thread):
         (self.folder / "link").rename(link)
 
     def _drain(self, spool: Path) -> None:
-        """What the old directory still has goes before what the next life sends."""
+        """What the old directory still has goes before what the next life sends; in many attempts, amid faults."""
         if not (spool / "FORMAT").exists():
             return  # no life had begun there
         command = [str(Path(sys.executable).with_name("kafkasafe")), "spool", "drain", str(spool)]
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + 4 * SETTLE_S
         while True:
             done = subprocess.run(
-                [*command, "-b", ",".join(self.servers)],
+                [*command, "-b", ",".join(self.servers), "--timeout", f"{HANG_S:g}s"],
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=SETTLE_S,
+                timeout=3 * HANG_S,
             )
             if done.returncode == 0:
                 return
@@ -238,16 +251,11 @@ class Program(threading.Thread):
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-class Faults(threading.Thread):
-    """Draws a fault of the first cluster, waits, mends it."""
+class Faults(ClusterFaults):
+    """Faults of the first cluster."""
 
-    def __init__(self, cluster: KafkaCluster, proxy: FaultProxy, dice: random.Random, until: float) -> None:
-        super().__init__(name="faults")
-        self.cluster, self.proxy, self.dice, self.until = cluster, proxy, dice, until
-        self.done: collections.Counter[str] = collections.Counter()
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
+    @property
+    def kinds(self) -> Sequence[Callable[[], None]]:
         often: tuple[Callable[[], None], ...] = (
             self.kill_broker,
             self.pause_broker,
@@ -256,30 +264,7 @@ class Faults(threading.Thread):
             self.cut,
             self.forbid,
         )
-        kinds = (*often, *often, self.kill_all_brokers, self.recreate)
-        try:
-            while time.monotonic() < self.until:
-                time.sleep(self.dice.uniform(0, 3))
-                kind = self.dice.choice(kinds)
-                try:
-                    kind()
-                finally:
-                    self.proxy.clear()
-                self.done[kind.__name__] += 1
-        except BaseException as error:
-            self.failure = error
-
-    def kill_broker(self) -> None:
-        node = self.dice.randint(1, 3)
-        self.cluster.kill(node)
-        time.sleep(self.dice.uniform(0, 4))
-        self.cluster.start(node)
-
-    def pause_broker(self) -> None:
-        node = self.dice.randint(1, 3)
-        self.cluster.pause(node)
-        time.sleep(self.dice.uniform(0, 7))
-        self.cluster.resume(node)
+        return (*often, *often, self.kill_all_brokers, self.recreate)
 
     def kill_all_brokers(self) -> None:
         self.cluster.kill_all()
@@ -292,15 +277,7 @@ class Faults(threading.Thread):
         )
 
     def lose_answers(self) -> None:
-        api = self.dice.choice(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"))
-        rule = self.proxy.on(api).drop(times=self.dice.randint(1, 8))
-        time.sleep(self.dice.uniform(0.5, 3))
-        rule.remove()
-
-    def cut(self) -> None:
-        for _ in range(self.dice.randint(1, 5)):
-            self.proxy.cut()
-            time.sleep(self.dice.uniform(0, 0.5))
+        self.drop_answers(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"), 8)
 
     def forbid(self) -> None:
         """The right to write comes and goes, with or without Metadata that say so."""
@@ -358,33 +335,8 @@ class Switch(threading.Thread):
 
 def read(servers: Sequence[str], topic: str, level: str = "read_uncommitted") -> list[list[int]]:
     """Numbers by partition, in the log's order, as librdkafka's consumer sees them."""
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-    found: list[list[int]] = []
-    for partition in range(PARTITIONS):
-        consumer = Consumer(
-            {
-                "bootstrap.servers": ",".join(servers),
-                "group.id": "count",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": level,
-            }
-        )
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        numbers: list[int] = []
-        deadline = time.monotonic() + 120
-        while True:
-            messages = consumer.consume(10_000, 1.0)
-            numbers += [int(message.value()[:12]) for message in messages if not message.error()]
-            errors = [message.error().code() for message in messages if message.error()]
-            if KafkaError._PARTITION_EOF in errors:
-                break
-            if time.monotonic() > deadline:
-                sys.exit(f"{topic}-{partition}: its end was not reached, {len(numbers)} records were read")
-        consumer.close()
-        found.append(numbers)
-    return found
+    logs = read_values(servers, topic, PARTITIONS, level, 120)
+    return [[int(value[:12]) for value in log] for log in logs]
 
 
 def judge(logs: list[list[int]], book: Ledger, *, recreated: bool = False) -> dict[str, int]:
@@ -503,10 +455,11 @@ def settle(
     for topic in TOPICS["staged"]:
         results[topic] = judge(committed[topic], Ledger(staged.folder / topic))
     results[f"{COPY} beside pair"] = compare(committed["pair"], committed[COPY])
-    results["two clusters"] = judge(
-        [log for each in others for log in read(each.bootstrap_servers, "moved")],
-        Ledger(mover.folder / "moved"),
-    )
+    moved: list[list[int]] = []
+    for where, each in enumerate(others):
+        switch.lead_to(where)  # both advertise the one address
+        moved += read(each.bootstrap_servers, "moved")
+    results["two clusters"] = judge(moved, Ledger(mover.folder / "moved"))
     results[f"{SOURCE}, copied"] = copied(cluster, members)
     return results
 

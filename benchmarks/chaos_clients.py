@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import faulthandler
+import os
 import random
 import signal
 import sys
@@ -61,12 +63,16 @@ def end_on_signals(producer: Any) -> None:
     """SIGTERM closes it, SIGINT flushes it; both in the middle of whatever the program does."""
     from kafka.errors import KafkaTimeoutError
 
+    from kafkasafe.errors import WrongClusterError
+
     def terminate(*_: object) -> None:
-        producer.close(timeout=10)
+        # Where another cluster answers, what waits for the first one stays in the spool, and both say so.
+        with contextlib.suppress(WrongClusterError):
+            producer.close(timeout=10)
         sys.exit(0)
 
     def interrupt(*_: object) -> None:
-        with contextlib.suppress(KafkaTimeoutError):
+        with contextlib.suppress(KafkaTimeoutError, WrongClusterError):
             producer.flush(timeout=5)
         sys.exit(0)
 
@@ -80,6 +86,16 @@ def number_in(path: Path) -> int:
         return int(path.read_text() or 0)
     except FileNotFoundError:
         return 0
+
+
+def say_open(folder: Path) -> None:
+    """The spool is open: from now on its directory may be disturbed."""
+    (folder / "open").write_text(str(os.getpid()))
+
+
+def is_disturbed(folder: Path) -> bool:
+    """The spool's directory was disturbed, and `durable()` has not said yet that all is in it again."""
+    return number_in(folder / "fault") > number_in(folder / "seen")
 
 
 def produce(options: argparse.Namespace) -> None:
@@ -126,7 +142,8 @@ def produce(options: argparse.Namespace) -> None:
         else:
             book["accepted"][mine] = 1
 
-    while time.monotonic() < until:
+    say_open(folder)
+    while time.monotonic() < until or is_disturbed(folder):
         fault = number_in(folder / "fault")
         for topic, book in books.items():
             (send_together if topic == "pair" else send)(topic, book, dice.randint(1, options.burst))
@@ -146,7 +163,7 @@ def produce(options: argparse.Namespace) -> None:
 
 def transform(options: argparse.Namespace) -> None:
     """Member of a group: copies what it reads, partition by partition, its offsets in the same atomic batches."""
-    from kafka.errors import KafkaError
+    from kafka.errors import FencedInstanceIdError, KafkaError
 
     from kafkasafe import SafeConsumer
     from kafkasafe.errors import BatchDroppedError
@@ -170,16 +187,23 @@ def transform(options: argparse.Namespace) -> None:
     end_on_signals(producer)
     outcomes: collections.deque[Any] = collections.deque()
     until = time.monotonic() + options.seconds
-    while time.monotonic() < until:
+    say_open(folder)
+    while time.monotonic() < until or is_disturbed(folder):
         fault = number_in(folder / "fault")
-        polled = consumer.poll(200)
+        try:
+            polled = consumer.poll(200)
+        except FencedInstanceIdError:
+            # A late join of the life before took the place of this one in the group: end, as a program would.
+            sys.exit(0)
         if polled:
-            with producer.batch() as batch:
-                for place, records in polled.items():
-                    for record in records:
-                        batch.send(DERIVED, record.value, record.key, partition=place.partition)
-                batch.send_offsets(consumer)
-            outcomes.append(batch.outcome)
+            # Refused once where these records are read again, here or by the other member: they are discarded.
+            with contextlib.suppress(BatchDroppedError):
+                with producer.batch() as batch:
+                    for place, records in polled.items():
+                        for record in records:
+                            batch.send(DERIVED, record.value, record.key, partition=place.partition)
+                    batch.send_offsets(consumer)
+                outcomes.append(batch.outcome)
         while outcomes and (len(outcomes) >= DEPTH or outcomes[0].is_done):
             # A batch that was dropped is read again: the consumer goes back to what the group has.
             with contextlib.suppress(BatchDroppedError):
@@ -201,6 +225,7 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=40)
     parser.add_argument("--drain", action="store_true")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # where a process that hangs stands, into its log
     (transform if options.role == "member" else produce)(options)
 
 

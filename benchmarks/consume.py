@@ -11,8 +11,8 @@ is checked; nothing is done with them, which favours clients that make an object
 
 SafeConsumer and KafkaConsumer have their defaults, confluent-kafka the settings that its documentation offers for
 throughput, which are printed (with its defaults it waits for a second whenever its queue is full: the row "defaults");
-"16 MB" are larger fetches, for the clients that take them. confluent-kafka is asked for 10,000 messages at a time,
-poll_arrow for what is there.
+"16 MB" are larger fetches, for the clients that take them (poll_arrow goes up to 8 MiB by itself). confluent-kafka is
+asked for 10,000 messages at a time, poll_arrow for what is there.
 
 A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
 ratios.
@@ -44,6 +44,7 @@ CLIENTS = {
     "confluent-defaults": "confluent-kafka consume(), defaults",
     "arrow": "SafeConsumer.poll_arrow",
     "arrow-16MB": "SafeConsumer.poll_arrow, 16 MB",
+    "arrow-views": "SafeConsumer.poll_arrow, views",
     "arrow-values": "… 16 MB, value and offset alone",
 }
 # Name: bytes of the value, whether lengths vary around it, share of --records.
@@ -92,7 +93,12 @@ def kafka_python(kind: type, servers: list[str], topic: str) -> Iterator[Poll]:
 
 @contextlib.contextmanager
 def arrow(
-    servers: list[str], topic: str, fetch_bytes: int | None, columns: list[str] | None
+    servers: list[str],
+    topic: str,
+    fetch_bytes: int | None,
+    columns: list[str] | None,
+    *,
+    views: bool,
 ) -> Iterator[Poll]:
     from kafka import TopicPartition
 
@@ -105,7 +111,7 @@ def arrow(
     consumer.assign([TopicPartition(topic, 0)])
 
     def poll() -> tuple[int, int]:
-        table = consumer.poll_arrow(1000, columns=columns)
+        table = consumer.poll_arrow(1000, columns=columns, views=views)
         return table.num_rows, table["offset"][-1].as_py() if table.num_rows else -1
 
     try:
@@ -157,7 +163,8 @@ def open_client(name: str, servers: list[str], topic: str) -> contextlib.Abstrac
             return confluent(servers, topic, LARGE_FETCH if name.endswith("MB") else None, more)
         case _:
             columns = ["offset", "value"] if name == "arrow-values" else None
-            return arrow(servers, topic, None if name == "arrow" else LARGE_FETCH, columns)
+            fetch_bytes = None if name in {"arrow", "arrow-views"} else LARGE_FETCH
+            return arrow(servers, topic, fetch_bytes, columns, views=name == "arrow-views")
 
 
 def measure(options: argparse.Namespace) -> None:

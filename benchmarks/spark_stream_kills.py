@@ -86,6 +86,25 @@ def naive_partition(servers: str, topic: str, rows: Any) -> None:
     assert producer.flush(120) == 0
 
 
+def causes_of(query: Any) -> str:
+    """The chain of exceptions that ended a query, on one line. Its plan, which the first one names, is left out."""
+    error, found = query._jsq.exception().get(), []
+    while error is not None and len(found) < 8:
+        found.append(
+            f"{error.getClass().getName()}: {error.getMessage()}".split("=== Streaming Query")[0].strip()
+        )
+        error = error.getCause()
+    return " <- ".join(found)[:4000].replace("\n", " ")
+
+
+def is_held(hold: Path, batch_id: int) -> bool:
+    """The file holds every micro-batch, except the one that it names."""
+    try:
+        return hold.read_text() != str(batch_id)
+    except FileNotFoundError:
+        return False
+
+
 def drive(settings: dict[str, Any]) -> None:
     from functools import partial
 
@@ -125,9 +144,8 @@ def drive(settings: dict[str, Any]) -> None:
         else:
             df.foreachPartition(partial(naive_partition, settings["servers"], settings["target"]))
             print("committed", batch_id, "written", -1, flush=True)
-        hold = folder / "hold"
         deadline = time.monotonic() + 60
-        while hold.exists() and time.monotonic() < deadline:  # a kill comes
+        while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # a kill comes
             time.sleep(0.01)
 
     rows = query_of(spark, settings)
@@ -136,7 +154,7 @@ def drive(settings: dict[str, Any]) -> None:
         time.sleep(0.05)
     failed = query.exception()
     query.stop()
-    why = f"{getattr(failed, 'cause', None)} {failed}"[:2000].replace("\n", " ")
+    why = "" if failed is None else causes_of(query)
     print("failed" if failed else "stopped", why, flush=True)
     spark.stop()
 
@@ -485,7 +503,7 @@ class Run:
             self.outcomes += driver.outcomes
             if driver.failed:
                 self.failures.append(driver.failed)
-                print(f"{time.strftime('%H:%M:%S')} the query {driver.failed[:300]}", flush=True)
+                print(f"{time.strftime('%H:%M:%S')} the query {driver.failed[:1500]}", flush=True)
 
     def until(self, condition: Callable[[Driver], bool]) -> Driver:
         """A driver of which this is true."""
@@ -520,7 +538,7 @@ class Run:
         while True:
             driver = self.running()
             seen = driver.committed
-            self.hold.touch()
+            self.hold.touch()  # what it names, if it is there, stays
             driver = self.until(
                 lambda now, old=driver, seen=seen: (
                     now.committed is not None and (now is not old or now.committed != seen)
@@ -528,7 +546,11 @@ class Run:
             )
             if driver.rows != 0 or not self.batches_hit:
                 return driver
-            self.hold.unlink(missing_ok=True)  # go on to the next one
+            # Hold the next one, and let this one go. Without a moment in which the file is missing: the driver looks
+            # for it only now and then, would not notice, and would hold this one for a minute.
+            let_go = self.hold.with_suffix(".new")
+            let_go.write_text(str(driver.committed))
+            let_go.replace(self.hold)
 
     def _writing(self) -> Driver:
         """A driver whose micro-batch sends rows: the topic has grown since it began, by more than markers."""

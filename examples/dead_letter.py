@@ -1,4 +1,4 @@
-"""A record that the cluster refuses goes to a dead-letter handler; those around it arrive.
+"""A record that the cluster rejects goes to a dead-letter handler; those around it arrive.
 
 python examples/dead_letter.py                                # starts a Kafka of its own
 python examples/dead_letter.py --bootstrap localhost:9092     # or uses yours
@@ -20,7 +20,7 @@ from kafkasafe.errors import RejectedError
 
 
 class DeadLetters:
-    """Refused records, as lines of JSON. The handler runs on the producer's own thread: it must be quick."""
+    """Rejected records, as lines of JSON. The handler runs on the producer's own thread: it must be quick."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ def run(servers: list[str], directory: Path) -> None:
         try:
             large.get(timeout=30)
         except RejectedError as error:
-            print(f"refused: {error}")
+            print(f"rejected: {error}")
         else:
             raise AssertionError("A record larger than max.message.bytes was accepted")
         offsets = [future.get(timeout=30).offset for future in before + after]

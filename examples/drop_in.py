@@ -28,7 +28,7 @@ def produce(servers: list[str], topic: str, count: int) -> None:
         future = producer.send(topic, {"order": number, "total": 9.99}, key=f"customer-{number % 7}")
     # New: from here on a crash of this process, of the machine or of the brokers does not lose the record.
     future.durable(timeout=10)
-    # As ever: the cluster's acknowledgement.
+    # As with kafka-python: wait for the cluster's acknowledgement.
     metadata = future.get(timeout=30)
     print(f"order {count - 1} is {metadata.topic}-{metadata.partition} @ {metadata.offset}")
     producer.flush()

@@ -1,10 +1,12 @@
-"""Clicks per page and minute, from Kafka to Kafka with Spark, and the driver killed with -9 in the middle.
+"""Counts clicks per page and minute with Spark, from Kafka to Kafka, while the driver is killed with kill -9.
 
-python examples/spark_exactly_once.py                              # starts a Kafka of its own, and kills its own driver
-python examples/spark_exactly_once.py --bootstrap localhost:9092   # yours: until the topic is read; kill it as you like
+python examples/spark_exactly_once.py                              # starts its own Kafka and kills its own driver
+python examples/spark_exactly_once.py --bootstrap localhost:9092   # uses your Kafka and ends after reading the topic
 
-Needs `pip install kafkasafe[spark]` and Java 17; source and sink need no connector jar. Every total is in the topic
-`page-totals` once, though micro-batches were computed twice.
+With your own Kafka you can kill the program at any time and start it again.
+
+This needs `pip install kafkasafe[spark]` and Java 17. Source and sink need no connector jar. Afterwards the topic
+`page-totals` holds each total once, although Spark computed some micro-batches twice.
 """
 
 import argparse
@@ -24,12 +26,12 @@ from kafkasafe import SafeProducer
 
 CLICKS, TOTALS = "clicks", "page-totals"
 PAGES = ["/", "/search", "/cart", "/checkout", "/help"]
-BEGIN_S = 1_700_000_040  # a whole minute
+BEGIN_S = 1_700_000_040  # the begin of a minute
 MINUTES = 40
 
 
 def pipeline(servers: str, checkpoint: str) -> None:
-    """What a user writes. Each life of the driver runs it, with the same checkpoint."""
+    """The code that a user writes. Each run of the driver executes it with the same checkpoint."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
@@ -89,21 +91,21 @@ def pipeline(servers: str, checkpoint: str) -> None:
 
 
 def produce(servers: list[str], spool: str, clicks: int) -> collections.Counter:
-    """Writes clicks; returns how many there are of each page in each minute."""
+    """Writes clicks. Returns the number of clicks for each minute and page."""
     dice, expected = random.Random(6), collections.Counter()
     with SafeProducer(bootstrap_servers=servers, spool_dir=spool) as producer:
         for number in range(clicks):
             at, page = BEGIN_S + number * MINUTES * 60 // clicks, dice.choice(PAGES)
             expected[at // 60 * 60, page] += 1
             producer.send(CLICKS, json.dumps({"at": at, "page": page}).encode())
-        # A click of much later: only then are the minutes before it over.
+        # One much later click moves the watermark, so that Spark completes all minutes before it.
         producer.send(CLICKS, json.dumps({"at": BEGIN_S + 86400, "page": "/"}).encode())
         producer.flush()
     return expected
 
 
 def read_totals(servers: list[str]) -> list[tuple[int, str, int]]:
-    """What a reader of committed records finds."""
+    """Returns the totals that a reader of committed records sees."""
     consumer = KafkaConsumer(
         bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False
     )
@@ -125,7 +127,7 @@ def read_totals(servers: list[str]) -> list[tuple[int, str, int]]:
 
 
 def live(servers: list[str], checkpoint: str, *, kill_in_batch: int | None) -> None:
-    """One life of the driver; it is killed in the middle of a batch."""
+    """Runs the driver once, and kills it in the middle of a batch if `kill_in_batch` is given."""
     command = [sys.executable, __file__, "--pipeline", ",".join(servers), checkpoint]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
         try:
@@ -133,7 +135,7 @@ def live(servers: list[str], checkpoint: str, *, kill_in_batch: int | None) -> N
                 print("   ", line.rstrip())
                 if line.startswith(f"batch {kill_in_batch} begins"):
                     os.killpg(driver.pid, signal.SIGKILL)
-                    print("kill -9 of the driver in the middle of that batch")
+                    print("killed the driver with kill -9 in the middle of that batch")
             code = driver.wait()
         finally:
             if driver.poll() is None:
@@ -146,30 +148,30 @@ def own_cluster(clicks: int) -> None:
 
     with KafkaCluster(brokers=1) as cluster, tempfile.TemporaryDirectory() as scratch:
         servers = cluster.bootstrap_servers
-        cluster.create_topic(CLICKS)  # one partition: in the order of their time
+        cluster.create_topic(CLICKS)  # one partition keeps the clicks in order of time
         cluster.create_topic(TOTALS, partitions=2)
         expected = produce(servers, str(Path(scratch) / "spool"), clicks)
         print(f"{clicks} clicks are in the topic {CLICKS}")
         checkpoint = str(Path(scratch) / "checkpoint")
         live(servers, checkpoint, kill_in_batch=1)
         live(servers, checkpoint, kill_in_batch=None)
-        cluster.wait_for_markers()  # a commit is answered before its markers are written
+        cluster.wait_for_markers()  # the brokers answer a commit before they write its transaction markers
         found = read_totals(servers)
         once = collections.Counter({(minute, page): count for minute, page, count in found})
         print(
             f"{TOTALS} holds {len(found)} totals of {sum(once.values())} clicks,"
             f" {len(found) - len(once)} of them twice, {len(expected.keys() - once.keys())} missing"
         )
-        assert len(found) == len(once), "a total is there twice"
+        assert len(found) == len(once), "the topic holds a total twice"
         assert once == expected, "totals are wrong"
-        print("each total is there once, and right")
+        print("each total is correct and exists once")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bootstrap", help="host:port of a cluster; default: one is started for the example")
+    parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts its own")
     parser.add_argument("--checkpoint", default="page-totals-checkpoint", help="with --bootstrap")
     parser.add_argument("--clicks", type=int, default=6000)
     parser.add_argument("--pipeline", nargs=2, help=argparse.SUPPRESS)

@@ -1,48 +1,50 @@
-"""Kafka producers that keep every record on disk until Kafka has it, and consumers that notice loss.
+"""Kafka producers that keep every record on disk until Kafka has it, and consumers that notice data loss.
 
-See docs/promises.md for the conditions under which that holds.
+docs/promises.md lists the conditions under which this holds.
 """
 
+from importlib import import_module as _import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
-from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
-from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
-from kafkasafe.consumer import SafeConsumer
-from kafkasafe.errors import (
-    BaselineError,
-    BatchDroppedError,
-    CheckpointMismatchError,
-    ConfigError,
-    DataLossError,
-    DeliveryTimeoutError,
-    ForkedProcessError,
-    KafkaSafeError,
-    LaneBusyError,
-    LineageError,
-    LineageFileError,
-    LogDivergedError,
-    OffsetNotAvailableError,
-    ProducerClosedError,
-    RejectedError,
-    RemoteStorageNotReadyError,
-    SparkError,
-    SpoolCorruptError,
-    SpoolError,
-    SpoolFormatError,
-    SpoolFullError,
-    SpoolWriteError,
-    UndecidableError,
-    UsageError,
-    WaitTimeoutError,
-    WrongClusterError,
-)
-from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
-from kafkasafe.producer import RecordFuture, SafeProducer
-from kafkasafe.transactional import LastTransaction
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    # For type checkers and editors. A program imports a name when it uses it: see `__getattr__`.
+    from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
+    from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
+    from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
+    from kafkasafe.consumer import SafeConsumer
+    from kafkasafe.errors import (
+        BaselineError,
+        BatchDroppedError,
+        CheckpointMismatchError,
+        ConfigError,
+        DataLossError,
+        DeliveryTimeoutError,
+        ForkedProcessError,
+        KafkaSafeError,
+        LaneBusyError,
+        LineageError,
+        LineageFileError,
+        LogDivergedError,
+        OffsetNotAvailableError,
+        ProducerClosedError,
+        RejectedError,
+        RemoteStorageNotReadyError,
+        SparkError,
+        SpoolCorruptError,
+        SpoolError,
+        SpoolFormatError,
+        SpoolFullError,
+        SpoolWriteError,
+        UndecidableError,
+        UsageError,
+        WaitTimeoutError,
+        WrongClusterError,
+    )
+    from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
+    from kafkasafe.producer import RecordFuture, SafeProducer
+    from kafkasafe.transactional import LastTransaction
+
     __version__: str
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
@@ -59,7 +61,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ConsumerHealth",
     "HealthReason",
     "ProducerHealth",
-    # what an error means, and when to try again
+    # classification of errors, and retries
     "ErrorAction",
     "ErrorContext",
     "RetryEvent",
@@ -80,9 +82,9 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "LineageError",
     "LineageFileError",
     "LogDivergedError",
+    "OffsetNotAvailableError",
     "ProducerClosedError",
     "RejectedError",
-    "OffsetNotAvailableError",
     "RemoteStorageNotReadyError",
     "SparkError",
     "SpoolCorruptError",
@@ -94,21 +96,66 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "UsageError",
     "WaitTimeoutError",
     "WrongClusterError",
-    # of the package
+    # the package
     "__version__",
 ]
 
 
+_MODULES = {
+    "kafkasafe._io.retry": ("RetryEvent", "RetryPolicy", "retry_if_kafka_retriable"),
+    "kafkasafe.atomic": ("AtomicBatch", "BatchMetadata", "BatchOutcome"),
+    "kafkasafe.classification": ("ErrorAction", "ErrorContext", "Verdict", "classify"),
+    "kafkasafe.consumer": ("SafeConsumer",),
+    "kafkasafe.health": ("ConsumerHealth", "HealthReason", "ProducerHealth"),
+    "kafkasafe.producer": ("RecordFuture", "SafeProducer"),
+    "kafkasafe.transactional": ("LastTransaction",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = frozenset(
+    {
+        "atomic",
+        "classification",
+        "cluster",
+        "config",
+        "consumer",
+        "errors",
+        "events",
+        "health",
+        "logs",
+        "metrics",
+        "offsets",
+        "options",
+        "producer",
+        "transactional",
+    }
+)
+"""Modules that `import kafkasafe` makes available, as in `kafkasafe.errors.SpoolError`."""
+
+
 def __dir__() -> list[str]:
-    """What is public, the public modules that are imported, and what every module has."""
+    """List the public names, the public modules that are imported, and the names that every module has."""
     seen = {name for name, value in globals().items() if isinstance(value, ModuleType) and name[0] != "_"}
     return sorted({*__all__, *seen, *(name for name in globals() if name.startswith("__"))})
 
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        # Reading it takes a millisecond or two: only for those who ask.
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
-        return version("kafkasafe")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is used for the first time (PEP 562).
+
+        So a program that uses only the producer imports neither the consumer nor the modules that `RetryPolicy` and
+        `classify` need.
+        """
+        if name in _SUBMODULES:
+            return _import_module(f"kafkasafe.{name}")
+        if name == "__version__":
+            # Reading the version takes one or two milliseconds.
+            from importlib.metadata import version
+
+            return version("kafkasafe")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Each name that is not in _HOMES is the name of an exception.
+        value = getattr(_import_module(_HOMES.get(name, "kafkasafe.errors")), name)
+        globals()[name] = value
+        return value

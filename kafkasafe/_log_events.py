@@ -1,4 +1,4 @@
-"""The events that kafkasafe logs: what each means, and what to do. `tests/pages` makes docs/log-events.md of it."""
+"""The meaning of each event that kafkasafe logs, and what to do. `tests/pages` generates docs/log-events.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LogEvent:
     """One value of a log record's attribute `event`.
 
     Attributes:
-        levels: At which it is logged.
+        levels: Levels at which the event is logged.
         meaning: What happened.
         action: What to do.
     """
@@ -26,26 +26,27 @@ class LogEvent:
 LOG_EVENTS: Final[dict[str, LogEvent]] = {
     "data_lost": LogEvent(
         ("ERROR",),
-        "The cluster lost records that it had acknowledged. The message says which, and whether"
-        " the spool sends them again.",
-        "Look for an unclean election or a lost disk in the cluster. Produce again what is not sent again.",
+        "The cluster lost records that it had acknowledged. The message names the records, and says whether"
+        " the producer sends them again.",
+        "Look for an unclean election or a lost disk in the cluster. If the producer does not send the records again,"
+        " produce them again from their source.",
     ),
     "data_loss_unknown": LogEvent(
         ("WARNING",),
-        "The producer was closed before it was known whether a partition still has all acknowledged records.",
-        "Nothing, if a producer opens this spool directory again: it looks. Otherwise compare"
-        " the topic with your source.",
+        "The producer was closed before it could check whether a partition still has all acknowledged records.",
+        "Nothing, if another producer will open this spool directory, because that producer repeats the check."
+        " Otherwise compare the topic with your source.",
     ),
     "batch_damaged": LogEvent(
         ("ERROR",),
-        "Bytes of a batch are damaged on disk. Its partition waits; other partitions go on.",
+        "Bytes of a batch are damaged on disk. The batch's partition waits; delivery to other partitions continues.",
         'Restore the file from a copy, or open the producer with `on_corrupt="quarantine"`.',
     ),
     "batch_divided": LogEvent(
         ("INFO",),
         "A batch was larger than the topic's `max.message.bytes`, or the broker rejected part"
         " of it. Its records are sent in smaller batches.",
-        "Nothing. For a producer or sink that logs it often: lower `batch_size` (Spark: `kafka.batch.size`).",
+        "Nothing. If a producer or sink logs this event often, lower `batch_size` (Spark: `kafka.batch.size`).",
     ),
     "records_rejected": LogEvent(
         ("ERROR",),
@@ -54,8 +55,8 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "records_undecidable": LogEvent(
         ("WARNING", "ERROR"),
-        "It cannot be known whether a batch is in the log. ERROR: the partition waits for a"
-        " decision. WARNING: `on_undecidable` decided.",
+        "The producer cannot determine whether a batch is in the log. ERROR: the partition waits for a"
+        " decision. WARNING: the producer sends the batch again or skips it, as the option `on_undecidable` says.",
         "ERROR: look at the topic, then call `resolve_undecidable()`.",
     ),
     "callback_failed": LogEvent(
@@ -66,34 +67,34 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     "callbacks_left": LogEvent(
         ("WARNING",),
         "`close()` returned before all callbacks had run.",
-        "Let callbacks do less, or give `close()` more time.",
+        "Make callbacks shorter, or give `close()` a longer timeout.",
     ),
     "clock_behind": LogEvent(
         ("WARNING",),
         "The clock of this machine differs from the brokers' by hours, or records carry"
-        " timestamps far in the future. Delivery is slower, and stays exact.",
+        " timestamps far in the future. Delivery is slower, but still correct.",
         "Correct the clock (NTP).",
     ),
     "close_failed": LogEvent(
         ("ERROR",),
-        "`close()` failed at the end of a `with` block that an exception had left. The"
-        " exception of the block is raised, this one is not.",
+        "An exception ended a `with` block, and then `close()` failed as well. The caller gets the exception of the"
+        " block; only this event reports the exception of `close()`.",
         "Read the message; see [Errors of kafkasafe](kafkasafe-errors.md).",
     ),
     "cluster_changed": LogEvent(
         ("WARNING",),
-        "Another cluster answers, and no record waited for the earlier one.",
-        "Check `bootstrap_servers` if you did not expect it.",
+        "The brokers belong to another cluster than before. No record was pending for the earlier cluster.",
+        "If you did not expect this, check `bootstrap_servers`.",
     ),
     "cluster_not_bound": LogEvent(
         ("WARNING",),
-        "The file that notes the cluster of a spool directory cannot be written or read."
+        "The file that stores the cluster id of a spool directory cannot be written or read."
         " Nothing is sent yet.",
-        "Check the disk and the rights of the spool directory.",
+        "Check the disk and the permissions of the spool directory.",
     ),
     "cluster_reachable": LogEvent(
         ("WARNING",),
-        "The cluster answers again. `outage_s` says how long it did not.",
+        "The cluster answers again. `outage_s` is the length of the outage in seconds.",
         "Nothing.",
     ),
     "cluster_unreachable": LogEvent(
@@ -115,13 +116,14 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "copied_forward": LogEvent(
         ("INFO",),
-        "Waiting records were copied to a newer file, so that a file of delivered records could be deleted.",
+        "A file held delivered records and some pending ones. The pending ones were copied to a newer file, so that"
+        " the old file could be deleted.",
         "Nothing.",
     ),
     "damage_quarantined": LogEvent(
         ("ERROR",),
         'Damaged bytes of the spool were copied to `quarantine/` (`on_corrupt="quarantine"`).'
-        " Their records are lost to the producer.",
+        " The producer does not deliver the records in these bytes.",
         "Keep the copy. Check the disk. Produce these records again if you have their source.",
     ),
     "on_rejected_failed": LogEvent(
@@ -131,25 +133,25 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "delivered_again": LogEvent(
         ("WARNING",),
-        "An outage is over: records are delivered again. `outage_s`, `records` and `batches` say how long it lasted and"
-        " how much waited.",
+        "An outage has ended, and pending records are being delivered. `outage_s` is the length of the outage in"
+        " seconds; `records` and `batches` say how much was pending.",
         "Nothing.",
     ),
     "delivery_retried": LogEvent(
         ("DEBUG", "INFO", "WARNING"),
         "A request with records failed and is sent again. WARNING: more than three failures in a row. DEBUG: no broker"
-        " can be used, which `cluster_unreachable` says.",
-        "Nothing in an outage. If it lasts, the message names the cause.",
+        " can be used, which `cluster_unreachable` reports.",
+        "Nothing in an outage. If the failures persist, read the cause in the message.",
     ),
     "division_waits_for_room": LogEvent(
         ("WARNING",),
-        "Records were accepted before their topic's partitions were known. Writing them by partition needs more room"
-        " than the disk has. Everything else goes on.",
+        "Records were accepted before the partitions of their topic were known. Dividing them among the partitions"
+        " needs more room than the disk has. Delivery of all other records continues.",
         "Make room on the volume of the spool: the message says how much.",
     ),
     "flush_waits": LogEvent(
         ("WARNING",),
-        "`flush()` has waited for a while. The message says for what.",
+        "`flush()` has been waiting for a while. The message names the reason.",
         "Nothing in an outage. Otherwise follow the message.",
     ),
     "lost_records_restored": LogEvent(
@@ -165,8 +167,9 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "loss_check_inconclusive": LogEvent(
         ("INFO",),
-        "After an election, retention had removed everything that could prove that no record was lost.",
-        "Nothing, if retention did it. A longer retention than an outage avoids it.",
+        "After a leader election, the log begins after the last acknowledged record. Retention or DeleteRecords removed"
+        " the acknowledged records, but nothing proves that the election had not lost some of them before.",
+        "Nothing, if retention removed the records. A retention time longer than any outage avoids this event.",
     ),
     "hook_failed": LogEvent(
         ("ERROR",),
@@ -175,44 +178,45 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "lane_returned": LogEvent(
         ("INFO",),
-        "A producer that starts takes its own lane back from the producer that had adopted it.",
+        "A restarted producer got its own lane back from the producer that had adopted it.",
         "Nothing.",
     ),
     "lane_not_adopted": LogEvent(
         ("WARNING",),
-        "A lane that a process left behind cannot be adopted. The message says why. It is tried again.",
-        "Check the rights and the files of that lane: `kafkasafe spool ls DIR`.",
+        "A process ended and left a lane that this producer cannot adopt. The message says why. The producer tries"
+        " again.",
+        "Check the permissions and the files of that lane with `kafkasafe spool ls DIR`.",
     ),
     "lane_not_closed": LogEvent(
         ("WARNING",),
-        "A lane could not be closed in order. Nothing is lost.",
+        "A lane could not be closed properly. Nothing is lost.",
         "Check the disk.",
     ),
     "lanes_unreadable": LogEvent(
         ("WARNING",),
-        "The spool directory cannot be listed, so lanes that were left behind are not found.",
-        "Check the rights of the spool directory.",
+        "The spool directory cannot be listed, so the producer does not find lanes of ended processes.",
+        "Check the permissions of the spool directory.",
     ),
     "lineage_not_kept": LogEvent(
         ("WARNING",),
-        "The brokers' `offset.metadata.max.bytes` is so small that committed offsets cannot"
-        " carry what the consumer read.",
-        "Raise it to 2048 or more, or set `lineage_path`.",
+        "The brokers' `offset.metadata.max.bytes` is too small for the history of leader epochs that the consumer"
+        " commits with its offsets.",
+        "Raise `offset.metadata.max.bytes` to 2048 or more, or set `lineage_path`.",
     ),
     "lineage_not_written": LogEvent(
         ("ERROR",),
         "The file of `lineage_path` could not be written.",
-        "Check the disk and the rights.",
+        "Check the disk and the permissions.",
     ),
     "log_diverged": LogEvent(
         ("ERROR",),
         "Records that this consumer had read are no longer in the log.",
-        "Decide where to go on; see `LogDivergedError`. Look for an unclean election in the cluster.",
+        "Decide where to continue reading; see `LogDivergedError`. Look for an unclean election in the cluster.",
     ),
     "log_dropped": LogEvent(
         ("WARNING",),
-        "Log records were dropped, because a log handler is slower than they come.",
-        "Make the handler faster, or raise the level.",
+        "Log records were dropped, because a log handler cannot keep up with them.",
+        "Make the handler faster, or raise the log level.",
     ),
     "machine_slept": LogEvent(
         ("INFO",),
@@ -227,33 +231,34 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "network_step_failed": LogEvent(
         ("ERROR",),
-        "An unexpected exception on the network thread. It goes on.",
+        "An unexpected exception occurred on the network thread. The thread continues.",
         "Report it, with the traceback.",
     ),
     "network_thread_ended": LogEvent(
         ("ERROR",),
-        "The network thread ended by an unexpected exception, and another one replaced it.",
+        "An unexpected exception ended the network thread, and a new thread replaced it.",
         "Report it, with the traceback.",
     ),
     "no_coordinator": LogEvent(
         ("INFO",),
-        "The group's coordinator is not available yet. It is asked again.",
+        "The group's coordinator is not available yet. The client asks again.",
         "Nothing.",
     ),
     "no_producer_id": LogEvent(
         ("INFO",),
-        "The cluster has not given a producer id yet. It is asked again.",
-        "Nothing. If it lasts, check the right IDEMPOTENT_WRITE (brokers before 2.8) and the message.",
+        "The cluster has not assigned a producer id yet. The producer asks again.",
+        "Nothing. If the event repeats, read the message. With brokers before 2.8, also check the permission"
+        " IDEMPOTENT_WRITE.",
     ),
     "not_comparable": LogEvent(
         ("WARNING",),
-        "The brokers cannot say whether what was read is still in the log (before Kafka 2.3, or"
-        " a missing right).",
+        "The brokers cannot say whether the records that were read are still in the log: they are older than Kafka 2.3,"
+        " or this user lacks a permission.",
         "Grant DESCRIBE on the topic, or upgrade the brokers.",
     ),
     "not_copied_forward": LogEvent(
         ("WARNING",),
-        "Waiting records could not be copied to make room in the spool.",
+        "To make room in the spool, pending records must be copied to a newer file, and the copy failed.",
         "Check the disk.",
     ),
     "not_durable": LogEvent(
@@ -263,24 +268,25 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "not_encoded": LogEvent(
         ("WARNING", "ERROR"),
-        "There is no memory to encode accepted records. WARNING: they wait in memory. ERROR:"
-        " they are lost with the producer.",
+        "There is not enough memory to encode accepted records. WARNING: the records wait in memory. ERROR:"
+        " the producer ended, and the records are lost.",
         "Free memory.",
     ),
     "end_offset_held": LogEvent(
         ("INFO",),
-        "A look-up of offsets was answered with less than before, without a proof. The earlier value stands.",
+        "A broker answered a look-up with a lower offset than before, and nothing proves that records were lost. The"
+        " consumer keeps the earlier value.",
         "Nothing.",
     ),
     "end_offset_regressed": LogEvent(
         ("ERROR",),
-        "An end offset, or the start of a log, went back, with a proof.",
+        "The end offset or the start offset of a log decreased, and the brokers' answers prove it.",
         "Look for an unclean election, or for a topic that was deleted and created again.",
     ),
     "offsets_not_written": LogEvent(
         ("ERROR",),
         "The file of `offsets_path` could not be written.",
-        "Check the disk and the rights.",
+        "Check the disk and the permissions.",
     ),
     "option_ignored": LogEvent(
         ("WARNING",),
@@ -289,99 +295,98 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "option_weak": LogEvent(
         ("WARNING",),
-        "`acks=1`: a record that only the leader has is lost with the leader.",
+        "`acks=1`: if the leader fails, records that only the leader has are lost.",
         'Use `acks="all"`.',
     ),
     "older_records_delivered": LogEvent(
         ("INFO",),
-        "The records for which others were held back are delivered.",
+        "An earlier producer's records have been delivered, so the records that waited for them are sent now.",
         "Nothing.",
     ),
     "order_not_guaranteed": LogEvent(
         ("WARNING",),
-        "It cannot be determined what an earlier producer left in a lane. Records that are sent"
-        " now may come before it.",
+        "The producer cannot read which records an earlier producer left in a lane. Records that are sent"
+        " now may be appended before them.",
         "Restore the lane, if you have a copy.",
     ),
     "other_worker_python": LogEvent(
         ("WARNING",),
-        "Spark's workers run another Python, without the modules that are needed.",
-        "Set `PYSPARK_PYTHON` before the SparkSession is made.",
+        "Spark's workers run another Python interpreter, which lacks the required modules.",
+        "Set `PYSPARK_PYTHON` before you create the SparkSession.",
     ),
     "partition_not_ready": LogEvent(
         ("INFO",),
-        "A partition cannot be fetched from at the moment. Its position stays.",
-        "Nothing. If it lasts, look at the partition's leader or at remote storage.",
+        "The consumer cannot fetch from a partition at the moment. It keeps its position there.",
+        "Nothing. If the problem persists, look at the partition's leader or at remote storage.",
     ),
     "partition_ready": LogEvent(
         ("INFO",),
-        "The partition can be fetched from again.",
+        "The consumer can fetch from the partition again.",
         "Nothing.",
     ),
     "partitioner_failed": LogEvent(
         ("ERROR",),
-        "The program's partitioner raised an exception. The record goes where kafka-python's"
-        " default partitioner puts it.",
+        "The program's partitioner raised an exception. kafka-python's default partitioner chose the partition.",
         "Correct the partitioner.",
     ),
     "position_reset": LogEvent(
         ("INFO", "WARNING"),
-        "`auto_offset_reset` set a position. WARNING: records are skipped.",
+        "The consumer set a position as `auto_offset_reset` says. WARNING: it skips records.",
         "WARNING: check whether retention is shorter than the consumer's lag.",
     ),
     "producer_ended": LogEvent(
         ("ERROR",),
-        "The producer ended by an error, which every later call raises.",
-        "Read the message. Open a new producer: it delivers what is in the spool.",
+        "An error ended the producer. Every later call raises this error.",
+        "Read the message. Open a new producer: it delivers the records in the spool.",
     ),
     "records_left": LogEvent(
         ("WARNING", "ERROR"),
-        "The producer was closed with undelivered records on disk. WARNING: the next producer"
-        " on the directory delivers them. ERROR: it does not find them, because files were"
-        " moved.",
+        "The producer was closed with undelivered records on disk. WARNING: the next producer that opens the"
+        " directory delivers them. ERROR: the next producer will not find them, because files were moved.",
         "Start a producer on the directory, or run the command that the message names.",
     ),
     "records_lost": LogEvent(
         ("ERROR",),
-        'With `spool="never"`: records that the cluster had not acknowledged are lost with the producer.',
+        'A producer with `spool="never"` closed, and the records that the cluster had not acknowledged are lost.',
         "Produce them again from their source.",
     ),
     "spool_records_missing": LogEvent(
         ("ERROR",),
-        "Records that were durable are neither in the cluster nor in the spool. Files of the"
-        " spool were deleted, or an older copy was restored.",
+        "Records that were durable are neither in the cluster nor in the spool. Either files of the"
+        " spool were deleted, or an older copy of it was restored.",
         "Find out what deletes files of the spool directory.",
     ),
     "rejected_kept": LogEvent(
         ("WARNING",),
         "The spool directory holds rejected records.",
-        "Remove the cause, then run `kafkasafe spool resend`; or give them up with `kafkasafe"
+        "Remove the cause, then run `kafkasafe spool resend`. Or delete the records with `kafkasafe"
         " spool discard`.",
     ),
     "rejected_not_kept": LogEvent(
         ("ERROR",),
-        "Rejected records cannot be copied to `rejected/`, mostly because `rejected_max_bytes`"
-        " is used up. Their partition waits.",
+        "Rejected records cannot be copied to `rejected/`, usually because `rejected_max_bytes`"
+        " is exhausted. Their partition waits.",
         "Run `kafkasafe spool resend` or `discard`, or raise `rejected_max_bytes`.",
     ),
     "rejected_unreadable": LogEvent(
         ("WARNING",),
         "Files in `rejected/` cannot be read.",
-        "Check the disk and the rights.",
+        "Check the disk and the permissions.",
     ),
     "request_failed": LogEvent(
         ("ERROR",),
-        "An unexpected exception when a request was passed to the network thread.",
+        "An unexpected exception occurred while a request was passed to the network thread.",
         "Report it, with the traceback.",
     ),
     "resent_not_deleted": LogEvent(
         ("WARNING",),
-        "A rejected batch was resent, and its file cannot be deleted.",
-        "Check the rights of the spool directory.",
+        "A rejected batch was sent again, but its file cannot be deleted.",
+        "Check the permissions of the spool directory.",
     ),
     "reserve_given_up": LogEvent(
         ("WARNING",),
-        "The disk is full to the last byte. The space that was reserved for decisions is used.",
+        "The disk is completely full. The producer now uses the space that it had reserved for its own entries in the"
+        " spool.",
         "Make room on the disk.",
     ),
     "retained_records_deleted": LogEvent(
@@ -408,28 +413,29 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     "segments_not_deleted": LogEvent(
         ("WARNING",),
         "Old files of the spool cannot be deleted.",
-        "Check the rights of the spool directory.",
+        "Check the permissions of the spool directory.",
     ),
     "spool_directory": LogEvent(
         ("INFO",),
-        "Where records wait, if neither `spool_dir` nor `KAFKASAFE_SPOOL_DIR` says it.",
+        "Neither `spool_dir` nor `KAFKASAFE_SPOOL_DIR` is set. The message names the spool directory that is used.",
         "Set `spool_dir` in production.",
     ),
     "spool_displaced": LogEvent(
         ("ERROR",),
-        "Files of the spool were moved, deleted or cut while their producer works. The message"
+        "Files of an open producer's spool were moved, deleted or truncated. The message"
         " says whether they are restored.",
-        "Find out what touches the spool directory. Move the files back if they are not restored.",
+        "Find out what changes the spool directory. Move the files back if they are not restored.",
     ),
     "orphaned_spool_found": LogEvent(
         ("WARNING",),
-        "Records wait in another spool directory that no process owns.",
+        "Another spool directory, which no process owns, holds undelivered records.",
         "Run the command that the message names.",
     ),
     "spool_link_switched": LogEvent(
         ("WARNING",),
-        "`spool_dir` is a link that leads elsewhere now. This producer stays in the old directory.",
-        "Keep the spool outside of what deployments replace.",
+        "`spool_dir` is a symbolic link that now points to another directory. This producer keeps using the old"
+        " directory.",
+        "Keep the spool outside the directories that deployments replace.",
     ),
     "spool_never": LogEvent(
         ("INFO",),
@@ -438,7 +444,7 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "spool_read_failed": LogEvent(
         ("WARNING",),
-        "A read from the spool failed. It is tried again.",
+        "A read from the spool failed. The producer tries it again.",
         "Check the disk.",
     ),
     "spool_recovered": LogEvent(
@@ -454,56 +460,58 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "spool_write_failed": LogEvent(
         ("WARNING",),
-        "A write to the spool failed. It is tried again. Confirmed records are not affected.",
+        "A write to the spool failed. The producer tries it again. Confirmed records are not affected.",
         "Make room on the disk, or check it.",
     ),
     "topic_unblocked": LogEvent(
         ("WARNING",),
-        "The cluster takes a topic again that it had refused.",
+        "The cluster accepts records for a blocked topic again.",
         "Nothing.",
     ),
     "topic_forgotten": LogEvent(
         ("INFO",),
-        "A topic was deleted. What was delivered to it is no longer watched for losses.",
+        "A topic was deleted. The producer no longer checks whether records that it delivered to this topic were"
+        " lost.",
         "Nothing.",
     ),
     "topic_blocked": LogEvent(
         ("ERROR",),
-        "The cluster refuses a topic, a partition or a batch: a right is missing, or the topic"
-        " is. Records wait.",
-        "Grant the right, or create the topic.",
+        "The cluster blocks a topic, a partition or a batch, usually because a permission or the topic is missing."
+        " Records wait.",
+        "Grant the permission, or create the topic.",
     ),
     "torn_tail_cut": LogEvent(
         ("INFO",),
-        "Bytes of a write that a crash interrupted were removed from the end of a file, and"
-        " copied aside. Nothing in them had been confirmed.",
+        "A crash interrupted a write. Its bytes were removed from the end of a file and copied to another file."
+        " None of them had been confirmed as durable.",
         "Nothing.",
     ),
     "torn_tail_gone": LogEvent(
         ("WARNING",),
-        "The same, and there was no room for the copy.",
+        "A crash interrupted a write. Its bytes were removed from the end of a file, without a copy, because there was"
+        " no room for one.",
         "Make room on the disk.",
     ),
     "transaction_aborted": LogEvent(
         ("WARNING",),
-        "The producer was closed in an open transaction. Nothing of it was sent.",
+        "The producer was closed while a transaction was open. No record of the transaction was sent.",
         "Call `commit_transaction()` or `abort_transaction()` before `close()`.",
     ),
     "transaction_recovered": LogEvent(
         ("INFO", "WARNING"),
-        "A transaction that an earlier producer had decided to commit has ended. INFO:"
-        " committed. WARNING: not committed.",
+        "A transaction that an earlier producer had decided to commit has ended. INFO: it was committed. WARNING: it"
+        " was not.",
         "WARNING: read the reason in the message.",
     ),
     "transactions_unblocked": LogEvent(
         ("WARNING",),
-        "The cluster takes a transactional id or group again that it had refused.",
+        "The cluster accepts a blocked transactional id or group again.",
         "Nothing.",
     ),
     "transactions_blocked": LogEvent(
         ("ERROR",),
-        "The cluster refuses a transactional id or a group. Atomic batches wait.",
-        "Grant the right that the message names, or lower `transaction_timeout_ms`.",
+        "The cluster blocks a transactional id or a group. Atomic batches wait.",
+        "Grant the permission that the message names, or lower `transaction_timeout_ms`.",
     ),
     "undecided": LogEvent(
         ("DEBUG",),
@@ -512,23 +520,24 @@ LOG_EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "atomic_batch_dropped": LogEvent(
         ("ERROR",),
-        "An atomic batch was given up.",
+        "An atomic batch was dropped: `read_committed` consumers see none of its records.",
         "See `BatchDroppedError`.",
     ),
     "atomic_batch_retried": LogEvent(
         ("INFO", "WARNING"),
-        "A step of an atomic batch's transaction failed and is tried again. WARNING: more than"
-        " three failures in a row.",
-        "Nothing in an outage. If it lasts, the message names the cause.",
+        "A step of an atomic batch's transaction failed. The producer tries the step again. WARNING: more than three"
+        " failures in a row.",
+        "Nothing in an outage. If the failures persist, read the cause in the message.",
     ),
     "unknown_lineage": LogEvent(
         ("INFO",),
-        "Nothing is known of what was read before this position, so it cannot be compared with the log.",
-        "Nothing. For positions that you keep yourself, set `lineage_path`.",
+        "The consumer does not know which records were read before this position, so it cannot check whether they are"
+        " still in the log.",
+        "Nothing. If your program stores positions itself, set `lineage_path`.",
     ),
     "wrong_cluster": LogEvent(
         ("ERROR",),
-        "The brokers belong to another cluster than the records in the spool. Nothing is sent to them.",
+        "The brokers belong to a different cluster than the records in the spool. Nothing is sent to them.",
         "Correct `bootstrap_servers`, or give each cluster a `spool_dir` of its own.",
     ),
 }

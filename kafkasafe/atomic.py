@@ -1,12 +1,14 @@
-"""Atomic batches: records of any topics, and a consumer's offsets, that readers see together or never.
+"""Atomic batches: records of any topics, and a consumer's offsets, that are committed together or not at all.
 
     with producer.batch() as batch:
         batch.send("orders", order)
         batch.send("audit", entry)
-    batch.outcome.durable()     # on disk, as a whole: delivered whatever happens
+    batch.outcome.durable()     # the whole batch is on disk and will be delivered even after a crash
     batch.outcome.get()         # committed
 
-docs/staged.md says what happens in between.
+docs/staged.md shows how to use them, and docs/staged-protocol.md how they work.
+Kafka commits partition by partition. If the leader of one partition is unavailable, a reader may see the batch's
+records in that partition some seconds later than those in the other partitions.
 """
 
 from __future__ import annotations
@@ -38,19 +40,19 @@ if TYPE_CHECKING:
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
 _TEXT_BYTES: Final = 0x7FFF
-"""Of a text in Kafka's protocol."""
+"""Largest size of a string in Kafka's protocol."""
 _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 _FATE: Final = "fate"
 
 
-# What asyncio's futures have, and what there is instead.
+# Hints for programs that use the method names of asyncio's futures, which these classes do not have.
 IS_DONE: Final = (
-    "as in kafka-python it is `is_done`, without parentheses; asyncio's names are those of kafkasafe.aio"
+    "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )
-GET: Final = "`get(timeout)` waits for it, `value` has it if it is there"
+GET: Final = "`get(timeout)` waits for the result, and `value` has it if it is known"
 ADD_CALLBACK: Final = "use `add_callback`, `add_errback` or `add_both`"
-NEVER_CANCELLED: Final = "what was accepted is delivered, nothing can cancel it"
+NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,9 @@ class BatchMetadata:
     """A committed atomic batch.
 
     Attributes:
-        batch_id: As `spool ls` shows it.
-        offsets: Of each partition, the offsets of the first and the last record (inclusive), -1 where not known.
-        records: How many there are.
+        batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
+        offsets: For each partition, the offsets of the first and the last record (inclusive); -1 if not known.
+        records: Number of records.
     """
 
     batch_id: str
@@ -69,10 +71,10 @@ class BatchMetadata:
 
 
 class BatchOutcome(metaclass=Tidy):
-    """What becomes of an atomic batch as a whole. Its names are those of `RecordFuture`, kafka-python's.
+    """The result of a whole atomic batch. Its attributes and methods have kafka-python's names, as in `RecordFuture`.
 
     Attributes:
-        batch_id: As `spool ls` shows it: 32 hexadecimal digits.
+        batch_id: Id of the batch, as `kafkasafe spool ls` shows it: 32 hexadecimal digits.
     """
 
     __dir__ = tidy_dir
@@ -91,8 +93,9 @@ class BatchOutcome(metaclass=Tidy):
         self._head = head
         self._chunks = batch._chunks
         self._fate: dict[str, BatchOutcome | None] | None = batch._fate
-        """None once it is handed over: it names this object, and the two would live until the garbage collector comes,
-        and the producer with them."""
+        """The batch's `_fate`; None once the pump (the thread that writes and delivers) has the batch. The reset to
+        None breaks a reference cycle, because the dict refers back to this object. The cycle would keep both, and the
+        producer, alive until the next garbage collection."""
         self._parcels: list[Parcel] = []
         self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
 
@@ -102,23 +105,23 @@ class BatchOutcome(metaclass=Tidy):
         return fate is None or fate.get(_FATE) is self
 
     def _accept(self) -> None:
-        """Unless the batch has another fate by now."""
+        """Mark the batch as accepted, unless it is accepted or dropped already."""
         if self._fate is not None:
             self._fate.setdefault(_FATE, self)
 
     def _refuse(self) -> None:
-        """Drop the batch, unless it is accepted by now."""
+        """Mark the batch as dropped, unless it is accepted already."""
         if self._fate is not None:
             self._fate.setdefault(_FATE, None)
 
     def _handed_over(self) -> None:
-        """The pump has it: nothing about it is decided here any more."""
+        """Record that the batch was handed to the pump, which decides about it from now on."""
         self._fate = None
         for chunk in self._chunks:
             chunk.atomic = None
 
     def _settle_empty(self) -> None:
-        """There is nothing to be delivered, and so it is."""
+        """Mark an empty batch as durable and committed."""
         self._head.durable = self._head.done = True
         if self._callbacks:
             self._producer._callbacks.put(lambda: self._call(0))
@@ -129,17 +132,19 @@ class BatchOutcome(metaclass=Tidy):
         return f"<BatchOutcome {self.batch_id} pending{', durable' if self._head.durable else ''}>"
 
     def durable(self, timeout: float | None = None) -> BatchOutcome:
-        """Wait until all of it is on disk; with `spool="never"`: until it is committed.
+        """Wait until the whole batch is on disk; with `spool="never"`: until it is committed.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Returns:
-            Itself. From here on a crash of this process, of brokers, or of both cannot lose the batch, or half of it.
+            The outcome itself. From then on, a crash of this process, of brokers, or of both cannot lose the batch or a
+            part of it.
 
         Raises:
-            KafkaTimeoutError: Not durable in time. It may still become so.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: The batch was not durable in time. It may still become durable.
+            SpoolError: The spool failed permanently.
+            BatchDroppedError: The batch was dropped.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -158,15 +163,16 @@ class BatchOutcome(metaclass=Tidy):
         return self
 
     def get(self, timeout: float | None = None) -> BatchMetadata:
-        """Wait until it is committed, and until its callbacks have run.
+        """Wait until the batch is committed, and until its callbacks have run.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Not committed in time. It stays in the spool and is still delivered, as a whole.
-            BatchDroppedError: It was given up, and none of it is delivered.
-            WrongClusterError: Another cluster answers instead of the one that it is for.
+            KafkaTimeoutError: The batch was not committed in time. It stays in the spool and is still delivered as a
+                whole.
+            BatchDroppedError: The batch was dropped, and none of its records is delivered.
+            WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._producer._pump
@@ -174,7 +180,7 @@ class BatchOutcome(metaclass=Tidy):
         if not self._head.done:
             self._producer._raise_failure()
             self._producer._raise_wrong_cluster()
-            kept = "It is kept and delivered as a whole."
+            kept = "It is kept and will be delivered as a whole."
             if not self._head.durable and not self._producer._config.in_memory:
                 kept = f"It is not on disk yet.{self._producer._disk_cause()}"
             raise WaitTimeoutError(
@@ -187,56 +193,56 @@ class BatchOutcome(metaclass=Tidy):
         return self._metadata()
 
     def _because(self) -> str:
-        """What waits because the cluster refuses it: this, or what stands before it."""
+        """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
         return because(self._producer._pump.refused())
 
     @property
     def is_done(self) -> bool:
-        """Whether its fate is final."""
+        """Whether the batch is committed or dropped."""
         return self._head.done
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it was given up; None when it was not, or not yet."""
+        """Why the batch was dropped; None if it was not dropped (yet)."""
         return self._head.error if self._head.done else None
 
     @property
     def value(self) -> BatchMetadata | None:
-        """What was committed, None while nothing is."""
+        """The committed batch's metadata; None until it is committed."""
         return self._metadata() if self.succeeded() else None
 
     def succeeded(self) -> bool:
-        """Whether it was committed."""
+        """Return whether the batch was committed."""
         return self.is_done and self.exception is None
 
     def failed(self) -> bool:
-        """Whether it was given up."""
+        """Return whether the batch was dropped."""
         return self.is_done and self.exception is not None
 
     @staticmethod
     def retriable() -> bool:
-        """Never: what can be retried is retried."""
+        """Return False: the producer itself retries every retriable error."""
         return False
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
-        """Call `f(*args, metadata, **kwargs)` when it is committed, on the producer's callback thread.
+        """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread.
 
-        `flush()`, `close()` and `get()` return after it. What this process leaves in the spool another one delivers,
-        and calls nothing.
+        `flush()`, `close()` and `get()` return after the callback. If this process ends first, another process delivers
+        the batch from the spool, and the callback is not called.
 
         Raises:
-            TypeError: `f` cannot be called.
+            TypeError: `f` is not callable.
         """
         if not callable(f):
-            raise TypeError(f"add_callback: {f!r} cannot be called")
+            raise TypeError(f"add_callback: {f!r} is not callable")
         return self._add(True, lambda metadata: f(*args, metadata, **kwargs))
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
-        """Call `f(*args, exception, **kwargs)` when it is given up."""
+        """Call `f(*args, exception, **kwargs)` when the batch is dropped."""
         return self._add(False, lambda error: f(*args, error, **kwargs))
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
-        """Call `f` with the metadata or the exception when its fate is final."""
+        """Call `f` with the metadata or the exception when the batch is committed or dropped."""
         return self.add_callback(f, *args, **kwargs).add_errback(f, *args, **kwargs)
 
     def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
@@ -245,16 +251,16 @@ class BatchOutcome(metaclass=Tidy):
         return self
 
     def _watch(self) -> None:
-        """Have the callbacks called. Twice does no harm."""
+        """Arrange that the callbacks are called. A second call of this method does no harm."""
         self._producer._callbacks.start()
-        # In this order: the pump sets `done`, then looks for the watcher.
+        # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
         self._head.watcher = self._ended
         if self._head.done:
             self._head.watcher = None
             self._producer._callbacks.put(lambda: self._call(0))
 
     def _ended(self, _: Parcel) -> None:
-        """By the pump, with its lock held."""
+        """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
         self._producer._callbacks.hand(self._call, len(self._callbacks))
 
     def _call(self, due: int) -> None:
@@ -276,14 +282,14 @@ class BatchOutcome(metaclass=Tidy):
 
 
 class AtomicBatch:
-    """Collects what is to be delivered together. One thread at a time.
+    """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
-    Nothing of it leaves memory before `commit`. From then on it is indivisible: in the spool, in Kafka, and for
-    readers.
+    Before `commit` the batch is in memory only. After `commit` it is indivisible: in the spool, in Kafka, and for
+    `read_committed` consumers.
     """
 
     _told: ClassVar[bool] = False
-    """The program hears of a dropped batch before it makes the next one."""
+    """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -294,14 +300,17 @@ class AtomicBatch:
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
-        """By group."""
+        """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
+        group)."""
         self._most = producer._config.spool_segment_bytes
         self._room = self._most
-        """Bytes that it may still take: it is to fit into a file of the spool."""
+        """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
         self._fate: dict[str, BatchOutcome | None] = {}
-        """What was decided first, in one call into C (`setdefault`): its outcome, once it is accepted; None: dropped.
+        """A dict with one entry, the decision about the batch: its outcome if accepted, None if dropped. Empty while
+        open.
 
-        Ctrl-C, a signal handler or another thread may come at any moment of a commit.
+        `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
+        handler or another thread interrupts a commit at any moment.
         """
 
     @property
@@ -327,19 +336,19 @@ class AtomicBatch:
 
     @property
     def outcome(self) -> BatchOutcome:
-        """What becomes of it.
+        """The result of the batch.
 
         Raises:
-            UsageError: It is not committed yet, or was dropped.
+            UsageError: The batch is not committed yet, or was dropped.
         """
         outcome = self._outcome
         if outcome is None:
             raise UsageError(
-                "This batch was dropped: nothing of it is sent"
+                "This batch was dropped: none of its records is sent"
                 if self._dropped
-                else "This batch is still open: commit it, or leave its with block, before its outcome is asked for"
+                else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
-        # Of a commit that was interrupted.
+        # If the commit was interrupted, finish it.
         self._producer._hand_over_units()
         return outcome
 
@@ -352,21 +361,21 @@ class AtomicBatch:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Add a record. Arguments and errors are those of `SafeProducer.send`; nothing is accepted before `commit`.
+        """Add a record, which `commit` will accept. Arguments and errors are those of `SafeProducer.send`.
 
         Returns:
-            A future for the record's metadata, which may be waited for after `commit`.
+            A future for the record's metadata. Wait for it only after `commit`.
 
         Raises:
-            UsageError: The batch was committed, or dropped.
-            SpoolFullError: The batch is larger than a file of the spool (`spool_segment_bytes`) may be.
+            UsageError: The batch was committed or dropped before.
+            SpoolFullError: The batch would not fit into one file of the spool (`spool_segment_bytes`).
         """
         if self._fate:
             self._check_fate(None)
         producer = self._producer
         chunk: Any = None
         index = -1
-        # As `SafeProducer.send` does it; what is special goes the other way.
+        # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
         if (
             producer._plain
             and type(value) is bytes
@@ -405,24 +414,24 @@ class AtomicBatch:
     def send_offsets(self, offsets: Any, group: Any = None) -> None:
         """Commit a consumer's offsets together with the records.
 
-        The group takes them only from a member: when the consumer has lost its partitions before the batch is
-        committed, all of the batch is dropped (BatchDroppedError), and whoever has them now reads the same records
+        The group accepts offsets only from a member. If the consumer loses its partitions before the batch is
+        committed, the whole batch is dropped (BatchDroppedError), and the partitions' new owner reads the same records
         again.
 
         Args:
-            offsets: A SafeConsumer, or a KafkaConsumer with `isolation_level="read_committed"`, opened with
-                `enable_auto_commit=False`: its positions on the partitions that it is assigned. Or a dict
-                {TopicPartition: OffsetAndMetadata}, with `group`.
+            offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
+                `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
+                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped; or the consumer is in no group, commits by itself, or is
-                given offsets that transactions are about to change. The message says which option to set.
-            TypeError: Something else is given for a partition, an offset or the group.
-            ValueError: It is none that can be: a negative offset, a text that is too long.
-            BatchDroppedError: A batch before this one was dropped, and what this consumer has read since comes again.
-                Throw this batch away, and go on with `poll`; a KafkaConsumer has to `seek` to what `committed` says
-                first.
+            UsageError: The batch was committed or dropped before. Or the consumer has no group, commits automatically,
+                or does not ask for stable offsets (KIP-447). The message says which option to set.
+            TypeError: A partition, an offset or the group has the wrong type.
+            ValueError: A value is out of range: a negative offset, a string that is too long.
+            BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
+                again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
+                offsets that `committed` returns.
         """
         self._check_open()
         if hasattr(offsets, "_offer_positions"):
@@ -439,6 +448,13 @@ class AtomicBatch:
             self._producer._check_topic(at.topic)
         if not given.positions:
             return
+        if _is_out(offsets, given) and self._producer._given_offsets.moves(given):
+            self.drop()
+            raise BatchDroppedError(
+                "This consumer is no member of its group for the moment, and other members may read what it has read."
+                " Throw away what is collected, go on with poll(), and seek() each partition to what committed() says:"
+                " kafkasafe.SafeConsumer does that by itself"
+            )
         fate = self._claim(given.group)
         try:
             readings, claims = self._producer._given_offsets.offer(fate, given, told=self._told)
@@ -457,7 +473,7 @@ class AtomicBatch:
         readings: Mapping[TopicPartition, u.Reading],
         claims: list[Claim],
     ) -> None:
-        """Offsets of a SafeConsumer, which has claimed them already."""
+        """Add the offsets of a SafeConsumer, which has claimed them already."""
         name = str(group.group_id)
         self._claims[name] = fate, claims
         if not positions:
@@ -468,7 +484,7 @@ class AtomicBatch:
         self._readings.update(((name, *at), reading) for at, reading in readings.items())
 
     def _claim(self, group: str) -> BatchFate:
-        """Offsets of the group come; former ones are replaced."""
+        """Discard the batch's present offsets for the group, which new ones replace. Return the batch's fate."""
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
         if former is not None:
@@ -478,25 +494,26 @@ class AtomicBatch:
         return BatchFate(self._fate)
 
     def commit(self) -> BatchOutcome:
-        """Hand it over as a whole. One without records and offsets is committed at once, and sends nothing.
+        """Hand the whole batch to the producer. An empty batch is committed at once, without a request.
 
-        Interrupted (Ctrl-C, or a signal handler that raises) it is accepted as a whole, or not at all: `outcome` says
-        which. One that was not may be committed again, or dropped.
+        If the call is interrupted (Ctrl-C, or a signal handler that raises), the producer has accepted either the whole
+        batch or nothing. If it accepted the batch, `outcome` returns the outcome; otherwise `outcome` raises
+        UsageError, and you can commit the batch again or drop it.
 
         Returns:
-            Its outcome. `durable()` waits until all of it is on disk, `get()` until readers can see it.
+            The batch's outcome. `durable()` waits until the whole batch is on disk, `get()` until it is committed.
 
         Raises:
-            SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
-            UsageError: It was committed or dropped before.
-            BatchDroppedError: The consumer of `send_offsets` was moved back since: nothing of it is sent.
+            SpoolFullError: There was no room within `max_block_ms`. Nothing was accepted; call `commit` again later.
+            UsageError: The batch was committed or dropped before.
+            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent.
         """
         self._check_open()
         if any(claim.void for _, claims in self._claims.values() for claim in claims):
             self.drop()
             raise BatchDroppedError(
-                "The consumer whose offsets are in this batch was moved back, or has lost its partitions: its records"
-                " come again. Nothing of it is sent"
+                "The consumer whose offsets are in this batch went back to an earlier offset or lost its partitions, so"
+                " its records will be read again. Nothing of this batch is sent"
             )
         slip = Slip(
             transactional_id=self._transactional_id,
@@ -510,14 +527,14 @@ class AtomicBatch:
         return outcome
 
     def drop(self) -> None:
-        """Forget it. Nothing of it was sent, or will be.
+        """Discard the batch. None of its records is ever sent.
 
         Raises:
-            UsageError: It was committed before.
+            UsageError: The batch was committed before.
         """
         if self._fate.setdefault(_FATE, None) is not None:
             raise UsageError("This batch was committed already")
-        # They name this batch, and would keep it, and the producer, until the garbage collector comes.
+        # Break the reference cycle: it would keep this batch and the producer alive until the next garbage collection.
         self._open.clear()
         self._chunks.clear()
 
@@ -529,13 +546,18 @@ class AtomicBatch:
         if outcome is None or self._outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self._dropped else 'committed'} already")
 
-    def _cannot_wait(self) -> None:
-        """Somebody waits for a record of it."""
+    def _cannot_wait(self, instead: str = "wait for it after the block") -> None:
+        """Raise UsageError if a call waits for a record of a batch that is dropped or still open.
+
+        Args:
+            instead: What the message advises if the batch is still open.
+        """
         if self._outcome is None:
             raise UsageError(
-                "The batch that this record is part of was dropped: it is not sent"
+                "The batch of this record was dropped: the record is not sent"
                 if self._dropped
-                else "The batch that this record is part of is still open: nothing of it is sent before it is committed"
+                else "The batch of this record is still open, and nothing of it is sent before the batch is committed:"
+                f" {instead}"
             )
 
 
@@ -543,13 +565,13 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
     if isinstance(offsets, Mapping):
         if group is None:
             raise UsageError(
-                "send_offsets({...}) needs the group: consumer.group_metadata(), or a group's name"
+                "send_offsets({...}) needs the group: pass consumer.group_metadata(), or a group's name"
             )
         for at, given in offsets.items():
             if not (hasattr(at, "topic") and hasattr(at, "partition")):
                 raise TypeError(f"send_offsets: {at!r} is not a TopicPartition")
             if not (isinstance(given, int) or (hasattr(given, "offset") and hasattr(given, "metadata"))):
-                raise TypeError(f"send_offsets: {given!r} is not an OffsetAndMetadata, and no number")
+                raise TypeError(f"send_offsets: {given!r} is neither an OffsetAndMetadata nor a number")
         if not (isinstance(group, str) or hasattr(group, "group_id")):
             raise TypeError(f"send_offsets: {group!r} is neither group_metadata() nor the name of a group")
         if not (group if isinstance(group, str) else group.group_id):
@@ -594,16 +616,26 @@ def _positions(offsets: Any, group: Any) -> m.GroupOffsets:
     )
 
 
+def _is_out(offsets: Any, given: m.GroupOffsets) -> bool:
+    """Return whether the offsets come from a consumer that has fallen out of its group, or has not joined it yet.
+
+    Kafka accepts offsets without a generation from any client, even while other members own the partitions.
+    """
+    if isinstance(offsets, Mapping) or given.generation_id >= 0:
+        return False
+    return hasattr(offsets, "subscription") and offsets.subscription() is not None
+
+
 def _text(what: str, given: Any) -> str:
-    """What cannot be written into the spool is refused here: there it would be the end of the producer."""
+    """Refuse a string that the spool cannot store: an error while writing the spool would end the producer."""
     if not isinstance(given, str):
-        raise TypeError(f"{what}: must be a text, not {given!r}")
+        raise TypeError(f"{what}: must be a string, not {given!r}")
     try:
         size = len(given.encode())
     except UnicodeEncodeError as error:
         raise ValueError(f"{what}: {given!r} cannot be written as UTF-8") from error
     if size > _TEXT_BYTES:
-        raise ValueError(f"{what}: {size} bytes are too long, {_TEXT_BYTES} may be")
+        raise ValueError(f"{what}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
     return given
 
 

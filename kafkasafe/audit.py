@@ -1,8 +1,8 @@
-"""Is everything in a topic, and once? Counted over the raw log, in the manner of Uber's Chaperone.
+"""Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-Two counts: of the sequences that idempotent producers give their records (from batch headers alone, without the
-records), and of an id that the records carry themselves. `audit` counts in this process; with a SparkSession the same
-is counted by Spark's tasks, for topics that are large.
+There are two counts. One counts the sequence numbers that idempotent producers give their records; it reads only batch
+headers. The other counts an id that the records themselves carry. `audit` counts in this process. For large topics,
+pass a SparkSession: then Spark's tasks do the counting.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
     "draw",
 ]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # pyarrow's compiled modules have no types
 
 MAX_IDS: Final = 5_000_000
-"""Distinct ids that are counted without Spark: some hundred megabytes."""
+"""Largest number of distinct ids that are counted without Spark. They take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
-"""What `draw` makes."""
+"""File name suffixes that `draw` accepts."""
 
 
 class NoSuchTopicError(UsageError):
@@ -52,11 +52,11 @@ class NoSuchTopicError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Where a record's id is.
+    """The place of the id in a record.
 
     Attributes:
         kind: `key`, `value`, `header` or `json`.
-        name: Of the header, or of the field of a JSON object in the value.
+        name: Name of the header, or of the field of a JSON object in the value.
     """
 
     kind: str
@@ -64,26 +64,26 @@ class IdSource:
 
     @classmethod
     def parse(cls, text: str) -> IdSource:
-        """`key`, `value`, `header:NAME` or `json:FIELD`.
+        """Parse `key`, `value`, `header:NAME` or `json:FIELD`.
 
         Raises:
-            ConfigError: It is none of them.
+            ConfigError: The text is none of these.
         """
         kind, _, name = text.partition(":")
         if (kind in {"key", "value"} and not name) or (kind in {"header", "json"} and name):
             return cls(kind, name)
-        raise ConfigError(f"{text!r} is no record id: give key, value, header:NAME or json:FIELD")
+        raise ConfigError(f"{text!r} is not the place of an id: give key, value, header:NAME or json:FIELD")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" if self.name else self.kind
 
     @property
     def column(self) -> str:
-        """The column that holds it."""
+        """The column that holds the id."""
         return {"key": "key", "header": "headers"}.get(self.kind, "value")
 
     def of(self, records: Any) -> list[str | None]:
-        """The ids of a pyarrow.RecordBatch with that column; None where a record has none."""
+        """Return the id of each record in a pyarrow.RecordBatch that has `column`; None for a record without an id."""
         column = records.column(self.column).to_pylist()
         match self.kind:
             case "header":
@@ -96,13 +96,13 @@ class IdSource:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Of one partition.
+    """The counts of one partition.
 
     Attributes:
-        partition: Its number.
+        partition: Partition number.
         log_start: First offset of the log.
-        log_end: Offset behind the last.
-        producers: By producer id; -1: all without idempotence.
+        log_end: End offset of the log (exclusive).
+        producers: Counts by producer id; all producers without idempotence are counted under -1.
     """
 
     partition: int
@@ -113,12 +113,12 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Of a topic.
+    """The counts of a topic.
 
     Attributes:
-        topic: Its name.
-        partitions: All of them.
-        ids: What the records' ids say; None: they were not counted.
+        topic: Topic name.
+        partitions: The counts of each partition.
+        ids: The count of the records' ids; None if they were not counted.
     """
 
     topic: str
@@ -127,27 +127,27 @@ class Audit:
 
     @property
     def records(self) -> int:
-        """Records in the log, those of aborted transactions too."""
+        """Number of records in the log, including those of aborted transactions."""
         return sum(producer.records for part in self.partitions for producer in part.producers.values())
 
     @property
     def missing(self) -> int:
-        """Sequences that are not in the log."""
+        """Number of sequence numbers that are missing from the log."""
         return sum(p.missing_records for part in self.partitions for p in part.producers.values())
 
     @property
     def repeated(self) -> int:
-        """Sequences that are in the log again."""
+        """Number of sequence numbers that are repeated in the log."""
         return sum(p.repeated_records for part in self.partitions for p in part.producers.values())
 
     @property
     def whole(self) -> bool:
-        """Nothing is missing and nothing is there twice, as far as was counted."""
+        """Whether the counts show that nothing is missing and nothing is repeated."""
         ids = self.ids
         return not (self.missing or self.repeated or (ids and (ids.repeated or ids.missing)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the counts as objects that JSON can represent."""
         return {
             "topic": self.topic,
             "whole": self.whole,
@@ -177,21 +177,21 @@ def audit(
     spark: SparkSession | None = None,
     on_progress: Callable[[float, float], None] = lambda _done, _total: None,
 ) -> Audit:
-    """Counts a topic, from its first record to where it ends now.
+    """Count the records of a topic, from the first one to the present end of the log.
 
     Args:
-        topic: Its name.
-        connection: kafka-python's options for connections.
-        ids: Count the records' ids too, from there.
-        committed: Count ids of committed records only. Sequences are those of the raw log in any case.
-        timeout_s: How long brokers may give nothing.
-        spark: Count with its tasks.
-        on_progress: Told (offsets counted, of how many), without Spark.
+        topic: Topic name.
+        connection: kafka-python's connection options.
+        ids: Where each record carries an id. If given, the ids are counted as well.
+        committed: Count the ids of committed records only. Sequence numbers are always counted over the raw log.
+        timeout_s: How long to wait while nothing new comes from the brokers, seconds.
+        spark: Count with the tasks of this SparkSession.
+        on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.
 
     Raises:
-        NoSuchTopicError: There is none, after `timeout_s`.
-        UsageError: There are more distinct ids than are counted without Spark.
-        KafkaError: The brokers do not answer, or the log was cut meanwhile.
+        NoSuchTopicError: The cluster does not have the topic, even after `timeout_s`.
+        UsageError: There are too many distinct ids to count them without Spark (`MAX_IDS`).
+        KafkaError: The brokers do not answer, or the log was truncated during the count.
     """
     options = ReadOptions(
         connection=dict(connection),
@@ -264,7 +264,7 @@ def _count_ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, 
     for found in _ids(options, pieces, ids, committed=committed):
         counts.update(found)
         if len(counts) > MAX_IDS:
-            raise UsageError(f"More than {MAX_IDS:,} distinct ids: count them with Spark (--spark)")
+            raise UsageError(f"There are more than {MAX_IDS:,} distinct ids: count them with Spark (--spark)")
     without = counts.pop(None, 0)
     named: Counter[str] = Counter({name: count for name, count in counts.items() if name is not None})
     examples = [(name, count) for name, count in named.most_common(_EXAMPLES) if count > 1]
@@ -281,7 +281,7 @@ def _ids(
 
 
 def _missing(names: Iterable[str]) -> int | None:
-    """Holes between the least and the largest number; None where one is no number."""
+    """Return how many numbers are missing between the smallest and the largest id; None if an id is not a number."""
     numbers = set()
     for name in names:
         if not name.removeprefix("-").isdecimal():
@@ -324,15 +324,15 @@ def _producer_dict(producer: Producer) -> dict[str, Any]:
 
 
 def draw(found: Audit, path: Path) -> None:
-    """Draws the log of each partition: who wrote where, what is missing, what is there again.
+    """Draw the log of each partition, with the offsets of each producer and the missing and repeated records.
 
     Args:
-        found: What was counted.
-        path: .png, .svg or .pdf; .html for an SVG within a page.
+        found: The counts.
+        path: File to write: .png, .svg or .pdf; .html for a page with an SVG.
 
     Raises:
-        UsageError: matplotlib is not installed, or the file's kind is unknown.
-        OSError: It could not be written.
+        UsageError: matplotlib is not installed, or the suffix of the file is unknown.
+        OSError: The file could not be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -347,7 +347,7 @@ def draw(found: Audit, path: Path) -> None:
     for row, (_, producer) in enumerate(lanes):
         length = producer.last_offset - producer.first_offset + 1
         axes.barh(row, length, left=producer.first_offset, height=0.5, color="#8fb8de")
-        # A hole has no place of its own in the log: it is where the record behind it stands.
+        # Missing records have no offsets, so draw a gap at the offset of the record after it.
         gaps = [gap.before_offset for gap in producer.gaps]
         again = [repeat.at_offset for repeat in producer.repeats]
         axes.scatter(gaps, [row] * len(gaps), marker="|", s=160, color="#c0392b", zorder=3)
@@ -362,7 +362,7 @@ def draw(found: Audit, path: Path) -> None:
     axes.set_ylabel("partition / producer id")
     axes.set_title(
         f"{found.topic}: {found.records:,} records, {found.missing:,} sequences missing (red),"
-        f" {found.repeated:,} again (orange)"
+        f" {found.repeated:,} repeated (orange)"
     )
     if kind != "html":
         figure.savefig(path)

@@ -1,8 +1,9 @@
-"""`kafkasafe.classify`: the verdict on any error, whoever raised it.
+"""`kafkasafe.classify`: the verdict on any error code or exception.
 
-Kafka's codes are judged in the core (`kafkasafe._core.codes`). Here exceptions find their way to it: kafka-python's by
-their code, everything else (its client-side errors, kafkasafe's own, the operating system's, TLS, tenacity's) by the
-first class of their method resolution order that has a row.
+`kafkasafe._core.codes` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's error
+from kafka-python is looked up by its code. For all other exceptions (client-side errors of kafka-python, errors of
+kafkasafe, of the operating system, of TLS, of tenacity), the module has a table with a row for each known class. An
+exception gets the row of the first class in its method resolution order that has one.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class _Row(NamedTuple):
     at_risk: bool = False
 
 
-# tenacity nests a RetryError in another where policies are nested; nothing nests deeper than people do.
+# Largest number of nested RetryErrors to unwrap: nested tenacity policies wrap one RetryError in another. Real programs
+# nest far fewer.
 _MAX_NESTING: Final = 16
 
 _CONNECTION = (
-    "Refresh metadata and retry: the connection failed; what was being written may have arrived, so write the"
-    " same bytes under the same sequence."
+    "Refresh metadata and retry: the connection failed, but the request may have arrived, so write the same bytes with"
+    " the same sequence number."
 )
 _CONFIGURE = "Correct the call or the configuration: the message says what is wrong."
 
@@ -56,17 +58,17 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     kafka_errors.KafkaConnectionError: _Row(_REFRESH, _CONNECTION),
     kafka_errors.InvalidMetadataError: _Row(_REFRESH, "Refresh metadata and retry."),
     kafka_errors.KafkaTimeoutError: _Row(
-        _RETRY, "Retry, or allow more time: no answer came in time; what was being written may have arrived."
+        _RETRY, "Retry, or allow more time: no answer came in time, but the request may have arrived."
     ),
     kafka_errors.Cancelled: _Row(_RETRY, "Retry: the request was given up before an answer came."),
     kafka_errors.RetriableError: _Row(_RETRY, "Retry with back-off."),
     kafka_errors.CommitFailedError: _Row(
         _FENCE,
-        "Do not commit these offsets again: the group has rebalanced; poll, and commit what is assigned then.",
+        "Do not commit these offsets again: the group has rebalanced; poll, then commit the newly assigned partitions.",
     ),
     kafka_errors.LogTruncationError: _Row(
         _ASK,
-        "Find where the log diverged (OffsetForLeaderEpoch) and decide about the records behind it: some that"
+        "Find where the log diverged (OffsetForLeaderEpoch) and decide about the records after that offset: some that"
         " were read are no longer in the log.",
         at_risk=True,
     ),
@@ -75,33 +77,35 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     ),
     kafka_errors.InvalidReceiveError: _Row(
         _FATAL,
-        "Check the port and security_protocol: what came back is not Kafka's protocol (often TLS on one side only).",
+        "Check the port and security_protocol: the answer is not Kafka's protocol (often only one side uses TLS).",
     ),
     kafka_errors.KafkaProtocolError: _Row(
-        _FATAL, "Report it with both versions: the answer could not be read."
+        _FATAL, "Report it with the versions of client and broker: the client cannot parse the answer."
     ),
     kafka_errors.UnsupportedCodecError: _Row(
-        _FATAL, "Install the library of this compression, or choose another one."
+        _FATAL, "Install the library for this compression, or choose another compression."
     ),
     kafka_errors.TransactionAbortedError: _Row(
         _FATAL,
-        "Do the whole transaction again: it was aborted, and none of its records is visible to read_committed readers.",
+        "Repeat the whole transaction: it was aborted, and read_committed consumers see none of its records.",
     ),
-    kafka_errors.AuthorizationError: _Row(_FATAL, "Grant this user the right (ACL) that the message names."),
+    kafka_errors.AuthorizationError: _Row(
+        _FATAL, "Grant this user the permission (ACL) that the message names."
+    ),
     kafka_errors.KafkaConfigurationError: _Row(_FATAL, _CONFIGURE),
     kafka_errors.IllegalArgumentError: _Row(_FATAL, _CONFIGURE),
     kafka_errors.IllegalStateError: _Row(_FATAL, _CONFIGURE),
-    kafka_errors.KafkaError: _Row(_FATAL, "Read the message: kafka-python knows no retry for it."),
+    kafka_errors.KafkaError: _Row(_FATAL, "Read the message: kafka-python does not mark it as retriable."),
     # kafkasafe's own
-    errors.UsageError: _Row(_FATAL, "Correct the call: nothing was accepted, nothing changed."),
+    errors.UsageError: _Row(_FATAL, "Correct the call: it accepted no record and changed nothing."),
     errors.RejectedError: _Row(
         _REJECT,
-        "Put the record aside and go on: the cluster rejects it for good; it is kept in the spool's rejected/.",
+        "Set the record aside and go on: the cluster rejects it permanently, and the spool keeps it in rejected/.",
     ),
     errors.DataLossError: _Row(
         _FATAL,
-        "Data loss: put the named offsets back from where they are kept, and look for an unclean election, a wiped"
-        " disk or a re-created topic.",
+        "Data loss: produce the records at the named offsets again from their source, and look for an unclean election,"
+        " a wiped disk or a recreated topic.",
         at_risk=True,
     ),
     errors.UndecidableError: _Row(
@@ -111,40 +115,41 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     ),
     errors.DeliveryTimeoutError: _Row(
         _ASK,
-        "Do not send it again: the record is in the spool and is delivered when the cluster takes it;"
-        " kafkasafe spool ls shows what waits.",
+        "Do not send the record again: it is in the spool and is delivered when the cluster accepts it;"
+        " kafkasafe spool ls shows pending records.",
     ),
     errors.LogDivergedError: _Row(
         _ASK,
-        "Decide about the records that were read and are gone, then seek to event.at (to read what replaced them) or to"
-        " event.position (to go on).",
+        "Decide about the records that were read but are no longer in the log, then seek to event.divergent_offset (to"
+        " read their replacements) or to event.resume_offset (to skip them).",
         at_risk=True,
     ),
     errors.OffsetNotAvailableError: _Row(
         _RETRY,
-        "Call again: nothing was concluded; the new leader is catching up, which takes it some moments.",
+        "Call again: the look-up has no result, because the new leader is still catching up, which usually takes less"
+        " than a second.",
     ),
     errors.RemoteStorageNotReadyError: _Row(
-        _RETRY, "Call again: positions are where they were; if it stays, look at the brokers' remote storage."
+        _RETRY, "Call again: no position moved; if the error persists, look at the brokers' remote storage."
     ),
     errors.WaitTimeoutError: _Row(
-        _RETRY, "Retry, or allow more time: what was accepted is kept and still delivered."
+        _RETRY, "Retry, or allow more time: accepted records are kept and still delivered."
     ),
     errors.SpoolFullError: _Row(
         _RETRY,
-        "Retry later or raise spool_max_bytes: the record was not accepted, all accepted ones are kept.",
+        "Retry later or raise spool_max_bytes: the record was not accepted, and all accepted records are kept.",
     ),
     errors.LaneBusyError: _Row(
-        _RETRY, "Retry when the owner has ended, or ask for no certain lane: another process owns this one."
+        _RETRY, "Retry when the owner has ended, or do not set spool_lane: another process owns this lane."
     ),
     errors.SpoolWriteError: _Row(
         _FATAL,
-        "Make room or replace the disk: a write failed; what was durable before still is, this record is not.",
+        "Make room or replace the disk: a write failed; durable records are still durable, but this record is not.",
     ),
     errors.SpoolCorruptError: _Row(
         _FATAL,
-        "Look at the damage (kafkasafe spool verify), then open with on_corrupt='quarantine': all good records are"
-        " delivered, the damaged bytes are copied aside.",
+        "Look at the damage (kafkasafe spool verify), then open the producer with on_corrupt='quarantine': it delivers"
+        " all intact records and copies the damaged bytes to another file.",
         at_risk=True,
     ),
     errors.SpoolError: _Row(_FATAL, "Read the message: nothing in the spool was changed."),
@@ -152,7 +157,7 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     # TLS
     ssl.SSLCertVerificationError: _Row(
         _FATAL,
-        "Check ssl_cafile, the certificate's name and its dates: the broker's certificate is not trusted.",
+        "Check ssl_cafile, the certificate's host name and its dates: the broker's certificate is not trusted.",
     ),
     ssl.SSLEOFError: _Row(_REFRESH, _CONNECTION),
     ssl.SSLZeroReturnError: _Row(_REFRESH, _CONNECTION),
@@ -166,24 +171,26 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     # The operating system
     socket.gaierror: _Row(
         _REFRESH,
-        "Retry; if it stays, correct bootstrap.servers or advertised.listeners: the name does not resolve.",
+        "Retry; if the error persists, correct bootstrap.servers or advertised.listeners: the name does not resolve.",
     ),
-    socket.herror: _Row(_REFRESH, "Retry; if it stays, correct the host's name: it does not resolve."),
+    socket.herror: _Row(
+        _REFRESH, "Retry; if the error persists, correct the host's name: it does not resolve."
+    ),
     ConnectionError: _Row(_REFRESH, _CONNECTION),
     TimeoutError: _Row(
         _REFRESH,
-        "Refresh metadata and retry: no answer came in time; what was being written may have arrived, so write the"
-        " same bytes under the same sequence.",
+        "Refresh metadata and retry: no answer came in time, but the request may have arrived, so write the same bytes"
+        " with the same sequence number.",
     ),
     InterruptedError: _Row(_RETRY, "Retry: a signal interrupted the call."),
     BlockingIOError: _Row(_RETRY, "Retry when the file or socket is ready."),
     OSError: _Row(_FATAL, "Read the message: the operating system refused, and no retry is known to help."),
     # Anything else
-    asyncio.CancelledError: _Row(_FATAL, "Let it pass: somebody cancelled the task."),
-    concurrent.futures.CancelledError: _Row(_FATAL, "Let it pass: somebody cancelled the call."),
-    tenacity.TryAgain: _Row(_RETRY, "Retry: the function asked for it."),
+    asyncio.CancelledError: _Row(_FATAL, "Do not catch it: the task was cancelled."),
+    concurrent.futures.CancelledError: _Row(_FATAL, "Do not catch it: the call was cancelled."),
+    tenacity.TryAgain: _Row(_RETRY, "Retry: the function requested a retry."),
     tenacity.RetryError: _Row(
-        _FATAL, "Look at the result: the last try returned one, which the policy did not accept."
+        _FATAL, "Look at the result: the last attempt returned a value that the policy did not accept."
     ),
     BaseException: _Row(_FATAL, "Correct the program: this is not an error of Kafka or of the network."),
 }
@@ -200,26 +207,26 @@ _ERRNO_ROWS: Final[Mapping[int, _Row]] = {
     errno.EHOSTUNREACH: _Row(_REFRESH, _CABLE),
     errno.EADDRNOTAVAIL: _Row(_RETRY, "Retry later: no local port is free for the connection."),
     errno.ENOTCONN: _Row(_REFRESH, _CONNECTION),
-    errno.ENOBUFS: _Row(_RETRY, "Retry: the kernel has no buffers left for the moment."),
+    errno.ENOBUFS: _Row(_RETRY, "Retry: the kernel has no free network buffers at the moment."),
     errno.EMFILE: _Row(_RETRY, _HANDLES),
     errno.ENFILE: _Row(_RETRY, _HANDLES),
     errno.ENOSPC: _Row(_RETRY, _DISK_FULL),
     errno.EDQUOT: _Row(_RETRY, _DISK_FULL),
     errno.EIO: _Row(
         _FATAL,
-        "Stop writing to this disk and check it: it failed, and what was not yet fsynced may be gone.",
+        "Stop writing to this disk and check it: it failed, and data that was not yet fsynced may be lost.",
         at_risk=True,
     ),
     errno.EROFS: _Row(
-        _FATAL, "Mount the file system read-write; after an error of the disk replace it first."
+        _FATAL, "Mount the file system read-write; if the disk has failed, replace the disk first."
     ),
-    errno.EACCES: _Row(_FATAL, "Give this user the right to the file or directory."),
-    errno.EPERM: _Row(_FATAL, "Give this user the right to the file or directory."),
+    errno.EACCES: _Row(_FATAL, "Give this user access to the file or directory."),
+    errno.EPERM: _Row(_FATAL, "Give this user access to the file or directory."),
 }
 
 
-# Exceptions without a code that are known by name: our own and kafka-python's, then Java's of the same meaning. The
-# roots (KafkaError) say nothing.
+# Exceptions without a code, by class name: kafka-python's and our own, then Java's with the same meaning. The base
+# classes (KafkaError, KafkaSafeError) are left out, because their names say nothing about the cause.
 _NAMED: Final[Mapping[str, type[BaseException]]] = {
     **{
         kind.__name__: kind
@@ -241,27 +248,27 @@ def classify(
     api: str | None = None,
     context: ErrorContext | Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """What an error means, and what to do about it.
+    """Return what an error means and what to do about it.
 
-    Pure: asks nobody, changes nothing. A code of Kafka that this version does not know, and an exception that has
-    nothing to do with Kafka, have verdicts as well.
+    The function is pure: no I/O, no state. It also returns a verdict for codes that this version does not know and for
+    exceptions that have nothing to do with Kafka.
 
     Args:
-        error_or_code: Kafka's error code or its name (`59`, `"UNKNOWN_PRODUCER_ID"`), the name of an exception's class
-            as it stands in logs: Java's (`"org.apache.kafka.common.errors.TimeoutException"`, with or without its
-            package), kafka-python's or kafkasafe's; or an exception: of kafka-python, of kafkasafe, of the operating
-            system or TLS, or tenacity's `RetryError`, of which the last try's error is judged.
-        api: The request that failed, `"produce"`, `"ListOffsets"`, …; None: any.
-        context: What else is known, as `ErrorContext` or a mapping of its fields. With it 59 is told apart as in
-            KAFKA-5793 (retention or loss), 45 by whether the batch was sent before, 1 and 9 by whether the topic is
-            tiered (KIP-1007).
+        error_or_code: An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`). Or the class name of an
+            exception, as logs show it: Java's (`"org.apache.kafka.common.errors.TimeoutException"`, with or without the
+            package), kafka-python's or kafkasafe's. Or an exception of kafka-python, kafkasafe, the operating system or
+            TLS. For tenacity's `RetryError` the verdict is that of the last attempt's exception.
+        api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
+        context: Further facts, as `ErrorContext` or as a mapping of its fields. They make the verdicts on some codes
+            more precise. 59: whether retention or a loss removed the records (KAFKA-5793). 45: whether the batch was
+            sent before. 1 and 9: whether the topic is tiered (KIP-1007).
 
     Returns:
-        The verdict. `api` in it is spelled as Kafka's message files do, in snake case.
+        The verdict. Its `api` is in snake case.
 
     Raises:
-        ConfigError: `api`, the name of an error or a field of `context` is not one (the message names the nearest), or
-            is of a wrong type.
+        ConfigError: `api`, the name of the error or a field of `context` is unknown (the message names the nearest
+            known one), or has the wrong type.
     """
     kind = None if api is None else _api(api)
     known = _context(context)
@@ -277,14 +284,15 @@ def classify(
 
 
 def code_for(code_or_name: int | str) -> int:
-    """Kafka's error code for a number, a number in a string, or a name of Kafka or kafka-python.
+    """Return Kafka's error code for a number, a number in a string, or an error name of Kafka or kafka-python.
 
     Raises:
-        ConfigError: It is none; the message names the nearest.
+        ConfigError: The name is unknown (the message names the nearest known one), or the type is wrong.
     """
     if isinstance(code_or_name, str):
         text = code_or_name.strip()
-        # A number that no request can carry is a code that nobody knows; one of 5,000 digits is a mistake.
+        # Accept any number up to this length: it may be a code that is not known yet. A number of 5,000 digits is a
+        # mistake.
         if len(text) <= 20 and text.removeprefix("-").isdecimal():
             return int(text)
         code = codes.code_of_name(text)
@@ -299,17 +307,17 @@ def code_for(code_or_name: int | str) -> int:
         return operator.index(code_or_name)
     except TypeError:
         raise ConfigError(
-            f"An error is a number, a name or an exception, not {type(code_or_name).__name__}"
+            f"An error must be a number, a name or an exception, not {type(code_or_name).__name__}"
         ) from None
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """The error of the last try in tenacity's RetryError; of a connection that broke, the TLS error that broke it."""
+    """Return the last attempt's exception of a RetryError, or the certificate error that made a connection fail."""
     for _ in range(_MAX_NESTING):
         if not isinstance(error, tenacity.RetryError):
             break
         last = error.last_attempt
-        # A policy may also give up on results; and a future that is not done cannot be asked.
+        # There may be no exception: a policy may also retry on return values, and the last attempt may not be done yet.
         inner = last.exception() if last.done() and not last.cancelled() else None
         if inner is None:
             break
@@ -352,7 +360,7 @@ def _api(name: Any) -> str:
     known = codes.api_name(name) if isinstance(name, str) else None
     if known is None:
         raise ConfigError(
-            f"{str(name)[:80]!r} is not a request of Kafka{_nearest(str(name).lower(), codes.APIS)}"
+            f"{str(name)[:80]!r} is not a Kafka request{_nearest(str(name).lower(), codes.APIS)}"
         )
     return known
 
@@ -367,11 +375,13 @@ def _context(given: ErrorContext | Mapping[str, Any] | None) -> ErrorContext:
     if isinstance(given, ErrorContext):
         return given
     if not isinstance(given, Mapping):
-        raise ConfigError(f"context is an ErrorContext or a mapping, not {type(given).__name__}")
+        raise ConfigError(f"context must be an ErrorContext or a mapping, not {type(given).__name__}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _FIELDS:
-            raise ConfigError(f"{str(name)[:80]!r} is nothing of a context{_nearest(str(name), _FIELDS)}")
+            raise ConfigError(
+                f"{str(name)[:80]!r} is not a field of ErrorContext{_nearest(str(name), _FIELDS)}"
+            )
         if value is None:
             continue
         wanted = bool if name in _FLAGS else int

@@ -1,4 +1,4 @@
-"""`kafkasafe audit`: what a topic lacks, and what it has twice."""
+"""`kafkasafe audit`: finds missing and duplicated records in a topic."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kafkasafe.cli_common import (
     PIPED_COLUMNS,
     ConfigFile,
     Servers,
+    app_of_command,
     connection,
     counted,
     duration_s,
@@ -27,27 +28,35 @@ from kafkasafe.cli_common import (
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import ConfigError, KafkaSafeError
 
-__all__ = ["AUDIT_CODES", "audit_topic"]
+__all__ = ["app"]
 
-AUDIT_CODES: Final = CODES.format(broken="something is missing or there twice")
+AUDIT_CODES: Final = CODES.format(broken="records are missing or duplicated")
 _TAG: Final = re.compile(r"\[KAFKASAFE\.(\w+)\] ")
 _ADVICE: Final = {
     "BROKERS_UNREACHABLE": ("Check kafka", "Check --bootstrap-servers and, for TLS and SASL, --config."),
-    "NO_ANSWER": ("Look whether", "Look whether these partitions have leaders, or raise --timeout."),
-    "NO_RECORDS": ("Look whether", "Look whether it has a leader, or raise --timeout."),
-    "REMOTE_STORAGE_NOT_READY": ("Look at", "Look at the brokers' remote log manager, or raise --timeout."),
+    "NO_ANSWER": ("Check that these", "Check that these partitions have leaders, or raise --timeout."),
+    "NO_RECORDS": ("Check that the", "Check that it has a leader, or raise --timeout."),
+    "REMOTE_STORAGE_NOT_READY": (
+        "Check the brokers'",
+        "Check the brokers' remote log manager, or raise --timeout.",
+    ),
     "DATA_LOSS": (
-        "Give the topic|Start the query|To go on",
+        "Give the topic|Start the query|To continue",
         "The log was cut while it was counted: count it again.",
     ),
 }
-"""By the kind of the Spark source's error: where its advice begins, and this command's."""
+"""For each kind of Spark source error: the pattern that marks the start of the source's advice, and the advice that
+this command gives instead."""
 _ROWS: Final = 200
 _DETAILS: Final = 20
 
 
+app = app_of_command()
+
+
+@app.command("audit", epilog=AUDIT_CODES)
 def audit_topic(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="What to count.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="Topics to count.")],
     servers: Servers = None,
     config: ConfigFile = None,
     record_id: Annotated[
@@ -55,11 +64,14 @@ def audit_topic(
         typer.Option(
             "--id",
             metavar="WHERE",
-            help="Count an id that the records carry too: key, value, header:NAME or json:FIELD.",
+            help="Also count an id that the records carry: key, value, header:NAME or json:FIELD.",
         ),
     ] = None,
     committed: Annotated[
-        bool, typer.Option("--committed", help="Ids of committed records only; sequences are always all.")
+        bool,
+        typer.Option(
+            "--committed", help="Count the ids of committed records only. Sequences always count all records."
+        ),
     ] = False,
     spark: Annotated[
         bool, typer.Option("--spark", help="Count with Spark's tasks (kafkasafe[spark]).")
@@ -67,17 +79,22 @@ def audit_topic(
     master: Annotated[str, typer.Option(metavar="URL", help="With --spark: Spark's master.")] = "local[*]",
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw it: .png, .svg, .pdf or .html (kafkasafe[plot])."),
+        typer.Option(
+            metavar="FILE", help="Draw the result into a .png, .svg, .pdf or .html file (kafkasafe[plot])."
+        ),
     ] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long brokers may give nothing.")] = "30s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait for brokers that give nothing new.")
+    ] = "30s",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; of several topics a list of them.")
+        bool, typer.Option("--json", help="Print one JSON object, or a list of them for several topics.")
     ] = False,
 ) -> None:
-    """Gaps and repeats in the sequences of each producer and partition, over the raw log; and of an id of your own.
+    """Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your own.
 
-    A gap: records that were written are gone, or were left out. A repeat: a record is in the log twice. What retention
-    removed is no gap; what compaction removed looks like one. Aborted transactions are part of the raw log.
+    A gap means that written records are missing from the log, or were never sent. A repeat means that a record is in
+    the log twice. Records removed by retention are not a gap, but records removed by compaction look like one. Aborted
+    transactions are part of the raw log.
     """
     timeout_s = duration_s(timeout, "--timeout")
     try:
@@ -130,7 +147,7 @@ def audit_topic(
 
 
 def _own_words(error: KafkaError) -> str:
-    """Of the Spark source, which reads the log here: its advice is about options that this command does not have."""
+    """The text of an error, with this command's own advice. The Spark source advises options that the command lacks."""
     text = str(error.args[0]) if error.args else type(error).__name__
     tagged = _TAG.match(text)
     if tagged is None:
@@ -160,13 +177,13 @@ def _spark(master: str) -> Any:
 def _print(found: Audit) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        # Where there is no terminal to measure nothing is cut off.
+        # Without a terminal there is no width to measure, so use one that does not cut the table.
         console = Console(highlight=False, width=PIPED_COLUMNS)
     table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):
         table.add_column(name, justify="left" if name in {"epochs", "offsets"} else "right")
     rows = [(part, producer) for part in found.partitions for producer in part.producers.values()]
-    # Whatever is wrong is among those that are shown.
+    # Put rows with gaps or repeats first, so that they are always shown.
     rows.sort(key=lambda row: not (row[1].gaps or row[1].repeats))
     for part, producer in rows[:_ROWS]:
         wrong = producer.gaps or producer.repeats

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, connections, spool directories, progress."""
+"""Common parts of the commands: exit codes, connections, spool directories, progress."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe._io.rejected import RejectedRecords
+from kafkasafe.cli_exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 
@@ -38,6 +39,7 @@ __all__ = [
     "Json",
     "Servers",
     "address_of",
+    "app_of_command",
     "cluster_trouble",
     "connection",
     "counted",
@@ -50,23 +52,19 @@ __all__ = [
     "progress",
 ]
 
-EXIT_BROKEN: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_FAILED: Final = 3
-EXIT_INTERRUPTED: Final = 130
-
 PIPED_COLUMNS: Final = 200
-"""Where there is no terminal to measure nothing is cut off."""
+"""Width of the output without a terminal, wide enough not to cut anything."""
 
 CODES: Final = (
-    "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 it could not be carried out."
+    "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 the command could not be carried"
+    " out."
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A spool directory, as given to spool_dir.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 Servers = Annotated[
     str | None,
-    # The second as Kafka's own commands have it.
+    # Kafka's own commands use the second name.
     typer.Option(
         "--bootstrap-servers",
         "--bootstrap-server",
@@ -81,8 +79,8 @@ ConfigFile = Annotated[
         "--config",
         "--command-config",
         metavar="FILE",
-        help="More options of KafkaProducer's, as for TLS and SASL: a TOML file, or .json. Secrets belong there, not"
-        " on a command line.",
+        help="A TOML or .json file with further options of KafkaProducer, for example for TLS and SASL. Put secrets"
+        " there, not on a command line.",
     ),
 ]
 
@@ -92,11 +90,17 @@ _NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.
 _UNITS: Final = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+def app_of_command() -> typer.Typer:
+    """Makes the app of a module with one command. `kafkasafe.cli` imports the module when the command is used."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """Options for a connection, checked; servers may be in the file.
+    """Reads and checks the options for a connection. The file may contain the servers.
 
     Raises:
-        BadParameter: A file that is none, an option that is unknown or cannot work, brokers without an address.
+        BadParameter: The file is invalid, an option is unknown or invalid, or none of the brokers' names has an
+            address.
     """
     options: dict[str, Any] = {}
     if config is not None:
@@ -104,7 +108,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             text = config.read_text(encoding="utf-8")
             options = json.loads(text) if config.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError, RecursionError) as error:
-            # Never with a line of the file: there may be a password in it.
+            # Do not show a line of the file: it may contain a password.
             why = (
                 error.strerror
                 if isinstance(error, OSError)
@@ -112,14 +116,16 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
             )
             raise typer.BadParameter(f"{config} cannot be read: {why}", param_hint="--config") from None
         if not isinstance(options, dict):
-            raise typer.BadParameter(f"{config} holds no options: name = value", param_hint="--config")
+            raise typer.BadParameter(
+                f"{config} contains no options: write them as name = value", param_hint="--config"
+            )
         _warn_of_readers(config, options)
     if servers is not None:
         options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
     if not options.get("bootstrap_servers"):
-        raise typer.BadParameter("say where the brokers are", param_hint="--bootstrap-servers")
+        raise typer.BadParameter("give the brokers as HOST:PORT,…", param_hint="--bootstrap-servers")
     try:
-        # Commands have a directory of their own, or need none.
+        # Pass any `spool_dir` here: commands take the directory as an argument, or need none.
         validate({"spool_dir": ".", **options})
     except ConfigError as error:
         hint = "--bootstrap-servers" if config is None else "--config"
@@ -129,13 +135,15 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 
 def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
-    """No command waits for brokers whose names have no address. It waits for a name server that does not answer.
+    """Fails if none of the brokers' names has an address, so that no command waits for these brokers.
+
+    A name server that does not answer is not an error here: the command then waits for it.
 
     Raises:
         BadParameter: None of the names has an address.
     """
     if any(options.get(name) for name in ("proxy_url", "socks5_proxy")):
-        return  # which knows other names
+        return  # the proxy may know names that this machine does not
     servers = options["bootstrap_servers"]
     unknown = []
     for server in servers.split(",") if isinstance(servers, str) else servers:
@@ -160,18 +168,18 @@ def _warn_of_readers(config: Path, options: Mapping[str, Any]) -> None:
     mode = config.stat().st_mode
     if any("password" in name for name in options) and mode & 0o077:
         print(
-            f"kafkasafe: {config} holds a password and can be read or written by others (mode {mode & 0o777:04o});"
-            f" chmod 600 {shlex.quote(str(config))}",
+            f"kafkasafe: {config} contains a password and other users can read or write it (mode {mode & 0o777:04o});"
+            f" run chmod 600 {shlex.quote(str(config))}",
             file=sys.stderr,
         )
 
 
 def open_directory(directory: Path) -> SpoolDirectory:
-    """A spool directory that is there: looking must not make one, nor write to it.
+    """Opens an existing spool directory for reading. It does not create a directory and does not write to it.
 
     Raises:
-        BadParameter: It is none.
-        SpoolFormatError: It was written by a newer kafkasafe, or lost its file FORMAT.
+        BadParameter: The path is not a spool directory.
+        SpoolFormatError: A newer kafkasafe wrote the directory, or its file FORMAT is missing.
     """
     directory = directory.resolve()
     files = OsFiles()
@@ -183,7 +191,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
             error = SpoolFormatError(f"{_waiting_in(SpoolDirectory(directory, files))}{lost[0]}")
             error.add_note(lost[1])
             raise error
-        what = f"it has no file FORMAT, and holds {min(names)!r}" if names else "it is empty"
+        what = f"it has no file FORMAT, but contains {min(names)!r}" if names else "it is empty"
     except FileNotFoundError:
         what = "it does not exist"
     except NotADirectoryError:
@@ -192,7 +200,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """The beginning of a sentence about the records that no command shows, empty if there are none."""
+    """The beginning of an error message: how many undelivered records no command can show. May be empty."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):
@@ -203,7 +211,7 @@ def _waiting_in(lanes: SpoolDirectory) -> str:
 
 
 def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
-    """(name, reason) where it cannot be told for which cluster the records are; for `print_unreadable`."""
+    """[(name, reason)] for `print_unreadable` if the directory's cluster id cannot be read; else empty."""
     try:
         lanes.cluster_id()
     except SpoolError as error:
@@ -214,7 +222,7 @@ def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
 def lanes_of(
     directory: Path | SpoolDirectory, wanted: str | None = None
 ) -> Iterator[tuple[SpoolDirectory, int]]:
-    """The lanes of a directory that is there."""
+    """Yields the lanes of an existing directory."""
     lanes = open_directory(directory) if isinstance(directory, Path) else directory
     numbers = lanes.lanes()
     if wanted is not None:
@@ -230,11 +238,14 @@ def lanes_of(
 def inspected(
     directory: Path | SpoolDirectory, troubles: list[tuple[str, str]]
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
-    """Each lane. What one of them names as resent, another one's rejected/ has no more.
+    """Inspects each lane.
+
+    Reads the marks (small entries in the log) of all lanes first, because a mark in one lane may record that rejected
+    records of another lane were sent again. Such records no longer count as rejected.
 
     Args:
         directory: The spool directory.
-        troubles: Gets the name of each lane that cannot be read, and why.
+        troubles: Receives the name of each unreadable lane, with the reason.
     """
     resent: list[m.Resent] = []
     whole = []
@@ -255,10 +266,10 @@ def inspected(
 
 
 def duration_s(text: str, hint: str) -> float:
-    """Seconds of "90", "500ms", "30s", "5m", "12h", "7d".
+    """Converts a duration such as "90", "500ms", "30s", "5m", "12h" or "7d" to seconds.
 
     Raises:
-        BadParameter: It is none of these.
+        BadParameter: The text is not a duration.
     """
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
@@ -274,10 +285,10 @@ def duration_s(text: str, hint: str) -> float:
 
 @contextlib.contextmanager
 def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], None]]:
-    """A bar on standard error while something long is under way; nothing where that is no terminal.
+    """Shows a progress bar on standard error during a long operation, if standard error is a terminal.
 
     Yields:
-        A function that is told (done, of how much).
+        A function to call with (amount done, total amount).
     """
     console = Console(file=sys.stderr)
     if not console.is_terminal:
@@ -290,23 +301,23 @@ def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], Non
 
 
 def counted(number: int, what: str, plural: str = "") -> str:
-    """As in "1 record", "2,000 records"."""
+    """Formats a number with its noun: "1 record", "2,000 records"."""
     return f"{number:,} {what if number == 1 else plural or what + ('es' if what.endswith('ch') else 's')}"
 
 
 def address_of(topic: str, partition: int) -> str:
-    """As in "orders-2", or "orders, no partition yet"."""
+    """Formats a destination: "orders-2", or "orders, no partition yet"."""
     return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
 
 
 def print_unreadable(troubles: Sequence[tuple[str, str]], *, to_stderr: bool = False) -> None:
-    """Lanes that cannot be read, and why; the others were shown."""
+    """Prints each unreadable lane with the reason."""
     for name, reason in troubles:
         print(f"{name}: CANNOT BE READ: {reason}", file=sys.stderr if to_stderr else sys.stdout)
 
 
 def print_rejected(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> None:
-    """What is kept in a lane's rejected/, indented."""
+    """Prints the content of a lane's rejected/, indented."""
     for each in rejected:
         why = each.reason or "reason not known"
         code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""
@@ -319,5 +330,5 @@ def print_rejected(rejected: Sequence[RejectedRecords], unreadable: Sequence[str
 
 
 def one_line(values: Mapping[str, object]) -> str:
-    """JSON lines."""
+    """Encodes values as one line of JSON."""
     return json.dumps(values, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`kafkasafe doctor`: what became of each batch in a spool, and what is wrong with it or with its topics."""
+"""`kafkasafe doctor`: finds where each batch of a spool is, and what is wrong with the spool or with its topics."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from kafkasafe.cli_common import (
     Json,
     Servers,
     address_of,
+    app_of_command,
     connection,
     counted,
     duration_s,
@@ -41,11 +42,11 @@ from kafkasafe.cli_common import (
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 
-__all__ = ["DOCTOR_CODES", "ask", "doctor"]
+__all__ = ["app", "ask"]
 
 DOCTOR_CODES: Final = CODES.format(
     broken="something is wrong: damage, rejected records, a batch whose outcome cannot be determined, or a setting that"
-    " breaks a promise (not: records that wait)"
+    " breaks a promise (waiting records are not wrong)"
 )
 
 _FEW: Final = 10
@@ -59,12 +60,16 @@ _WORDS: Final = {
 }
 
 
+app = app_of_command()
+
+
+@app.command("doctor", epilog=DOCTOR_CODES)
 def doctor(
     directory: Directory,
     servers: Servers = None,
     config: ConfigFile = None,
     outage: Annotated[
-        str, typer.Option(metavar="TIME", help="How long an outage is to be survived: 30m, 12h, 7d.")
+        str, typer.Option(metavar="TIME", help="Length of an outage that must be survived: 30m, 12h, 7d.")
     ] = "1d",
     expiration: Annotated[
         str,
@@ -74,20 +79,23 @@ def doctor(
             help="How long brokers remember an idle producer: producer_id_expiration_ms of your producers.",
         ),
     ] = "1d",
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Maximum time for all requests to the cluster.")
+    ] = "60s",
     every: Annotated[
-        bool, typer.Option("--all", help=f"Each batch by itself, also where a lane has more than {_FEW}.")
+        bool, typer.Option("--all", help=f"Show each batch, even if a lane has more than {_FEW}.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say of each undelivered batch what became of it, with the proof; and which settings break a promise.
+    """Show whether each undelivered batch is in the log, with proof, and which topic settings break a promise.
 
-    Reads only, the directory and the cluster, also while producers own the lanes. Without --bootstrap-servers (or
-    --config) the spool alone is read: a batch that may have been sent then stays not known.
+    The command only reads the directory and the cluster, so producers may run at the same time. Without
+    --bootstrap-servers (or --config) it reads only the spool. A batch that may have been sent is then NOT KNOWN.
 
-    A batch is COMMITTED at an offset where the log has a batch header with its id, or where the leader remembers its
-    sequence though that place was trimmed; NOT IN THE LOG where all of the log was read in which it could be, or the
-    leader's memory ends before it; NEVER SENT without an id. What a living producer has under way may change.
+    COMMITTED: the log has a batch header with the batch's id at the offset shown, or that part of the log was trimmed
+    and the leader still remembers the sequence. NOT IN THE LOG: the command read every part of the log where the batch
+    could be, or the last sequence that the leader remembers is lower than the batch's. NEVER SENT: the batch has no
+    id. The result for a batch that a running producer is sending may change.
     """
     outage_ms = int(duration_s(outage, "--outage") * 1000)
     expiration_ms = int(duration_s(expiration, "--producer-id-expiration") * 1000)
@@ -157,8 +165,8 @@ def ask(
     bound: str | None,
     directory: Path,
 ) -> tuple[list[Examined], str | None]:
-    """(what became of each undelivered batch, id of the cluster)."""
-    # Asking about a topic must not make one.
+    """Asks the cluster. Returns the finding for each undelivered batch, and the id of the cluster."""
+    # A request about a topic must not create it.
     transport = connect({**options, "allow_auto_create_topics": False})
     transport.start()
     deadline = time.monotonic() + timeout_s
@@ -169,8 +177,8 @@ def ask(
             cluster_id = transport.cluster_id
             if bound is not None and cluster_id is not None and bound != cluster_id:
                 raise WrongClusterError(
-                    f"{directory} holds records for cluster {bound}, but these brokers are cluster {cluster_id}: what"
-                    " they say means nothing. Nothing was changed"
+                    f"{directory} holds records for cluster {bound}, but these brokers are cluster {cluster_id}, whose"
+                    f" answers say nothing about these records. Nothing was changed. Give brokers of cluster {bound}"
                 )
             if not transport.connected:
                 raise SpoolError(f"No broker answered within {timeout_s:g} s. Nothing was changed")
@@ -192,9 +200,9 @@ def _settings(
         ) as admin:
             by_topic, broker, replicas = settings_of(admin, topics)
     except KafkaError as error:
-        # A user may be allowed to produce, and not to read settings.
+        # A user may be allowed to produce but not to read settings.
         why = f"they cannot be read: {in_words(error)}"
-        return [("", Concern("note", "settings", "", why, "the right DESCRIBE_CONFIGS"))]
+        return [("", Concern("note", "settings", "", why, "the permission DESCRIBE_CONFIGS"))]
     found = []
     for name in topics:
         if name not in replicas:
@@ -229,7 +237,7 @@ def _print(
         mine = [examined for examined in found if examined.batch.lane == content.name]
         records = sum(examined.batch.records for examined in mine)
         pid = lanes.seems_owned(lanes.number_of(content.name))
-        owner = f"owned by process {pid}, what it has under way may change" if pid else "not owned"
+        owner = f"owned by process {pid}, batches in flight may change" if pid else "not owned"
         print(
             f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in {counted(len(mine), 'batch')}"
         )
@@ -240,7 +248,7 @@ def _print(
         print_rejected(content.rejected_records, content.rejected_unreadable)
         _print_sums(mine)
         if len(mine) > _FEW and not every:
-            print(f"  --all has each of the {counted(len(mine), 'batch')}, with the proof")
+            print(f"  --all shows each of the {counted(len(mine), 'batch')}, with the proof")
             continue
         for examined in mine:
             batch, verdict = examined.batch, examined.verdict
@@ -264,7 +272,7 @@ def _print(
 
 
 def _print_sums(found: Sequence[Examined]) -> None:
-    """By destination and finding; what needs somebody first."""
+    """Prints the sums by destination and finding. Findings that need an operator come first."""
     sums: dict[tuple[Finding, str], list[int]] = {}
     for examined in found:
         where = address_of(examined.batch.topic, examined.batch.partition)
@@ -279,7 +287,7 @@ def _print_sums(found: Sequence[Examined]) -> None:
 
 
 def _rank(finding: Finding, order: Sequence[Finding]) -> tuple[bool, int]:
-    """What nobody can know comes first."""
+    """Sort key of a finding: undecidable batches first, then in the order given."""
     return finding is not Finding.UNDECIDABLE, order.index(finding)
 
 

@@ -19,6 +19,7 @@ from kafkasafe.cli_common import (
     EXIT_BROKEN,
     Directory,
     Json,
+    app_of_command,
     cluster_trouble,
     counted,
     duration_s,
@@ -28,36 +29,38 @@ from kafkasafe.cli_common import (
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 
-__all__ = ["HEALTH_CODES", "health"]
+__all__ = ["app"]
 
 HEALTH_CODES: Final = CODES.format(
     broken="a producer could not accept records, or something needs an operator: damage, rejected records, records that"
-    " no process delivers, or one older than --max-age"
+    " no process delivers, or a record older than --max-age"
 )
 
 
+app = app_of_command()
+
+
+@app.command("health", epilog=HEALTH_CODES)
 def health(
     directory: Directory,
     max_age: Annotated[
         str | None,
-        typer.Option(
-            "--max-age", metavar="TIME", help="How old a record may become that waits: 30s, 5m, 12h."
-        ),
+        typer.Option("--max-age", metavar="TIME", help="Maximum age of a waiting record: 30s, 5m, 12h."),
     ] = None,
     spool_max_bytes: Annotated[
         int | None,
         typer.Option(
             "--spool-max-bytes",
             metavar="BYTES",
-            help="The producers' option of that name. Without it only the volume limits the room.",
+            help="The producers' option of that name. Without it, the only limit is the free space of the volume.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Say whether a producer could accept records in a spool directory, and what needs an operator there.
 
-    Reads only, also while producers are at work. It reads all of the spool: in a program, and for probes each few
-    seconds, ask producer.health(), which reads nothing and knows whether the cluster answers.
+    The command only reads, so producers may run at the same time. It reads the whole spool. In a program, or for probes
+    every few seconds, use producer.health() instead: it reads nothing and knows whether the cluster answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
@@ -93,7 +96,7 @@ def health(
 
 
 def _limit(spool_max_bytes: int) -> int:
-    """How large the log of a lane may become."""
+    """Maximum size of a lane's log."""
     try:
         config = validate({"spool_dir": ".", "spool_max_bytes": spool_max_bytes})
     except ConfigError as error:
@@ -102,10 +105,10 @@ def _limit(spool_max_bytes: int) -> int:
 
 
 def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
-    """(bytes that are left, whether it is mounted read-only).
+    """(free bytes of the volume, whether it is mounted read-only).
 
     Raises:
-        SpoolError: It cannot be seen.
+        SpoolError: The volume cannot be read.
     """
     try:
         return lanes.files.free_bytes(lanes.path), bool(os.statvfs(lanes.path).f_flag & os.ST_RDONLY)
@@ -124,7 +127,8 @@ def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
         waiting_records=sum(each.records for each in found.waiting),
         oldest_s=0.0 if found.oldest_ms < 0 else max(0.0, time.time() - found.oldest_ms / 1000),
         in_doubt_batches=sum(each.in_doubt_batches for each in found.waiting),
-        # What an earlier owner could not determine, this one asks again.
+        # Count only batches that the current owner found undecidable. It will ask the cluster again about batches that
+        # earlier owners found undecidable.
         undecidable_batches=sum(at >= begun for at in found.undecidable),
         rejected_records=sum(each.records for each in found.rejected),
         damaged=len(found.damage) + len(found.rejected_unreadable) + len(found.rejected_missing),

@@ -1,4 +1,4 @@
-"""`kafkasafe offsets`: end offsets that do not go back without a proof, once or live."""
+"""`kafkasafe offsets`: shows end offsets, once or continuously. They go back only if records are proven to be lost."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from kafkasafe.cli_common import (
     EXIT_FAILED,
     ConfigFile,
     Servers,
+    app_of_command,
     connection,
     duration_s,
 )
@@ -31,35 +32,42 @@ from kafkasafe.cluster.api import in_words
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 
-__all__ = ["OFFSETS_CODES", "offsets"]
+__all__ = ["app"]
 
 _MISSING_S: Final = 5.0
-"""For so long brokers may not know a topic that is only new, or say that they have none when they just came up."""
-OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are gone")
+"""How long to wait for a topic that no broker knows, seconds: it may be new, or a broker may have just started."""
+OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are lost")
 
 
+app = app_of_command()
+
+
+@app.command("offsets", epilog=OFFSETS_CODES)
 def offsets(
     topics: Annotated[
-        list[str], typer.Argument(metavar="TOPIC[:PARTITION]…", help="Topics, or single partitions of them.")
+        list[str], typer.Argument(metavar="TOPIC[:PARTITION]…", help="Topics, or single partitions.")
     ],
     servers: Servers = None,
     config: ConfigFile = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Remember the highest end offsets here, from one run to the next."),
+        typer.Option(metavar="FILE", help="File that remembers the highest end offsets between runs."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
-    interval: Annotated[str, typer.Option(metavar="TIME", help="Between two rounds of --watch.")] = "2s",
-    rounds: Annotated[int | None, typer.Option(min=1, help="With --watch: end after so many.")] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="For each round.")] = "30s",
+    watch: Annotated[bool, typer.Option("--watch", help="Continue until interrupted.")] = False,
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between two rounds of --watch.")] = "2s",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="With --watch: end after this number of rounds.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Maximum time for each round.")] = "30s",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON list; with --watch one on a line for each round.")
+        bool, typer.Option("--json", help="Print one JSON list; with --watch, one per round on a line.")
     ] = False,
 ) -> None:
-    """End offsets as they are safe to work with: never lower than before without a proof that records are gone.
+    """Show end offsets that go back only if there is proof that records are lost.
 
-    A lower answer is held (the old value stays) while nothing proves it: a new leader that catches up, an old answer.
-    It is taken over, as REGRESSED, when the leader's epochs or the topic's id prove that records are gone.
+    If a broker answers with a lower offset and there is no proof, the command keeps the old value. Such an answer may
+    come from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove
+    that records are lost, it shows the lower offset (REGRESSED).
     """
     interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
     if rounds is not None and not watch:
@@ -112,7 +120,7 @@ def offsets(
 
 
 class _View:
-    """What was seen, round by round."""
+    """The end offsets and events that were observed, round by round."""
 
     def __init__(self) -> None:
         self.lowered = False
@@ -122,10 +130,10 @@ class _View:
     def note(self, event: object) -> None:
         match event:
             case EndOffsetHeld(topic, partition, offset, answered, why):
-                self._notes[topic, partition] = f"held at {offset}: {answered} was answered ({why})"
+                self._notes[topic, partition] = f"held at {offset}: the answer was {answered} ({why})"
             case EndOffsetRegressed(topic, partition, offset, previous, cause):
                 self.lowered = True
-                gone = f"offsets {offset} to {previous - 1} are gone ({cause})"
+                gone = f"offsets {offset} to {previous - 1} are lost ({cause})"
                 self._notes[topic, partition] = f"REGRESSED: {gone}"
             case _:
                 pass
@@ -196,7 +204,7 @@ def _resolve(
         return found
 
     for topic, partition in wanted:
-        # Not all brokers know a new topic at once, nor is there always one to ask.
+        # A broker may not know a new topic yet, or no broker may answer yet. So try again.
         policy = RetryPolicy(
             deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata"
         )

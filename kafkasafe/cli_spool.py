@@ -1,4 +1,4 @@
-"""`kafkasafe spool`: what is in a spool directory, out of it, and back in order."""
+"""`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds."""
 
 from __future__ import annotations
 
@@ -66,21 +66,22 @@ from kafkasafe.errors import (
 from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
 from kafkasafe.producer import SafeProducer
 
-__all__ = ["spool_app"]
+__all__ = ["app"]
 
-_pa: Any = pa  # it ships no types
+_pa: Any = pa  # pyarrow ships no types
 
-spool_app = typer.Typer(
+app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into spool directories, and bring them in order. Only repair, drain, commit, abort, resend,"
+    help="Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend,"
     " set-aside, discard and prune change anything.",
 )
 
-spool_app.command("commit", epilog=EPILOG)(spool_commit)
-spool_app.command("abort", epilog=EPILOG)(spool_abort)
-spool_app.command("discard", epilog=DISCARD_CODES)(spool_discard)
-spool_app.command("prune", epilog=PRUNE_CODES)(spool_prune)
+app.command("commit", epilog=EPILOG)(spool_commit)
+app.command("abort", epilog=EPILOG)(spool_abort)
+app.command("discard", epilog=DISCARD_CODES)(spool_discard)
+app.command("prune", epilog=PRUNE_CODES)(spool_prune)
 
 _REASONS: Final = 3
 _UNITS: Final = 20
@@ -92,28 +93,28 @@ LaneName = Annotated[
 ]
 
 
-@spool_app.command("ls", epilog=_DAMAGED_OR_REJECTED)
+@app.command("ls", epilog=_DAMAGED_OR_REJECTED)
 def spool_ls(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="A spool directory; with --tree a directory above some."),
+        typer.Argument(metavar="DIR", help="A spool directory; with --tree, the top of a directory tree."),
     ] = None,
     tree: Annotated[
         bool,
         typer.Option(
             "--tree",
-            help="All spool directories at and below DIR, a line for each, and their sums. Without DIR: the default"
-            " ones of this user.",
+            help="List all spool directories at and below DIR, one line each, and their sums. Without DIR: the default"
+            " directories of this user.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Lanes of a spool directory: whose they are, how large, what waits in them, and what was rejected."""
+    """List the lanes of a spool directory: owner, size, undelivered records and rejected records."""
     if tree:
         print_tree(root_of(directory), as_json=as_json)
         return
     if directory is None:
-        raise typer.BadParameter("name a spool directory, or say --tree", param_hint="DIR")
+        raise typer.BadParameter("name a spool directory, or use --tree", param_hint="DIR")
     rows: list[dict[str, Any]] = []
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
@@ -170,7 +171,7 @@ def _print_lane(row: dict[str, Any], found: Inspected) -> None:
     for unit in row["atomic_batches"][:_UNITS]:
         print_unit(unit)
     if len(row["atomic_batches"]) > _UNITS:
-        print(f"  and {len(row['atomic_batches']) - _UNITS:,} atomic batches more: see kafkasafe spool show")
+        print(f"  and {len(row['atomic_batches']) - _UNITS:,} more atomic batches: see kafkasafe spool show")
     if row["damaged_ranges"]:
         print(f"  {counted(row['damaged_ranges'], 'damaged range')}: see kafkasafe spool verify")
     if found.extent:
@@ -185,21 +186,23 @@ def _print_missing(missing: Sequence[str]) -> None:
     for text in missing:
         print(f"  MISSING {text}")
     if missing:
-        print("  kafkasafe spool discard notes that they are not wanted")
+        print(
+            "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
+        )
 
 
-@spool_app.command("verify", epilog=_DAMAGED)
+@app.command("verify", epilog=_DAMAGED)
 def spool_verify(directory: Directory, as_json: Json = False) -> None:
     """Check every byte of a spool directory.
 
-    A torn tail is what a crash leaves: nothing proves that anything in it was promised. While a producer is running,
-    the end of its lane may look torn. A segment that is missing is damage.
+    A crash may leave a torn tail: incomplete bytes at the end, without proof that they were reported durable. A torn
+    tail is not damage. The lane of a running producer may seem to have a torn tail, too. A missing segment is damage.
     """
     rows = []
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
-        # Not about bytes.
+        # Leave out the fields that have nothing to do with this check of bytes.
         del row["waiting"], row["oldest_ms"], row["undecidable"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
     if as_json:
@@ -207,7 +210,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     for row in rows if not as_json else ():
         torn = ""
         if row["torn_bytes"]:
-            torn = f", torn tail of {row['torn_bytes']:,} bytes behind what is proven to have been durable"
+            torn = f", torn tail of {row['torn_bytes']:,} bytes after the last bytes that are proven durable"
         print(
             f"{row['lane']}: {counted(row['segments'], 'segment')}, {counted(row['size_bytes'], 'byte')},"
             f" {counted(row['groups'], 'group')}, {counted(row['batches'], 'batch')},"
@@ -229,20 +232,21 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
 # -- show, export ------------------------------------------------------------------------------------------------------
 
 
-@spool_app.command("show", epilog=_DAMAGED_OR_REJECTED)
+@app.command("show", epilog=_DAMAGED_OR_REJECTED)
 def spool_show(
     directory: Directory,
     lane: LaneName = None,
     position: Annotated[
-        int | None, typer.Option(min=0, help="Only the batch that begins there, with its records.")
+        int | None,
+        typer.Option(min=0, help="Show only the batch that begins at this position, with its records."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also what is delivered or replaced.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show delivered and replaced batches too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Batches of a spool directory with their ids, what the spool knows of each, and its step of KAFKA-156.
+    """Show the batches of a spool directory, each with its ids, its status and its step of KAFKA-156.
 
-    Steps: 1 prepared (on disk), 2 prepare acknowledged (on disk, durable, with its batch id: it may have been sent), 3
-    committed (in the cluster's log), 4 commit acknowledged (its offset is known).
+    Steps: 1 prepared (on disk), 2 prepare acknowledged (durable on disk with its batch id, so it may have been sent),
+    3 committed (in the cluster's log), 4 commit acknowledged (its offset is known).
     """
     rows = []
     units: list[dict[str, Any]] = []
@@ -293,7 +297,9 @@ def spool_show(
     for unit in units if not as_json else ():
         print_unit(unit)
     if not (rows or units) and not as_json:
-        print(f"Nothing waits{' in the others' if troubles else ''}; --all shows what is delivered")
+        print(
+            f"No undelivered batches{' in the other lanes' if troubles else ''}; --all shows delivered ones"
+        )
     print_unreadable(troubles, to_stderr=as_json)
     for text in unreadable if not as_json else ():
         print(f"UNREADABLE {text}")
@@ -353,42 +359,43 @@ _FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
 }
 
 
-@spool_app.command("export", epilog=_DAMAGED)
+@app.command("export", epilog=_DAMAGED)
 def spool_export(
     directory: Directory,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to: a new file, or - for standard output."
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="A new file, or - for standard output."),
     ],
     form: Annotated[
         Literal["jsonl", "parquet"] | None,
-        typer.Option("--format", help="Default: by the file's name."),
+        typer.Option("--format", help="Default: by the file name's extension."),
     ] = None,
     status: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATUS", help=f"Only these: {', '.join(_STATUSES)}. May be repeated."),
+        typer.Option(metavar="STATUS", help=f"Only this status: {', '.join(_STATUSES)}. May be repeated."),
     ] = None,
     lane: LaneName = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="What was written as JSON, on standard error with -o -.")
+        bool, typer.Option("--json", help="Print the counts as JSON; with -o - on standard error.")
     ] = False,
 ) -> None:
-    """Write the records of a spool directory, each with its status, to JSON lines or Parquet. Nothing is changed.
+    """Write the records of a spool directory, each with its status, to JSON lines or Parquet. The spool stays as it is.
 
-    In JSON lines a key or value that is not UTF-8 is {"base64": ...}. A batch that was divided is not written, its
-    parts are. The status is what the spool knows; whether a record in doubt is in the cluster says kafkasafe doctor.
+    JSON lines show a key or value that is not UTF-8 as {"base64": ...}. For a divided batch, only its parts are
+    written. The status is what the spool knows; kafkasafe doctor finds out whether a record in doubt is in the
+    cluster's log.
     """
     if unknown := [name for name in status or () if name not in _STATUSES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(_STATUSES)}", param_hint="--status")
+        raise typer.BadParameter(
+            f"{unknown[0]!r} is not one of {', '.join(_STATUSES)}", param_hint="--status"
+        )
     open_directory(directory)
     to_stdout = str(output) == "-"
     if form is None:
         form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
     if form is None:
         raise typer.BadParameter(
-            f"{output} must end in {', '.join(_FORMS)}, or say --format jsonl or --format parquet",
+            f"{output} must end in {', '.join(_FORMS)}; otherwise use --format jsonl or --format parquet",
             param_hint="--output",
         )
     if to_stdout and form == "parquet":
@@ -442,9 +449,9 @@ def spool_export(
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Any]:
-    """A file that is there as a whole or, after an error, not at all."""
+    """Yield a new file, and delete it after an error: no partial file is ever left."""
     try:
-        # What only its owner could read stays so.
+        # Only the owner may read the spool, so only the owner may read what was copied from it.
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
     except BaseException as error:
@@ -509,11 +516,9 @@ def _as_text(data: bytes | None) -> str | dict[str, str] | None:
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
-@spool_app.command(
+@app.command(
     "repair",
-    epilog=CODES.format(
-        broken="something is damaged that cannot be repaired without a loss (nothing is skipped)"
-    ),
+    epilog=CODES.format(broken="some damage cannot be repaired without a loss (nothing is skipped)"),
 )
 def spool_repair(
     directory: Directory,
@@ -523,13 +528,15 @@ def spool_repair(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Repair what can be repaired without losing anything that was promised; tell the rest.
+    """Repair what can be repaired without losing a record that was reported durable, and report the rest.
 
-    That is: a torn tail, which no group behind it says was durable, is cut; address bytes of a batch whose body is
-    whole are restored from the manifest that protects them; damage in a batch that is delivered, refused or divided is
-    put in quarantine, so that the lane opens again. A damaged batch that is not delivered stays as it is: restore the
-    file from a copy, or give it up with on_corrupt="quarantine". Before anything is changed the files concerned are
-    copied to repair-TIME/ in the lane. A lane that a process owns is left alone.
+    A torn tail (incomplete bytes at the end) is cut, unless a later group shows that it was durable. If the first 21
+    bytes of a batch are damaged but the rest is intact, they are restored from the manifest of its group. If a damaged
+    batch is delivered, rejected or divided already, its damaged bytes are copied to quarantine/, and the lane opens
+    again. Any other damaged batch stays as it is: restore the file from a copy, or give the batch up with
+    on_corrupt="quarantine".
+    Before any change, the affected files are copied to repair-TIME/ in the lane. A lane that a process owns is not
+    changed.
     """
     plans: list[tuple[str, Plan, Path | None]] = []
     for lanes, number in lanes_of(directory, lane):
@@ -582,7 +589,7 @@ def spool_repair(
         for name, plan, kept in plans:
             _print_plan(name, plan, kept)
         if not apply and any(plan.steps for _, plan, _ in plans):
-            print("Nothing was changed: --apply does it")
+            print("Nothing was changed; --apply applies the plan")
     if any(plan.refused for _, plan, _ in plans):
         raise typer.Exit(EXIT_FAILED)
     if any(plan.left for _, plan, _ in plans):
@@ -604,13 +611,13 @@ def _print_plan(name: str, plan: Plan, kept: Path | None) -> None:
     for left in plan.left:
         print(f"{name}: LEFT AS IT IS: {left}")
     if kept is not None:
-        print(f"{name}: repaired; the files as they were are in {kept}")
+        print(f"{name}: repaired; copies of the original files are in {kept}")
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
-@spool_app.command(
+@app.command(
     "drain",
     epilog=CODES.format(broken="something is left: not delivered in time, undecidable, rejected, or damaged"),
 )
@@ -618,23 +625,34 @@ def spool_drain(
     directory: Directory,
     servers: Servers = None,
     config: ConfigFile = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="When to give up: 90s, 10m, 1h.")] = "5m",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Give up after this time: 90s, 10m, 1h.")
+    ] = "5m",
     on_undecidable: Annotated[
         Literal["raise", "resend", "skip"],
-        typer.Option(help="A batch whose presence in the log cannot be determined; see SafeProducer."),
+        typer.Option(
+            help="What to do with a batch if nothing proves whether it is in the log; see SafeProducer."
+        ),
     ] = "raise",
     on_corrupt: Annotated[
         Literal["raise", "quarantine"],
         typer.Option(
-            help="A damaged lane: leave it as it is, or put what is damaged aside and deliver everything else."
+            help="What to do with a damaged lane: leave it as it is, or quarantine the damage and deliver the rest."
         ),
     ] = "raise",
+    ignore_rejected: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-rejected",
+            help="For the exit code, ignore records that were in rejected/ before this run.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Deliver what producers left in a spool directory, and end when nothing is left.
 
-    Lanes that a living process owns are that one's to deliver, and are not waited for. Everything is done by a
-    SafeProducer on the directory, as the application's next start would do it: in order, exactly once.
+    The command skips lanes that a running process owns, and does not wait for that process. A SafeProducer on the
+    directory delivers the records as at the application's next start: in order, exactly once.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
@@ -646,13 +664,13 @@ def spool_drain(
         done.print()
     if done.unreachable:
         raise typer.Exit(EXIT_FAILED)
-    if done.broken:
+    if done.broken_now if ignore_rejected else done.broken:
         raise typer.Exit(EXIT_BROKEN)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Delivery:
-    """What a drain did, and what is there after it."""
+    """What a drain delivered, and what the directory holds afterwards."""
 
     delivered: int
     left: int
@@ -663,27 +681,37 @@ class _Delivery:
     unreachable: bool = False
     """No broker could be used."""
     lost: str = ""
-    """What the cluster lost after acknowledging it, and cannot be sent again."""
+    """A message about lost acknowledged records that cannot be sent again; empty if there are none."""
     dropped: int = 0
-    """Records of atomic batches that are not delivered, and kept nowhere: whoever has the offsets reads again."""
+    """Number of records of atomic batches that were neither delivered nor kept: the group's members read the input
+    again."""
+    rejected_now: int = 0
+    """Number of records that this drain added to rejected/."""
 
     @property
     def rejected_records(self) -> int:
-        """In rejected/ of all lanes."""
+        """Number of records in rejected/ of all lanes."""
         return sum(each.records for found in self.rejected for each in found.rejected)
 
     @property
     def broken(self) -> bool:
-        """Whether something is left."""
+        """Whether anything is undelivered, damaged, rejected or lost."""
         return bool(self.left or self.trouble or self.rejected or self.lost)
 
     @property
+    def broken_now(self) -> bool:
+        """Like `broken`, but of rejected/ only newly added records and unreadable files count."""
+        unreadable = any(found.rejected_unreadable for found in self.rejected)
+        return bool(self.left or self.trouble or self.rejected_now or unreadable or self.lost)
+
+    @property
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields of the JSON output."""
         return {
             "delivered_records": self.delivered,
             "left_records": self.left,
             "rejected_records": self.rejected_records,
+            "newly_rejected_records": self.rejected_now,
             "dropped_records": self.dropped,
             "lanes_of_others": self.foreign,
             "trouble": self.trouble or self.lost,
@@ -691,16 +719,20 @@ class _Delivery:
         }
 
     def print(self) -> None:
-        """For people."""
+        """Print a summary for people."""
         print(
             f"{counted(self.delivered, 'record')} delivered, "
-            + (f"{self.left:,} left" if self.left or not self.trouble else "but not all could be read")
+            + (
+                f"{self.left:,} left"
+                if self.left or not self.trouble
+                else "but not all records could be read"
+            )
             + (f": {self.trouble}" if self.trouble else "")
         )
         if self.dropped:
             print(
-                f"{counted(self.dropped, 'record')} of atomic batches dropped, with offsets that their group does not"
-                " take any more: its members read the same again"
+                f"{counted(self.dropped, 'record')} of atomic batches dropped: their group no longer accepts their"
+                " offsets, so its members read the same records again"
             )
         if self.lost:
             print(f"LOST by the cluster: {self.lost}")
@@ -711,7 +743,7 @@ class _Delivery:
         if self.rejected_records:
             print(RESEND_HINT)
         for name in self.foreign:
-            print(f"{name} belongs to a living process, which delivers it")
+            print(f"{name} belongs to a running process, which delivers it")
 
 
 def _deliver(
@@ -725,7 +757,7 @@ def _deliver(
     there = _left(lanes, set())
     before = there.records
     if not there.work:
-        # No broker is asked: whichever cluster this would be, nothing waits for it.
+        # Nothing is undelivered, so no broker is needed.
         return _Delivery(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     deadline = began + limit_s
@@ -746,7 +778,8 @@ def _deliver(
                 except KafkaTimeoutError:
                     flushed = False
                 except DataLossError as error:
-                    # Of earlier deliveries; what waits is delivered all the same.
+                    # The cluster lost records that were delivered earlier. The drain still delivers the pending
+                    # records.
                     lost = lost or str(error)
                     flushed = False
                 except UndecidableError as error:
@@ -765,7 +798,7 @@ def _deliver(
                     network = producer.last_network_error
                     unreachable = network is not None and not producer.bootstrap_connected()
                     why = f"no broker can be used: {in_words(network)}" if network else producer.reasons
-                    trouble = f"not everything within {limit_s:g} s" + (why and f" ({why})")
+                    trouble = f"not everything was delivered within {limit_s:g} s" + (why and f" ({why})")
                     break
                 time.sleep(0.1 if flushed else 0)
     except SpoolCorruptError as error:
@@ -787,21 +820,22 @@ def _deliver(
         unreachable,
         lost,
         dropped,
+        refused,
     )
 
 
 def _all_rejected(lanes: SpoolDirectory) -> list[Inspected]:
-    """Lanes in which something is kept that was rejected."""
+    """Lanes with records or unreadable files in rejected/."""
     return [found for _, _, found in inspected(lanes.path, []) if found.rejected or found.rejected_unreadable]
 
 
 def _rejected(lanes: SpoolDirectory) -> int:
-    """Records in rejected/ of all lanes."""
+    """Number of records in rejected/ of all lanes."""
     return sum(each.records for _, _, found in inspected(lanes.path, []) for each in found.rejected)
 
 
 class SafeDrain(SafeProducer):
-    """A SafeProducer that sends nothing of its own."""
+    """A SafeProducer that only delivers what the spool already holds."""
 
     def __init__(self, options: dict[str, Any], directory: Path, on_undecidable: str) -> None:
         mine = {"spool_dir": directory, "on_undecidable": on_undecidable, "client_id": "kafkasafe-drain"}
@@ -821,24 +855,24 @@ class SafeDrain(SafeProducer):
 
     @property
     def reasons(self) -> str:
-        """Why partitions were tried again when they were tried last: some of them."""
+        """Why the last attempts failed, for some of the partitions that are still retried."""
         found = sorted(self._reasons.copy().items())
         more = f"; and {len(found) - _REASONS} more partitions" if len(found) > _REASONS else ""
         return "; ".join(f"{where}: {reason}" for where, reason in found[:_REASONS]) + more
 
     @property
     def lanes(self) -> set[str]:
-        """Names of the lanes that it has."""
+        """Names of the lanes that this producer holds."""
         return {lane.name for lane in self._pump.lanes}
 
     @property
     def unfinished_records(self) -> int:
-        """In those lanes."""
+        """Number of undelivered records in those lanes."""
         return sum(lane.journal.spooled_records for lane in self._pump.lanes)
 
     @property
     def dropped_records(self) -> int:
-        """Of atomic batches that are not delivered, and not in rejected/ either."""
+        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
         ended = self._pump.stats.records.copy()
         return sum(count for (_, how), count in ended.items() if how == "dropped")
 
@@ -846,7 +880,7 @@ class SafeDrain(SafeProducer):
 # -- rejected ----------------------------------------------------------------------------------------------------------
 
 
-@spool_app.command(
+@app.command(
     "resend",
     epilog=CODES.format(broken="something is left: not resent, not delivered in time, or rejected again"),
 )
@@ -858,18 +892,18 @@ def spool_resend(
         list[str] | None,
         typer.Option("--topic", metavar="TOPIC", help="Only records of this topic. May be repeated."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing; say what would be resent.")
-    ] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="When to give up: 90s, 10m, 1h.")] = "5m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be resent.")] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Give up after this time: 90s, 10m, 1h.")
+    ] = "5m",
     as_json: Json = False,
 ) -> None:
-    """Send rejected records again: after a right was granted, a topic created, a limit raised.
+    """Send rejected records again, after a permission was granted, a topic created or a limit raised.
 
-    They are moved back into the spool in the order in which they were rejected, and are not in rejected/ any more:
-    exactly once, also if this is killed and called again. With --bootstrap-servers (or --config) they are then
-    delivered, as kafkasafe spool drain does it; without, by the next producer on the directory. Producers may be at
-    work meanwhile.
+    The records move from rejected/ back into the spool, in the order in which they were rejected. Each record moves
+    exactly once, even if this command is killed and run again. With --bootstrap-servers (or --config) the command then
+    delivers them, as kafkasafe spool drain does; otherwise the next producer on the directory delivers them. Producers
+    may use the directory meanwhile.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
@@ -880,10 +914,10 @@ def spool_resend(
     if dry_run:
         found = find_rejected(lanes, topics)
     else:
-        with progress("putting back", "files") as told:
+        with progress("moving back", "files") as told:
             found = bring_back(lanes, topics, progress=told)
         if options is not None:
-            # Also where nothing is to be put back: the one before may have died in delivering.
+            # Deliver even if no file was moved: an earlier resend may have died before it delivered.
             done = _deliver(lanes, options, limit_s, "raise")
             if topics:
                 mine = [found for found in done.rejected if any(r.topic in topics for r in found.rejected)]
@@ -915,34 +949,36 @@ def spool_resend(
         if done is not None:
             done.print()
         elif found.files and not dry_run:
-            print("They are delivered by the next producer on this directory, or by kafkasafe spool drain")
+            print("The next producer on this directory, or kafkasafe spool drain, delivers them")
     if done is not None and done.unreachable:
         raise typer.Exit(EXIT_FAILED)
     if found.left or (done is not None and done.broken):
         raise typer.Exit(EXIT_BROKEN)
 
 
-@spool_app.command(
+@app.command(
     "set-aside",
-    epilog="Exit codes: 0 all is well; 2 the command line is wrong; 3 it could not be carried out: a process owns the"
-    " lane, or the batch may be in the cluster's log, and stays where it is.",
+    epilog="Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
+    " owns the lane, or the batch may be in the cluster's log and so stays where it is.",
 )
 def spool_set_aside(
     directory: Directory,
     position: Annotated[
-        int, typer.Option(min=0, help="Where the batch begins; kafkasafe spool show says it.")
+        int, typer.Option(min=0, help="Position of the batch; kafkasafe spool show prints it.")
     ],
-    lane: Annotated[str, typer.Option("--lane", metavar="LANE", help="Its lane: lane-003, or 3.")],
+    lane: Annotated[str, typer.Option("--lane", metavar="LANE", help="Lane of the batch: lane-003, or 3.")],
     servers: Servers = None,
     config: ConfigFile = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="For all questions to the cluster.")] = "60s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Limit for all requests to the cluster.")
+    ] = "60s",
     as_json: Json = False,
 ) -> None:
-    """Move one batch into rejected/ that holds up those after it, since a broker fails on it each time.
+    """Move one batch into rejected/ if it holds up later batches because a broker fails on it each time.
 
-    Only in a lane that no process owns. A batch that has an id may have been sent: then --bootstrap-servers (or
-    --config) is needed, and it is moved only if it is proven not to be in the cluster's log. For that no request of its
-    last owner may be on its way, so request_timeout_ms (30 s) pass first. kafkasafe spool resend brings it back.
+    No process may own the lane. A batch with an id may have been sent. It needs --bootstrap-servers (or --config), and
+    is moved only if it is proven not to be in the cluster's log. A request of the last owner could still be on its way,
+    so the command first waits for request_timeout_ms (30 s). kafkasafe spool resend sends the batch again.
     """
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
@@ -952,11 +988,14 @@ def spool_set_aside(
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
         if options is None:
             raise typer.BadParameter(
-                "the batch may have been sent: say where the brokers are, to ask them",
+                "the batch may have been sent: name the brokers, so that this command can ask them",
                 param_hint="--bootstrap-servers",
             )
         pause_s = validate(options).request_timeout_s
-        print(f"Waiting {pause_s:g} s, for requests of the lane's last owner to be over", file=sys.stderr)
+        print(
+            f"Waiting {pause_s:g} s: a request of the lane's last owner may still be on its way",
+            file=sys.stderr,
+        )
         time.sleep(pause_s)
         content = read_content(lanes.lane_path(number), files=lanes.files)
         found, _ = ask([content], options, timeout_s, lanes.cluster_id(), directory)
@@ -982,13 +1021,13 @@ def spool_set_aside(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Left:
-    """What is in the lanes that no process owns, and in some that this one does.
+    """What is left in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
-        records: That are not delivered.
-        damaged: What is damaged, empty where nothing is.
-        foreign: Names of the lanes of other processes.
-        work: A producer that had these lanes would do anything.
+        records: Number of undelivered records.
+        damaged: A description of the damage; empty if there is none.
+        foreign: Names of the lanes that other processes own.
+        work: Whether a producer that held these lanes would have work to do.
     """
 
     records: int
@@ -998,11 +1037,11 @@ class _Left:
 
 
 def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
-    """Also of the lanes `mine`, which this process has."""
+    """Examine the lanes without an owner and the lanes `mine`, which this process holds."""
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        # What this process has locked and not opened yet is its own as well.
+        # A lane that this process has locked but not opened yet is its own, too.
         if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue
@@ -1028,7 +1067,7 @@ def _end(rows: Sequence[dict[str, Any]], *bad: str, troubles: Sequence[tuple[str
 
 
 def _unread(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """Rows of lanes that cannot be read, for JSON."""
+    """JSON rows for the lanes that cannot be read."""
     return [{"lane": name, "error": reason} for name, reason in troubles]
 
 

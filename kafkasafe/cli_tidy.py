@@ -1,4 +1,4 @@
-"""`kafkasafe spool discard` and `spool prune`: what nobody wants any more, and what nobody needs."""
+"""`kafkasafe spool discard` and `spool prune`: delete rejected records, and delete empty lanes and directories."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from kafkasafe.errors import SpoolError
 
 __all__ = ["DISCARD_CODES", "PRUNE_CODES", "spool_discard", "spool_prune"]
 
-DISCARD_CODES: Final = CODES.format(broken="a file that cannot be read is left")
+DISCARD_CODES: Final = CODES.format(broken="an unreadable file is left")
 PRUNE_CODES: Final = CODES.format(broken="something cannot be read or deleted")
-_UNDONE: Final = "Nothing was changed: --apply does it"
+_UNDONE: Final = "Nothing was changed. Add --apply to carry this out"
 
 
 def spool_discard(
@@ -44,17 +44,19 @@ def spool_discard(
         typer.Option("--topic", metavar="TOPIC", help="Only records of this topic. May be repeated."),
     ] = None,
     unreadable: Annotated[
-        bool, typer.Option("--unreadable", help="Also files of rejected/ that cannot be read.")
+        bool, typer.Option("--unreadable", help="Also discard files of rejected/ that cannot be read.")
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Discard them. Without it, only say what would be discarded.")
+        bool,
+        typer.Option("--apply", help="Discard them. Without it, only print what would be discarded."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give up rejected records: they are deleted, and that is noted.
+    """Delete rejected records for good, and record that in the spool.
 
-    Export them first (kafkasafe spool export --status rejected) if anything may ask for them. Records that were deleted
-    by hand before are noted as well; until then ls and verify name them. Producers may be at work meanwhile.
+    Export them first if you may need them: kafkasafe spool export --status rejected. If files were deleted by hand
+    before, the command records that too. Until then, ls and verify report these files as MISSING. Producers may run at
+    the same time.
     """
     lanes = open_directory(directory)
     numbers = [number for _, number in lanes_of(directory, lane)]
@@ -101,29 +103,35 @@ def spool_discard(
 def spool_prune(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="A spool directory; with --tree a directory above some."),
+        typer.Argument(metavar="DIR", help="A spool directory; with --tree a directory above several."),
     ] = None,
     tree: Annotated[
         bool,
-        typer.Option("--tree", help="All at and below DIR. Without DIR: the default ones of this user."),
+        typer.Option(
+            "--tree", help="All directories at and below DIR. Without DIR: this user's default directories."
+        ),
     ] = False,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="TIME", help="Only what nothing has used for so long.")
+        str,
+        typer.Option(
+            "--older-than", metavar="TIME", help="Delete only lanes that have not been used for this long."
+        ),
     ] = "7d",
     apply: Annotated[
-        bool, typer.Option("--apply", help="Delete them. Without it, only say what would be deleted.")
+        bool, typer.Option("--apply", help="Delete them. Without it, only print what would be deleted.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Delete lanes that hold nothing and that no process owns, and spool directories without lanes.
 
-    A client id, and each of many workers, leaves a lane or a directory when it is not used any more. What waits, was
-    rejected, is damaged or in quarantine is kept. With a lane goes the memory of what was acknowledged last: a loss in
-    the cluster is not noticed any more, and delivered records that are retained are not there to be sent again.
+    Client ids that are no longer used, and workers that have ended, leave such lanes and directories. The command never
+    deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the records that
+    were acknowledged last. Without the lane, their loss in the cluster would not be noticed, and records kept by
+    `retain_acked_*` could not be sent again.
     """
     age_s = duration_s(older_than, "--older-than")
     if directory is None and not tree:
-        raise typer.BadParameter("name a spool directory, or say --tree", param_hint="DIR")
+        raise typer.BadParameter("give a spool directory, or use --tree", param_hint="DIR")
     troubles: list[str] = []
     if tree:
         found = [SpoolDirectory(path, OsFiles()) for path in spools_below(root_of(directory), troubles)]
@@ -156,7 +164,7 @@ def spool_prune(
 
 
 def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:
-    """A row for each lane of a directory, and one for the directory where no lane is left."""
+    """A row for each lane of a directory, and a row for the directory itself if no lane is left."""
     rows = []
     left = False
     for each in find_prunable(lanes, age_s):
@@ -175,7 +183,7 @@ def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: 
     kept = ""
     try:
         if apply and not prune_directory(lanes):
-            kept = "it holds something else"
+            kept = "it holds other files"
     except SpoolError as error:
         kept = str(error)
         troubles.append(kept)

@@ -1,4 +1,7 @@
-"""`kafkasafe spool ls --tree`: all spool directories below one, as the default ones of a user are, with sums."""
+"""`kafkasafe spool ls --tree`: lists all spool directories below a directory, with sums.
+
+A user's default spool directories are all below one directory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import typer
 
 from kafkasafe._io.files import OsFiles
@@ -23,16 +25,16 @@ __all__ = ["print_tree", "root_of", "spools_below"]
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one directory, or of all.
+    """Sums over the lanes of one directory, or of all directories.
 
     Attributes:
-        lanes: How many.
-        bytes: In their logs and rejected/.
-        waiting_records: That are not delivered.
-        rejected_records: In rejected/.
-        damaged_ranges: Of their logs.
-        troubles: What cannot be read, what is missing: one sentence each.
-        owner_pids: Of the processes that have lanes.
+        lanes: Number of lanes.
+        bytes: Size of their logs and of rejected/.
+        waiting_records: Number of undelivered records.
+        rejected_records: Number of records in rejected/.
+        damaged_ranges: Number of damaged ranges in the logs.
+        troubles: A sentence for each part that is unreadable or missing.
+        owner_pids: Ids of the processes that own lanes.
     """
 
     lanes: int = 0
@@ -44,7 +46,7 @@ class _Sums:
     owner_pids: list[int] = field(default_factory=list)
 
     def add(self, other: _Sums) -> None:
-        """Those of one more directory."""
+        """Adds the sums of another directory."""
         self.lanes += other.lanes
         self.bytes += other.bytes
         self.waiting_records += other.waiting_records
@@ -55,17 +57,19 @@ class _Sums:
 
     @property
     def broken(self) -> bool:
-        """Whether anything needs an operator. Records that wait do not."""
+        """Whether anything needs an operator. Waiting records do not."""
         return bool(self.rejected_records or self.damaged_ranges or self.troubles)
 
 
 def root_of(directory: Path | None) -> Path:
-    """Where a tree begins: by default where the default directories of this user are.
+    """The root of a tree; by default the directory above this user's default spool directories.
 
     Raises:
-        BadParameter: It is no directory.
+        BadParameter: The path is not a directory.
     """
     if directory is None:
+        import platformdirs
+
         return platformdirs.user_state_path("kafkasafe")
     if not directory.is_dir():
         what = "it is a file" if directory.exists() else "it does not exist"
@@ -74,11 +78,13 @@ def root_of(directory: Path | None) -> Path:
 
 
 def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
-    """Spool directories at and below a directory, by path; also those that lost their file FORMAT. Follows no links.
+    """Yields the spool directories at and below a directory, in order of path. Does not follow links.
+
+    Includes spool directories whose file FORMAT is missing.
 
     Args:
-        root: Where to begin.
-        troubles: Gets a sentence for each directory that cannot be listed.
+        root: The directory to begin with.
+        troubles: Receives a sentence for each directory that cannot be listed.
     """
 
     def failed(error: OSError) -> None:
@@ -98,11 +104,11 @@ def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
     try:
         return (path / "FORMAT").read_bytes().startswith(b"kafkasafe-spool ")
     except OSError:
-        return True  # the reason is told where it is looked into
+        return True  # `_sums` reports the reason
 
 
 def _sums(path: Path) -> tuple[_Sums, str | None]:
-    """(sums, id of the cluster) of a spool directory."""
+    """The sums and the cluster id of a spool directory."""
     sums = _Sums()
     files = OsFiles()
     if lost := format_lost(path, files.list(path)):
@@ -128,10 +134,10 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
 
 
 def print_tree(root: Path, *, as_json: bool) -> None:
-    """Each spool directory in a line, and the sums of all.
+    """Prints a line for each spool directory, and the sums of all.
 
     Raises:
-        Exit: 1: something is damaged, was rejected or cannot be read.
+        Exit: With code 1: something is damaged, rejected or unreadable.
     """
     unread: list[str] = []
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`kafkasafe spool commit` and `spool abort`: what is staged, decided by another process than staged it."""
+"""`kafkasafe spool commit` and `spool abort`: decide atomic batches that another process staged."""
 
 from __future__ import annotations
 
@@ -41,25 +41,29 @@ from kafkasafe.producer import SafeProducer
 __all__ = ["print_unit", "spool_abort", "spool_commit", "times_row", "unit_rows"]
 
 _POLL_S: Final = 0.05
-_OVER: Final = "its transaction is over, it timed out or was fenced: the next producer prepares it again"
+_OVER: Final = "its transaction timed out or was fenced: the next producer prepares the batch again"
 _BEHIND: Final = (
-    "it stands behind an atomic batch of the same partitions that is left, their order would be lost; or the two share"
-    " a transaction"
+    "an earlier atomic batch of the same partitions must be committed or aborted first; or this batch shares its"
+    " transaction with a batch that is not to be committed now"
 )
 _STAGED: Final = frozenset({u.Phase.STAGED, u.Phase.ENDING, u.Phase.ASKING, u.Phase.COMMITTED})
 
 BatchIds = Annotated[
     list[str] | None,
-    typer.Option("--batch", metavar="ID", help="Only this batch id, or one that begins so. May be repeated."),
+    typer.Option(
+        "--batch", metavar="ID", help="Only this batch id; its first digits suffice. May be repeated."
+    ),
 ]
-Patience = Annotated[str, typer.Option("--timeout", metavar="TIME", help="When to give up: 90s, 10m, 1h.")]
+Patience = Annotated[
+    str, typer.Option("--timeout", metavar="TIME", help="Give up after this time: 90s, 10m, 1h.")
+]
 
 
 # -- the log of the steps ----------------------------------------------------------------------------------------------
 
 
 def unit_rows(content: LaneContent, *, every: bool = False) -> list[dict[str, Any]]:
-    """Atomic batches of a lane, with their steps and times; those that are finished only with `every`."""
+    """The atomic batches of a lane, with their steps and times; finished ones only with `every`."""
     by_position = {batch.position: batch for batch in content.batches}
     _, logs = steps(content.log)
     return [_row(content, log, by_position) for log in logs if every or log.outcome is None]
@@ -96,7 +100,7 @@ def _time(ms: int) -> str | None:
 
 
 def times_row(times: BatchTimes | None) -> dict[str, str | None]:
-    """When the steps of a plain batch were written down."""
+    """The times at which the spool recorded the steps of a batch that is not atomic."""
     if times is None:
         return {}
     return {
@@ -107,7 +111,7 @@ def times_row(times: BatchTimes | None) -> dict[str, str | None]:
 
 
 def print_unit(row: Mapping[str, Any]) -> None:
-    """One line for people."""
+    """Print an atomic batch on one line."""
     partitions = ", ".join(
         f"{topic}-{partition}" if partition >= 0 else f"{topic} (no partition yet)"
         for topic, partition in row["partitions"]
@@ -125,7 +129,7 @@ def print_unit(row: Mapping[str, Any]) -> None:
 
 
 class _Decider(SafeProducer):
-    """A SafeProducer that delivers nothing: it commits what is staged, or gives it up."""
+    """A SafeProducer that delivers nothing: it only commits or aborts staged atomic batches."""
 
     def __init__(self, options: Mapping[str, Any], directory: Path, decide: Decide) -> None:
         self._decide = decide
@@ -142,11 +146,14 @@ class _Decider(SafeProducer):
 
     @property
     def lanes(self) -> set[str]:
-        """Names of the lanes that it has."""
+        """Names of the lanes that this producer holds."""
         return {lane.name for lane in self._pump.lanes}
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """Where a unit of its lanes is that has no fate yet, and whether it stands behind one that is left alone."""
+        """The phase of an undecided unit (an atomic batch), and whether a unit that is left undecided holds it up.
+
+        None if none of this producer's lanes has the unit.
+        """
         for lane in self._pump.lanes:
             unit = lane.journal.units.get(unit_id)
             if unit is not None:
@@ -156,7 +163,7 @@ class _Decider(SafeProducer):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A unit in a lane that nobody owns."""
+    """An undecided atomic batch (a unit) in a lane that no process owns."""
 
     lane: str
     unit_id: bytes
@@ -164,7 +171,7 @@ class _Wanted:
 
 
 def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[SpoolDirectory, list[_Wanted], list[str]]:
-    """Units without a fate, in lanes that nobody owns; and the names of lanes that somebody does."""
+    """The undecided atomic batches of lanes without an owner, and the names of the owned lanes, which are skipped."""
     lanes = open_directory(directory)
     found: list[_Wanted] = []
     foreign: list[str] = []
@@ -186,7 +193,9 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[SpoolDirector
             named = [each for each in found if each.unit_id.hex().startswith(prefix)]
             if len(named) != 1:
                 problem = "no unfinished atomic batch" if not named else f"{len(named)} atomic batches"
-                where = f"; not looked at, since a process has them: {', '.join(foreign)}" if foreign else ""
+                where = (
+                    f"; not searched, because a process owns them: {', '.join(foreign)}" if foreign else ""
+                )
                 raise typer.BadParameter(
                     f"{problem} with an id that begins with {prefix}{where}", param_hint="--batch"
                 )
@@ -197,7 +206,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[SpoolDirector
 def _decide(
     directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
-    """What became of each; and whether no broker could be used."""
+    """The outcome of each unit, and whether the command gave up because no broker could be used."""
     files = open_directory(directory).files
     ids = {each.unit_id.hex() for each in wanted}
     contents = [
@@ -224,7 +233,7 @@ def _decide(
             time.sleep(_POLL_S)
         producer.close(0)
         outcomes = producer.outcomes
-    # What is finished may be gone from the log; before, it was there.
+    # The log may no longer hold a finished batch, so `before` was read first.
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):
@@ -258,7 +267,7 @@ def _print_all(rows: Sequence[dict[str, Any]], foreign: Sequence[str]) -> None:
     for row in rows:
         print_unit(row)
     for name in foreign:
-        print(f"{name} belongs to a living process, which decides what is in it")
+        print(f"{name} belongs to a running process, which decides its atomic batches")
 
 
 def spool_commit(
@@ -269,12 +278,13 @@ def spool_commit(
     timeout: Patience = "60s",
     as_json: Json = False,
 ) -> None:
-    """Commit the atomic batches that are staged in lanes that nobody owns, and do nothing else.
+    """Commit the atomic batches that are staged in lanes that no process owns, and do nothing else.
 
-    EndTxn is sent with the transactional id, producer id and epoch that the spool has. It is the same request that the
-    producer which staged them would send; what it committed already stays committed once. A batch that is not staged,
-    one that stands behind such a batch on a partition, one whose transaction timed out, or one that shares its
-    transaction with a batch that was not named, is left for the next producer, or for kafkasafe spool drain.
+    EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
+    would send the same request, so the request changes nothing about a batch that is already committed. The command
+    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: it is not staged; it comes after
+    such a batch on a partition; its transaction timed out; or it shares its transaction with a batch that was not
+    named.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
@@ -296,8 +306,8 @@ def spool_commit(
         _print_all(rows, foreign)
         if left:
             print(
-                "What is left is not staged, stands behind what is left or shares its transaction, or that is over:"
-                " kafkasafe spool drain delivers it"
+                "A batch is left if it is not staged, if its transaction is over, or if it comes after a batch that is"
+                " left or shares a transaction with one. kafkasafe spool drain delivers these batches"
             )
     _end(left, unreachable=unreachable)
 
@@ -310,9 +320,9 @@ def spool_abort(
     timeout: Patience = "60s",
     as_json: Json = False,
 ) -> None:
-    """Give up atomic batches in lanes that nobody owns: their transactions are aborted.
+    """Give up atomic batches in lanes that no process owns, and abort their transactions.
 
-    Their records are put into rejected/. One that turns out to be committed stays so, and nothing of it is put aside.
+    Their records move into rejected/. A batch that turns out to be committed stays committed; its records do not move.
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)

@@ -1,4 +1,4 @@
-"""Options: KafkaProducer's own, and the spool's. One `validate()`; an unknown option names the nearest known one."""
+"""Validate the options of SafeProducer and SafeConsumer. Errors for an unknown option name the nearest known one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
-import platformdirs
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl import SASL_MECHANISMS
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -24,8 +23,10 @@ from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
 from kafkasafe._core.batch import Compression
 from kafkasafe._core.option_names import hint_for, size_of, snake
+from kafkasafe._core.run_ahead import RUN_AHEAD_BYTES
 from kafkasafe.errors import ConfigError
 from kafkasafe.logs import EventLog
+from kafkasafe.options import OnRejected
 
 __all__ = [
     "DEFAULTS",
@@ -40,8 +41,6 @@ __all__ = [
 
 log = EventLog("config")
 
-OnRejected: TypeAlias = Callable[..., object]
-
 _COMPRESSION: Final = {
     None: Compression.NONE,
     "none": Compression.NONE,
@@ -53,25 +52,28 @@ _COMPRESSION: Final = {
 
 MIB: Final = 1024 * 1024
 MAX_LANES: Final = 1000
+DEFAULT_CLIENT_ID: Final = "kafkasafe"
 _ENDLESS: Final = 2**62
 _INT32: Final = 0x7FFF_FFFF
 _TEXT_BYTES: Final = 0x7FFF
-"""Of a text in Kafka's protocol."""
+"""Largest size of a string in Kafka's protocol."""
 MIN_SPOOL_BYTES: Final = 16 * MIB
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB
 _MEMORY_BYTES: Final = 32 * MIB
-"""As Kafka's own producer has it (`buffer.memory`)."""
+"""The default of `buffer.memory` in Kafka's own producer."""
 _SEGMENT_OVERHEAD: Final = 64 * 1024
+_SIZES: Final = frozenset({"batch_size", "max_request_size"})
+"""Options that are sizes although their names do not end in `_bytes`."""
 
-# KafkaProducer's defaults, where ours are the same; then where they differ, and why.
+# KafkaProducer's defaults, then the defaults that differ, with the reasons.
 _KAFKA: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 _OURS: Final[dict[str, Any]] = {
-    # Nothing gives up by itself: a record that waits on disk is safe.
+    # A pending record is safe on disk, so there is no reason to give it up.
     "delivery_timeout_ms": None,
-    # As Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` do not wait for it.
+    # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end this wait early.
     "linger_ms": 5,
-    # A batch is one fsync, one checksum and one request: large ones cost least.
+    # Each batch costs one fsync, one checksum and one request, so large batches cost least per record.
     "batch_size": 1_000_000,
     "reconnect_backoff_max_ms": 1000,
     "acks": -1,
@@ -85,6 +87,7 @@ _SPOOL: Final[dict[str, Any]] = {
     "spool_segment_bytes": None,
     "spool_sync": "group",
     "spool_after_ms": 1000,
+    "run_ahead_bytes": RUN_AHEAD_BYTES,
     "rejected_max_bytes": None,
     "retain_acked_bytes": 0,
     "retain_acked_ms": 0,
@@ -100,13 +103,14 @@ _SPOOL: Final[dict[str, Any]] = {
     "on_blocked_topic": "raise",
     "producer_id_expiration_ms": 86_400_000,
 }
-# With spool="never" there is nothing that they could be about.
+# Options about files. With spool="never" there are no files.
 _FILES_ONLY: Final = (
     "spool_dir",
     "spool_lane",
     "spool_segment_bytes",
     "spool_sync",
     "spool_after_ms",
+    "run_ahead_bytes",
     "rejected_max_bytes",
     "retain_acked_bytes",
     "retain_acked_ms",
@@ -114,61 +118,63 @@ _FILES_ONLY: Final = (
     "on_corrupt",
 )
 _NOWHERE: Final = Path("memory")
-"""How messages name the place where records wait with spool="never"."""
+"""With spool="never": the path that messages show in place of a spool directory."""
 DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
 DEPRECATED: Final = frozenset(getattr(KafkaProducer, "DEPRECATED_CONFIGS", ()))
 _GONE: Final = "kafka-python had it before version 3; leave it out"
 _NO_848: Final = (
-    "kafka-python has no group protocol of KIP-848; groups use the classic one, which Kafka 4 has as well"
+    "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
+    " supports"
 )
-# Options of kafka-python 1.4 to 2.3, and of other clients. The nearest of today's would be something else altogether.
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. A spelling suggestion would mislead here: the
+# present option with the most similar name has an unrelated meaning.
 _REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
-    "group_remote_assignor": f"{_NO_848}. Assignors are given by partition_assignment_strategy",
-    "buffer_memory": f"{_GONE}. How much may wait is spool_max_bytes, on disk or (spool='never') in memory",
-    "api_version_auto_timeout_ms": f"{_GONE}. Nothing waits for a broker's version",
+    "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",
+    "buffer_memory": f"{_GONE}. spool_max_bytes limits pending records, on disk or (spool='never') in memory",
+    "api_version_auto_timeout_ms": f"{_GONE}. No call waits for a broker's version",
     "sock_chunk_bytes": _GONE,
     "sock_chunk_buffer_count": _GONE,
     "bootstrap_topics_filter": _GONE,
     "legacy_iterator": _GONE,
-    "rebalance_timeout_ms": "aiokafka's. max_poll_interval_ms is it",
+    "rebalance_timeout_ms": "it is aiokafka's name; use max_poll_interval_ms",
 }
 _NO_CIPHERS: Final = "kafka-python 3.0 does not use it; call set_ciphers() of an ssl_context"
-# What KafkaProducer takes, and what it is for is done otherwise here.
+# Options of KafkaProducer that have no effect here, and what replaces each.
 _WITHOUT_EFFECT: Final[dict[str, str]] = {
-    "metric_reporters": "kafkasafe.metrics.install(producer), or prometheus=True, collects for Prometheus",
-    "metrics_enabled": "counting is always on",
+    "metric_reporters": "for Prometheus, call kafkasafe.metrics.install(producer) or set prometheus=True",
+    "metrics_enabled": "metrics are always on",
     "metrics_num_samples": "metrics are counters and histograms, which need no samples",
     "metrics_sample_window_ms": "metrics are counters and histograms, which need no samples",
-    "kafka_client": "connections are kafkasafe's own",
+    "kafka_client": "kafkasafe makes its own connections",
     "bootstrap_timeout_ms": "a producer starts without a broker, and records wait on disk",
     "ssl_ciphers": _NO_CIPHERS,
 }
-# What KafkaConsumer takes, and kafka-python 3.0 does not use.
+# Options that KafkaConsumer accepts but kafka-python 3.0 does not use.
 _CONSUMER_WITHOUT_EFFECT: Final[dict[str, str]] = {
     "ssl_ciphers": _NO_CIPHERS,
     "receive_buffer_bytes": "kafka-python 3.0 does not use it for a consumer; set SO_RCVBUF in socket_options",
     "send_buffer_bytes": "kafka-python 3.0 does not use it for a consumer; set SO_SNDBUF in socket_options",
 }
 _MOST_IN_FLIGHT: Final = 5
-"""More could not be told from repetitions by a broker that remembers five batches of a producer."""
+"""A broker remembers a producer's last five batches. With more in flight, it could not recognise a repeated batch."""
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
-# Volatile file systems: what they hold does not survive a restart of the machine, or goes with the container.
+# Volatile file systems: their files do not survive a restart of the machine, or vanish with the container.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Nothing is delivered; what is named is decided.
+    """An instruction: deliver no records, and only end the named atomic batches.
 
     Attributes:
-        commit: Ids of atomic batches that are committed where they are staged; None: all.
-        abort: Ids of those that are given up where they are not committed.
+        commit: Ids of the atomic batches to commit if they are staged (wholly in Kafka, but not committed); None: all.
+        abort: Ids of the atomic batches to drop if they are not committed yet.
     """
 
     commit: frozenset[bytes] | None = frozenset()
@@ -180,17 +186,19 @@ class ProducerConfig:
     """Validated options of a SafeProducer.
 
     Attributes:
-        kafka: KafkaProducer's options, all of them, for the connections.
-        client_id: Never empty.
-        spool_dir: The directory's own path, without symbolic links. It is looked up once.
-        spool_dir_given: The absolute path as it was given: where the next start looks.
-        spool: "always": on disk before it is sent. "on_error": on disk when the cluster does not acknowledge it
-            within `spool_after_s`, when the buffer fills, and at close. "never": there are no files at all.
+        kafka: All of KafkaProducer's options, for the connections.
+        client_id: Client id, never empty.
+        spool_dir: The directory's real path, without symbolic links, resolved once.
+        spool_dir_given: The absolute path as the user gave it. A producer that starts later resolves this path again.
+        spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
+            does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": there are no
+            files.
         batch_bytes: Largest batch, headers included.
-        linger_s: How long a batch waits for company.
+        linger_s: How long a batch waits for more records.
         max_block_s: How long `send` waits for room.
-        state_age_s: How long after a batch's timestamp the broker surely remembers its producer.
-        decide: Of a command that decides what is staged; None: everything is delivered.
+        run_ahead_bytes: How many bytes may be accepted but not acknowledged while the cluster answers; None: no limit.
+        state_age_s: How long after a batch's timestamp a broker certainly remembers the producer.
+        decide: Instruction of a command that ends staged batches; None: deliver everything.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
@@ -221,6 +229,7 @@ class ProducerConfig:
     spool_segment_bytes: int
     spool_sync: Literal["group", "each", "os"]
     spool_after_s: float
+    run_ahead_bytes: int | None
     rejected_max_bytes: int
     retain_acked_bytes: int
     retain_acked_s: float
@@ -239,7 +248,7 @@ class ProducerConfig:
 
     @property
     def in_memory(self) -> bool:
-        """`spool="never"`: what is accepted is in memory only, until the cluster acknowledges it."""
+        """Whether `spool="never"`: unacknowledged records are in memory only."""
         return self.spool == "never"
 
 
@@ -259,14 +268,16 @@ class ConsumerConfig:
     """Validated options of a SafeConsumer.
 
     Attributes:
-        kafka: What was given of KafkaConsumer's options.
-        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset to go on from.
+        kafka: The options of KafkaConsumer that the user gave.
+        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
-        offsets_path: Where the highest end offsets are remembered over restarts; None: nowhere.
-        offsets_hold_timeout_s: How long a lower end offset that nothing explains is held before it is undecidable.
-        lineage_path: Where it is remembered over restarts what was read; None: only with committed offsets.
-        prometheus: Be collected by prometheus-client's default registry.
-        remote_storage_timeout_s: After how long without remote storage `poll` says so; None: never.
+        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
+        offsets_hold_timeout_s: How long the consumer keeps the old value if an end offset is lower and nothing explains
+            it. After that it reports the case as unproven.
+        lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
+            offsets carry this history.
+        prometheus: Whether prometheus-client's default registry collects the metrics.
+        remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
@@ -280,7 +291,7 @@ class ConsumerConfig:
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
-    """The options of a SafeConsumer, checked; those of the connection as a producer's.
+    """Validate the options of a SafeConsumer. Connection options get the same checks as a producer's.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
@@ -293,7 +304,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     for name, reason in _CONSUMER_WITHOUT_EFFECT.items():
         if options.get(name) is not None:
             _ignored(name, options[name], reason)
-    # kafka-python takes any other word for "none", with a warning in the log.
+    # kafka-python treats any other word as "none" and logs a warning.
     reset = options.get("auto_offset_reset", "latest")
     if reset not in {"smallest", "largest"}:
         _choice(
@@ -320,7 +331,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Of a consumer's options: whether kafka-python is not to see it. It has no such word for its own default."""
+    """Return whether to withhold a consumer's option from kafka-python: it is our own, or merely the default."""
     return (
         name in _CONSUMER
         or (name == "api_version" and value == "auto")
@@ -329,7 +340,7 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def _check_memories(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the files that a SafeConsumer remembers by cannot be written."""
+    """Raise ConfigError if the files `offsets_path` and `lineage_path` cannot be written."""
     paths = {name: _path(options, name) for name in ("offsets_path", "lineage_path")}
     for name, path in paths.items():
         if path is not None and path.is_dir():
@@ -354,7 +365,7 @@ def _check_names(
 
 
 def _page(name: str) -> str:
-    """Where a page of the documentation is: the address of the installed package's metadata, or its file."""
+    """Return the URL of a documentation page, if the installed package's metadata has one, or else the page's path."""
     try:
         urls = importlib.metadata.metadata("kafkasafe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -366,10 +377,10 @@ def _page(name: str) -> str:
 
 
 def _with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """With numbers where a size is given as text."""
+    """Return the options, with every size that is a string converted to a number."""
     found = dict(options)
     for name, value in options.items():
-        if name.endswith("_bytes") and isinstance(value, str):
+        if (name in _SIZES or name.endswith("_bytes")) and isinstance(value, str):
             try:
                 found[name] = size_of(value)
             except ValueError as error:
@@ -378,15 +389,15 @@ def _with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate(options: Mapping[str, Any]) -> ProducerConfig:
-    """The options of a SafeProducer, checked.
+    """Validate the options of a SafeProducer.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
     """
     if "missing_topic_timeout_ms" in options:
         raise ConfigError(
-            "missing_topic_timeout_ms is now blocked_timeout_ms, which is also about topics that are forbidden or"
-            " invalid; its default is a week, None is for ever"
+            "missing_topic_timeout_ms is now blocked_timeout_ms, which also covers forbidden and invalid topics; its"
+            " default is a week, and None means no limit"
         )
     consumers = {**KafkaConsumer.DEFAULT_CONFIG, **_CONSUMER}
     _check_names(options, DEFAULTS, consumers, "SafeConsumer", "options")
@@ -395,22 +406,25 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     acks = {"all": -1, "-1": -1, "1": 1}.get(str(merged["acks"]), merged["acks"])
     if acks == 0:
         raise ConfigError(
-            "acks=0 asks for no acknowledgement, so nothing could ever be known to be safe; use 'all'"
+            "acks=0 requests no acknowledgement, so the producer could never know that a record is safe; use 'all'"
         )
-    if not (acks == -1 or acks == 1):  # noqa: PLR1714 - it may be anything, also what cannot be hashed
+    if not (acks == -1 or acks == 1):  # noqa: PLR1714 - the value may be unhashable
         raise ConfigError(f"acks must be 'all', -1 or 1, not {merged['acks']!r}")
     if acks == 1:
         log.warning(
-            "acks=1: what only the leader has can be lost with it; 'all' is what makes delivery lossless",
+            "acks=1: if the leader fails, records that only the leader has are lost; use acks='all' for lossless"
+            " delivery",
             event="option_weak",
         )
     transactional_id = merged["transactional_id"]
     if transactional_id is not None and not (isinstance(transactional_id, str) and transactional_id):
-        raise ConfigError(f"transactional_id must be a text that is not empty, not {transactional_id!r}")
+        raise ConfigError(f"transactional_id must be a non-empty string, not {transactional_id!r}")
     if transactional_id is not None:
         _sendable("transactional_id", transactional_id)
     if not merged["enable_idempotence"]:
-        raise ConfigError("enable_idempotence=False would make every retry a possible duplicate; leave it on")
+        raise ConfigError(
+            "enable_idempotence=False would let every retry create a duplicate; leave enable_idempotence on"
+        )
     kind = merged["compression_type"]
     compression = _COMPRESSION.get(kind) if kind is None or isinstance(kind, str) else None
     if compression is None:
@@ -419,9 +433,9 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     window = _number(merged, "max_in_flight_requests_per_connection", least=1)
     _check_idempotence(options, acks, window)
     if merged["retries"] not in {float("inf"), 2147483647}:
-        _ignored("retries", merged["retries"], "a record that waits is never given up")
+        _ignored("retries", merged["retries"], "the producer retries pending records without a limit")
     if window > _MOST_IN_FLIGHT:
-        _ignored("max_in_flight_requests_per_connection", window, f"it is {_MOST_IN_FLIGHT} at most")
+        _ignored("max_in_flight_requests_per_connection", window, f"the maximum is {_MOST_IN_FLIGHT}")
     for name, reason in _WITHOUT_EFFECT.items():
         if merged[name] != _KAFKA[name]:
             _ignored(name, merged[name], reason)
@@ -437,16 +451,17 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     segment = merged["spool_segment_bytes"]
     if spool == "never":
         _check_memory(merged, max_request, spool_max)
-        # Of marks, most of them: what is delivered is forgotten one segment at a time.
+        # In memory, segments hold mostly marks (small entries). Keep segments small, because the memory of delivered
+        # records is freed one segment at a time.
         segment = MIB
     elif segment is None:
         segment = max(min(64 * MIB, spool_max // 8), 2 * MIB)
         if max_request > segment - _SEGMENT_OVERHEAD:
-            # One record must fit.
+            # One record of the largest size must fit into a segment.
             segment = -(-(max_request + _SEGMENT_OVERHEAD) // MIB) * MIB
             if segment * 4 > spool_max:
                 raise ConfigError(
-                    f"max_request_size={max_request} needs a spool of at least four such records: set"
+                    f"max_request_size={max_request} needs a spool with room for at least four such records: set"
                     f" spool_max_bytes={segment * 4} or more (it is {spool_max}), or lower max_request_size"
                 )
     else:
@@ -457,14 +472,14 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         )
     if spool != "never" and max_request > segment - _SEGMENT_OVERHEAD:
         raise ConfigError(
-            f"max_request_size={max_request} must fit into a segment ({segment} bytes) of the spool: set"
+            f"max_request_size={max_request} must fit into one segment ({segment} bytes) of the spool: set"
             f" spool_segment_bytes={max_request + _SEGMENT_OVERHEAD} or more, and spool_max_bytes to at least four"
             " times that"
         )
     if merged["rejected_max_bytes"] is None:
         merged["rejected_max_bytes"] = min(_REJECTED_BYTES, spool_max)
     timeout = merged["delivery_timeout_ms"]
-    client_id = merged["client_id"] or "kafkasafe"
+    client_id = merged["client_id"] or DEFAULT_CLIENT_ID
     if spool == "never":
         given, is_default = _NOWHERE, False
     else:
@@ -472,7 +487,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     partitioner = merged["partitioner"]
     if not hasattr(partitioner, "partition"):
         raise ConfigError(
-            f"partitioner must have a method partition(), as kafka.partitioner.Partitioner has, not {partitioner!r}"
+            f"partitioner must have a method partition(), like kafka.partitioner.Partitioner, not {partitioner!r}"
         )
     return ProducerConfig(
         kafka={**{name: merged[name] for name in _KAFKA}, "client_id": client_id, "acks": acks},
@@ -490,7 +505,8 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         retry_backoff_s=_number(merged, "retry_backoff_ms", least=1) / 1000,
         window=min(_MOST_IN_FLIGHT, window),
         partitioner=partitioner,
-        # The sticky one puts keys where the default one does; without a key, batches stick here in any case.
+        # Both partitioners choose the same partition for a key. They differ for records without a key, but kafkasafe
+        # itself puts all such records of one batch into one partition.
         custom_partitioner=type(partitioner) not in {DefaultPartitioner, StickyPartitioner},
         key_serializer=merged["key_serializer"],
         value_serializer=merged["value_serializer"],
@@ -506,6 +522,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000, most=_INT32),
         spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
         spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
+        run_ahead_bytes=None if spool == "never" else _run_ahead(merged),
         rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),
         retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
         retain_acked_s=_milliseconds(merged, "retain_acked_ms") / 1000,
@@ -525,30 +542,37 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     )
 
 
+def _run_ahead(options: Mapping[str, Any]) -> int | None:
+    """Return the limit; None if `send` may continue until the spool is full."""
+    if options["run_ahead_bytes"] is None:
+        return None
+    return _number(options, "run_ahead_bytes", least=MIB)
+
+
 def _ignored(name: str, value: Any, reason: str) -> None:
-    # What was given may hold anything; of these two it is a number.
+    # Never log the value itself, which may be a secret, unless it is a number.
     shown = value if isinstance(value, (int, float)) else "…"
     log.warning("%s=%s has no effect: %s", name, shown, reason, event="option_ignored")
 
 
 def _check_memory(options: Mapping[str, Any], max_request: int, limit: int) -> None:
-    """`spool="never"` beside an option that is about files, or a limit that takes no record of the largest size."""
+    """Refuse `spool="never"` with an option about files, or with a limit too small for the largest record."""
     needless = [name for name in _FILES_ONLY if options[name] != _SPOOL[name]]
     if needless:
         names = ", ".join(f"{name}={options[name]!r}" for name in needless)
         raise ConfigError(
-            f"spool='never' writes no file, so {names} can have no effect: leave it out, or choose spool='on_error' or"
+            f"spool='never' writes no file, so {names} has no effect: leave it out, or choose spool='on_error' or"
             " 'always'"
         )
     if max_request * 4 > limit:
         raise ConfigError(
             f"max_request_size={max_request} needs room for at least four such records: set"
-            f" spool_max_bytes={max_request * 4} or more (it is {limit}, of memory), or lower max_request_size"
+            f" spool_max_bytes={max_request * 4} or more (it is {limit} bytes of memory), or lower max_request_size"
         )
 
 
 def _check_idempotence(options: Mapping[str, Any], acks: int, window: int) -> None:
-    """What KafkaProducer refuses beside an explicit enable_idempotence=True."""
+    """Refuse the options that KafkaProducer refuses together with an explicit enable_idempotence=True."""
     if not options.get("enable_idempotence"):
         return
     conflicts = [
@@ -561,29 +585,33 @@ def _check_idempotence(options: Mapping[str, Any], acks: int, window: int) -> No
         if conflicts
     ]
     if conflicts:
-        raise ConfigError(f"enable_idempotence=True does not go together with {', '.join(conflicts)}")
+        raise ConfigError(f"enable_idempotence=True cannot be combined with {', '.join(conflicts)}")
 
 
 def _check_connection(options: Mapping[str, Any]) -> None:
-    """What kafka-python would take without a word, or refuse without saying what to do."""
+    """Refuse values that kafka-python accepts silently, or refuses without saying what to do."""
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:
-        # kafka-python takes any name, and connects without encryption.
+        # kafka-python accepts any name and connects without encryption.
         hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
         raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
     _check_servers(options["bootstrap_servers"])
+    if not callable(options["selector"]):
+        raise ConfigError(
+            f"selector must be a class such as selectors.DefaultSelector, not {options['selector']!r}"
+        )
     if not isinstance(options["client_id"], (str, NoneType)):
         raise ConfigError(f"client_id must be a str, not {options['client_id']!r}")
     for name in _SECRET_TEXTS:
         if not isinstance(options[name], (str, NoneType)):
-            # Never the value: it may be a password.
+            # The message must not contain the value, which may be a password.
             raise ConfigError(f"{name} must be a str, not {type(options[name]).__name__}")
     _check_tls(options)
     _check_sasl(options)
 
 
 def _near_protocol(given: str) -> str:
-    """The protocol that was meant. What asks for authentication must never become one without, nor TLS plain text."""
+    """Guess the intended protocol. The guess never drops SASL, and never replaces TLS by plain text."""
     words = set(re.split(r"[^A-Z]+", given.upper()))
     if any("SAS" in word for word in words):
         return "SASL_PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SASL_SSL"
@@ -602,7 +630,7 @@ def _check_servers(servers: Any) -> None:
 
 
 def _is_address(text: str) -> bool:
-    """host, host:port, [v6], [v6]:port or a bare IPv6 address, as kafka-python reads them."""
+    """Return whether the text is host, host:port, [v6], [v6]:port or a bare IPv6 address, as kafka-python parses it."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         return bool(host and bracket) and (not rest or (rest[0] == ":" and _is_port(rest[1:])))
@@ -638,10 +666,10 @@ def _check_tls(options: Mapping[str, Any]) -> None:
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for name in files:
         if name == "ssl_keyfile":
-            continue  # read together with the certificate
+            continue  # it is loaded together with the certificate
         try:
             if name == "ssl_certfile":
-                # Without a password OpenSSL would ask for it on the terminal.
+                # If no password is passed, OpenSSL asks for one on the terminal.
                 trial.load_cert_chain(
                     options[name], options["ssl_keyfile"], password=options["ssl_password"] or str
                 )
@@ -651,7 +679,7 @@ def _check_tls(options: Mapping[str, Any]) -> None:
             also = " (with ssl_keyfile and ssl_password)" if name == "ssl_certfile" else ""
             why = getattr(error, "reason", None) or error
             raise ConfigError(
-                f"{name}={os.fspath(options[name])!r} cannot be used{also}: {why}. A PEM file is needed"
+                f"{name}={os.fspath(options[name])!r} cannot be used{also}: {why}. Give a PEM file"
             ) from None
 
 
@@ -662,27 +690,34 @@ def _check_sasl(options: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(str(mechanism).upper(), known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"sasl_mechanism must be one of {', '.join(known)}, not {mechanism!r}{hint}")
+    provider = options["sasl_oauth_token_provider"]
+    if provider is not None and not isinstance(provider, AbstractTokenProvider):
+        # The message must not contain the value, which may be a token.
+        raise ConfigError(
+            "sasl_oauth_token_provider must be an object of a subclass of"
+            f" kafka.net.sasl.oauth.AbstractTokenProvider, not {type(provider).__name__}"
+        )
     if not options["security_protocol"].startswith("SASL"):
         return
     if mechanism is None:
         raise ConfigError(
             f"security_protocol={options['security_protocol']} needs sasl_mechanism, one of {', '.join(known)}"
         )
+    if mechanism == "AWS_MSK_IAM" and options["security_protocol"] != "SASL_SSL":
+        raise ConfigError("sasl_mechanism=AWS_MSK_IAM needs security_protocol=SASL_SSL")
     if mechanism == "PLAIN" or mechanism.startswith("SCRAM-"):
         for name in ("sasl_plain_username", "sasl_plain_password"):
             if not options[name]:
                 raise ConfigError(f"sasl_mechanism={mechanism} needs {name}")
-    if mechanism == "OAUTHBEARER" and not isinstance(
-        options["sasl_oauth_token_provider"], AbstractTokenProvider
-    ):
+    if mechanism == "OAUTHBEARER" and provider is None:
         raise ConfigError(
-            "sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider, an AbstractTokenProvider of"
-            " kafka.net.sasl.oauth"
+            "sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider, a subclass of"
+            " kafka.net.sasl.oauth.AbstractTokenProvider"
         )
 
 
 def _check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """A text where kafka-python counts with a number, or asks for a bool, fails there much later, or counts as True."""
+    """Refuse a string for a number or a boolean: kafka-python would fail much later, or treat the string as True."""
     for name, value in options.items():
         default = defaults.get(name)
         if isinstance(default, bool) and isinstance(value, (str, bytes)):
@@ -701,13 +736,13 @@ def _number(options: Mapping[str, Any], name: str, *, least: int, most: int | No
 
 
 def _sendable(name: str, value: str) -> None:
-    """What Kafka's protocol cannot hold would only show when it is sent, again and again."""
+    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         raise ConfigError(f"{name}: {value!r} cannot be written as UTF-8") from error
     if size > _TEXT_BYTES:
-        raise ConfigError(f"{name}: {size} bytes are too long, {_TEXT_BYTES} may be")
+        raise ConfigError(f"{name}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
 
 
 def _path(options: Mapping[str, Any], name: str) -> Path | None:
@@ -723,7 +758,7 @@ def _lane(value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_LANES:
-        raise ConfigError(f"spool_lane must be a lane's number, 0 to {MAX_LANES - 1}, not {value!r}")
+        raise ConfigError(f"spool_lane must be the number of a lane, 0 to {MAX_LANES - 1}, not {value!r}")
     return value
 
 
@@ -731,7 +766,11 @@ def _hook(options: Mapping[str, Any], name: str) -> Any:
     value = options[name]
     if value is not None and not callable(value):
         topic = name == "on_rejected" and isinstance(value, str)
-        instead = ": there is no dead-letter topic yet; produce to it from that function" if topic else ""
+        instead = (
+            ": it cannot name a dead-letter topic; pass a function that produces to that topic"
+            if topic
+            else ""
+        )
         raise ConfigError(f"{name} must be a function or None, not {value!r}{instead}")
     return value
 
@@ -753,10 +792,11 @@ def _choice(options: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> 
 
 
 def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
-    """The spool directory: as given (absolute), else by environment, else the user's state directory.
+    """Return the spool directory (absolute) and whether it is the default one.
 
-    The default is one per client id and cluster address: what one cluster's producer left behind must never be
-    delivered to another. What an earlier spelling of the address left is found by the cluster's id (`_io/siblings.py`).
+    The option comes first, then the environment variable, then a directory in the user's state directory. This default
+    depends on client id and cluster address, because records left for one cluster must never be delivered to another.
+    If the same address was spelled differently before, `_io/siblings.py` finds the former directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
@@ -769,42 +809,55 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in client_id)
     unknown: object = "no home directory"
     try:
+        import platformdirs
+
         state = platformdirs.user_state_path("kafkasafe")
     except (RuntimeError, OSError) as error:
         state, unknown = Path(), error
     if not state.is_absolute():
         raise ConfigError(
-            f"There is no default place for records to wait: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
+            f"There is no default spool directory: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
         )
     return _nameable("client_id", state / f"{safe}-{digest}"), True
 
 
 def _nameable(option: str, path: Path) -> Path:
-    """The path, if files can have it in this process.
+    """Return the path if this process can encode it as a file name.
 
     Raises:
-        ConfigError: They cannot: the process has the locale C, or another one without UTF-8.
+        ConfigError: The path cannot be encoded: the process has the locale C, or another locale without UTF-8.
     """
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{option}: {str(path)!a} cannot be the name of a file in this process, whose encoding for names is"
-            f" {error.encoding}: start it with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
+            f"{option}: {str(path)!a} cannot be a file name in this process, which encodes file names as"
+            f" {error.encoding}: start the process with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
         ) from None
     return path
 
 
 def _resolved(path: Path) -> Path:
-    """Where a path leads now. A link in it may be switched later, by a deploy: that must not split the spool."""
+    """Resolve symbolic links once. A deployment may switch a link later, and that must not split the spool."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
-        raise ConfigError(f"spool_dir={path} leads nowhere: {error}") from None
+        raise ConfigError(f"spool_dir={path} cannot be resolved: {error}") from None
+
+
+def take_locks_early() -> None:
+    """Do now what takes one of Python's locks only the first time that a producer is opened.
+
+    1. Another thread opens a producer, and holds the lock. 2. The program forks. 3. The child opens a producer too, and
+    waits for the lock for ever, because the thread that holds it does not exist there.
+    """
+    import platformdirs  # noqa: F401 - the default of spool_dir
+
+    tempfile.gettempdir()
 
 
 def volatile_reason(path: Path) -> str | None:
-    """Why what is written to `path` may not survive a restart, of the machine or of its container; None: it should."""
+    """Return why files in `path` may not survive a restart of the machine or container; None if they should."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -817,9 +870,9 @@ def volatile_reason(path: Path) -> str | None:
             if path.is_relative_to(point) and len(point) >= len(best[0]):
                 best = (point, fields[2])
     if best[1] in _VOLATILE:
-        return f"{best[0]} is a {best[1]}: its files live in memory"
+        return f"{best[0]} is a {best[1]}: its files are in memory"
     if best[1] in _LAYERS:
-        return f"{best[0]} is a container's own layer ({best[1]}): its files go with the container; mount a volume"
+        return f"{best[0]} is a container's own layer ({best[1]}): its files vanish with the container; mount a volume"
     if path.is_relative_to(tempfile.gettempdir()):
         return f"{tempfile.gettempdir()} is cleared at a restart on many systems"
     return None

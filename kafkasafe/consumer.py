@@ -1,14 +1,17 @@
-"""`SafeConsumer`: KafkaConsumer, whose offsets never go backwards silently and who notices when its log was changed.
+"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices if the log that it read has changed.
 
-Group management, fetching, decoding and commits are kafka-python's. What it decides about *positions* is replaced:
-where a log ends, whether what was read is still in it, what an error of one partition means, and every reset.
+Group management, fetching, decoding and commits are kafka-python's. SafeConsumer replaces kafka-python's decisions
+about *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition
+means, and when to reset a position.
 
-How it hangs together. What users call is here; the rest of the class is in `_consuming`. kafka-python's `poll` asks its
+Structure: this module has the public methods; the rest of the class is in `_consuming`. kafka-python's `poll` asks its
 fetcher, in this order, to reset positions, to validate them, and to fetch. `_consuming.fetcher.Fetcher` passes the
-first two on to `_begin_resets` and `_begin_checks`, which begin procedures (`_io.inquiry`), one per partition at most;
-`_carry_on` applies what has come out of them. What was fetched goes by `_on_fetched` first. A partition under
-examination is not fetched from (kafka-python's `_awaiting_validation`), the others are. All decisions are made on the
-thread that polls; only the text of a lineage is also made on kafka-python's I/O thread, for commits (`_lock`).
+first two requests on to `_begin_resets` and `_begin_checks`. These two methods start procedures (`_io.inquiry`), at
+most one per partition, and `_carry_on` applies the results. `_on_fetched` sees each fetch response before kafka-python
+does. While a partition is being checked, the consumer does not fetch from it (kafka-python's `_awaiting_validation`),
+but still fetches from the others. All decisions are made on the thread that polls. There is one exception: for
+a commit, kafka-python's I/O thread may encode the lineage (the history of the records that were read) as text, under
+`_lock`.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ import collections
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
@@ -30,6 +33,7 @@ from kafkasafe._consuming.client import OURS
 from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.ground import ignore, log
+from kafkasafe._consuming.iteration import each_record
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.rereading import Rereading
@@ -46,13 +50,12 @@ from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
-from kafkasafe.metrics import install
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
 
 __all__ = ["Offsets", "SafeConsumer", "check_offset"]
 
-# While some partition waits for the application's decision, `poll` comes back to say so at least as often as this.
+# While a partition waits for the application's decision, `poll` returns, and may raise, at least this often.
 _REMINDER_MS: Final = 1000
 _BRIEFLY_MS: Final = 100
 
@@ -63,7 +66,7 @@ class Offsets(dict[TopicPartition, Any]):
     """Offsets by partition.
 
     Attributes:
-        missing: With `partial=True`: why the other partitions have none, by partition.
+        missing: With `partial=True`: the reason for each partition that has no offset.
     """
 
     def __init__(
@@ -74,17 +77,17 @@ class Offsets(dict[TopicPartition, Any]):
 
 
 def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
-    """The one that was given, in ms."""
+    """Return the time-out in milliseconds, whichever of the two was given."""
     if timeout is None:
         return timeout_ms
     if timeout_ms is not None:
-        raise UsageError(f"close(timeout_ms={timeout_ms!r}, timeout={timeout!r}): give one of them")
+        raise UsageError(f"close(timeout_ms={timeout_ms!r}, timeout={timeout!r}): give only one of them")
     seconds = closing_timeout(timeout)
     return None if seconds is None else seconds * 1000
 
 
 class _LookingUp(Applying):
-    """Part of `SafeConsumer`: look-ups of many partitions, side by side."""
+    """Part of `SafeConsumer`: concurrent look-ups of many partitions."""
 
     def _look_up(
         self,
@@ -95,7 +98,7 @@ class _LookingUp(Applying):
     ) -> Offsets:
         timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
-        # A desk of its own: others may look up at the same time.
+        # Each call has its own `Desk`, which runs the look-ups, because several threads may call at the same time.
         desk = Desk()
         troubles = {tp: Trouble(tp, desk, self._lookups) for tp in procedures}
         begun = desk.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
@@ -118,7 +121,7 @@ class _LookingUp(Applying):
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # What no retry helps says more than that time is over.
+            # Prefer an error that no retry can fix: it tells the caller more than a time-out does.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return Offsets(answered, missing)
 
@@ -134,51 +137,102 @@ class _LookingUp(Applying):
 
 
 class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
-    """A drop-in for kafka-python's `KafkaConsumer`. Not thread-safe, as that; look-ups of offsets are.
+    """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
-    What it does beside:
+    It differs in these points:
 
-    - `end_offsets`, `beginning_offsets` and `offsets_for_times` never go back without a proof, and ask as often as is
-      sensible; they take `partial=True`.
-    - When records that were read are gone from the log, it says which (`LogDiverged`), also after a restart: the
-      leader epochs of what was read go with the committed offset, as its metadata (where none is given).
-    - Errors of one partition that pass do not end `poll`; the others go on.
+    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
+      proves that the log changed, for example that records were lost. These methods retry where that helps, and take
+      `partial=True`.
+    - If records that were read are no longer in the log, the consumer says which (`LogDiverged`), even after a restart.
+      To make that possible, the metadata of each committed offset carries the leader epochs of the records that were
+      read (unless the application gives metadata of its own).
+    - A temporary error of one partition does not end `poll`: the consumer goes on with the other partitions.
     - No position is reset without an event.
-    - `poll_arrow` and `poll_batches` give whole Arrow tables.
+    - `poll_arrow` and `poll_batches` return whole Arrow tables.
 
     Args:
-        topics: To subscribe to, as KafkaConsumer's.
+        topics: Topics to subscribe to, as for KafkaConsumer.
         options: KafkaConsumer's options, and:
-            on_divergence: "raise" (default): `poll` raises LogDivergedError, at once and, until the application seeks,
-                whenever there are no records of other partitions to return. "seek": go on from the first offset that
-                differs. Or a callable that gets the `LogDiverged` and returns the offset to go on from (None: raise).
-            on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. What it
-                raises is logged.
-            offsets_path: File that remembers the highest ends and starts from one life of the process to the next; an
-                answer of `end_offsets` or `beginning_offsets` is in it before it is returned. One consumer per file.
-                Default: nothing is remembered.
-            offsets_hold_timeout_ms: How long a lower end offset that nothing explains is held before it is called
-                undecidable. Default: 30000. The old value stands all the same. A lower start is believed then.
-            lineage_path: File that remembers what was read (leader epochs; CRCs of batches where there are none) from
-                one life of the process to the next, for positions that are not committed to a group, or committed with
-                metadata of your own. Written at most once a second by `poll`, by `save_lineage` and by `close`. One
-                consumer per file. Default: it goes with committed offsets only.
-            prometheus: Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
-                another one.
-            remote_storage_timeout_ms: After how long without a partition's remote segments `poll` raises
-                RemoteStorageNotReadyError. Default: never, it waits.
+            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks, it
+                raises the error again whenever other partitions have no records to return. "seek": go on from the first
+                offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which to
+                continue (None: raise).
+            on_event: Gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the consumer. Its
+                exceptions are logged.
+            offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
+                or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
+                own. Default: no file.
+            offsets_hold_timeout_ms: How long the old value is kept if an offset is lower and nothing explains it. After
+                that, a lower end offset is reported as unproven and the old value is still returned, whereas a lower
+                start offset is accepted. Default: 30000.
+            lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
+                CRCs of batches if there are no epochs. It is for positions that are not committed to a group, or are
+                committed with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write
+                it. Each consumer needs a file of its own. Default: only committed offsets carry the history.
+            prometheus: Register the metrics in prometheus-client's default registry; for another registry call
+                `kafkasafe.metrics.install`.
+            remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
+                could not be read for this long. Default: it waits without a limit.
 
     Attributes:
-        counters: How many events of each kind there were, by name.
+        counters: Number of events of each kind, by name.
 
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
-        LineageFileError: The file of `lineage_path` is damaged, of a newer version, or in use.
-        BaselineError: The same of `offsets_path`.
+        LineageFileError: The file `lineage_path` is damaged, comes from a newer version, or is in use.
+        BaselineError: The file `offsets_path` is damaged, comes from a newer version, or is in use.
         KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`; the message has the reason.
     """
 
     _asks_for_stable_offsets = True
+
+    if TYPE_CHECKING:
+        # KafkaConsumer's own methods, which have no types.
+        def assignment(self) -> set[TopicPartition]:
+            """Return the partitions that are assigned to this consumer."""
+
+        def bootstrap_connected(self) -> bool:
+            """Return whether a broker is connected."""
+
+        @overload
+        def committed(
+            self,
+            partition: TopicPartition,
+            metadata: Literal[False] = False,
+            timeout_ms: float | None = None,
+        ) -> int | None: ...
+
+        @overload
+        def committed(
+            self, partition: TopicPartition, metadata: Literal[True], timeout_ms: float | None = None
+        ) -> OffsetAndMetadata | None: ...
+
+        def committed(
+            self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+        ) -> int | OffsetAndMetadata | None:
+            """Return the committed offset of a partition, with `metadata` as a struct; None if there is none."""
+
+        def highwater(self, partition: TopicPartition) -> int | None:
+            """Return the high watermark of the latest response for a partition; None before one."""
+
+        def partitions_for_topic(self, topic: str) -> set[int]:
+            """Return the numbers of a topic's partitions."""
+
+        def pause(self, *partitions: TopicPartition) -> None:
+            """Stop fetching from partitions until `resume`."""
+
+        def paused(self) -> set[TopicPartition]:
+            """Return the partitions that `pause` stopped."""
+
+        def resume(self, *partitions: TopicPartition) -> None:
+            """Fetch from paused partitions again."""
+
+        def subscription(self) -> set[str] | None:
+            """Return the subscribed topics; None without a subscription."""
+
+        def topics(self) -> set[str]:
+            """Return the topics that this client may see."""
 
     def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
         self._safe = validate_consumer(options)
@@ -204,7 +258,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         except BaseException as failed:
             self._memory.close()
             if hasattr(self, "_client"):
-                # KafkaConsumer leaves its thread and sockets behind, for each try of an application anew.
+                # KafkaConsumer would leak a thread and sockets with each failed attempt.
                 self._client.close()
             cause = getattr(getattr(self, "_manager", None), "last_failure", None)
             if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
@@ -212,17 +266,22 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
-        # KafkaConsumer makes its parts itself and has no hook for others.
+        # KafkaConsumer creates its parts itself and offers no hook, so replace their classes afterwards.
         self._followers = Followers(self.config["fetch_max_wait_ms"] / 1000)
         self._fetcher.__class__ = Fetcher
         self._fetcher.serve(self)
+        if "max_partition_fetch_bytes" not in self._safe.kafka:
+            self._fetcher.choose_sizes()
         self._coordinator.__class__ = Coordinator
         self._coordinator.owner = self
-        # Never an offset that a transaction is about to change: an atomic batch that another process has in its spool
-        # is committed whatever becomes of that process, and its records would be read again.
+        # Ask for stable offsets only (KIP-447). An atomic batch in another process's spool will be committed even if
+        # that process dies. If this consumer began at the group's offset from before that batch, it would read the
+        # batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.all_consumed_offsets = self._committable
-        self._rereading = Rereading(self._subscription, self._coordinator, self._emit)
+        self._rereading = Rereading(
+            self._subscription, self._coordinator, self._emit, self._begin_iterating_again
+        )
         self._lookups = LookUps(
             self._network,
             self._tracker,
@@ -232,32 +291,35 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             ignore,
         )
         if self._safe.prometheus:
+            from kafkasafe.metrics import install
+
             install(self)
 
     @property
     def client_id(self) -> str:
-        """KafkaConsumer's option; label of the metrics."""
+        """The option `client_id`, which is also a label of the metrics."""
         return str(self.config["client_id"])
 
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[Any]]:
-        """As KafkaConsumer's. A partition that waits for the application's decision does not stop the others.
+        """Like KafkaConsumer's `poll`. A partition that waits for the application's decision does not stop the others.
 
         Args:
             timeout_ms: How long to wait for records; at most a second while a partition is stopped.
-            max_records: How many to return at most.
-            update_offsets: kafka-python's own.
+            max_records: Largest number of records to return.
+            update_offsets: As in kafka-python.
 
         Raises:
-            LogDivergedError: See `on_divergence`. At once, and later whenever there is nothing else to return.
-            OffsetOutOfRangeError: The same, with `auto_offset_reset="none"`.
+            LogDivergedError: See `on_divergence`. Raised at once, and later whenever there are no records to return.
+            OffsetOutOfRangeError: A position is out of range, with `auto_offset_reset="none"`. Raised as often as
+                LogDivergedError.
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
-            CorruptRecordError: The next batch of a partition is damaged. Its position stays where it is.
+            CorruptRecordError: The next batch of a partition is damaged. The position does not move.
         """
         undecided = self._undecided()
         if undecided:
-            # Even when nobody else has records: the group is looked after in there.
+            # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
             timeout_ms = min(timeout_ms, _REMINDER_MS if self._has_others() else _BRIEFLY_MS)
         parent: Any = super()
         try:
@@ -267,15 +329,40 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 )
         except kafka_errors.CorruptRecordError as error:
             raise kafka_errors.CorruptRecordError(
-                f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before it: poll"
-                " again, if it may have been damaged on its way; seek past it to leave it out."
+                f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before this batch."
+                " If the network may have damaged it, poll again. To skip the batch, seek past it."
             ) from error
         if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:
-            # An iterator moves the position with each record; otherwise they count as handed out now.
+            # An iterator polls without `update_offsets` and moves the position with each record that it returns. `poll`
+            # returns all records at once, so they count as returned now.
             self._save_now_and_then({} if update_offsets else records)
         if not records and (undecided := self._undecided()):
             raise self._told(undecided)
         return records
+
+    def __next__(self) -> Any:
+        """Return the next record, like KafkaConsumer.
+
+        Raises:
+            StopIteration: The consumer is closed, or `consumer_timeout_ms` has passed without a record.
+        """
+        if self._iterator is not None and not self._closed:
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+        parent: Any = super()
+        return parent.__next__()
+
+    def _message_generator_v2(self) -> Iterator[Any]:
+        """Return the iterator from which kafka-python's `__next__` takes the records of one poll."""
+        timeout_ms = 1000 * max(0.0, self._consumer_timeout - time.monotonic())
+        poll = functools.partial(self.poll, timeout_ms, update_offsets=False)
+        return each_record(poll, self._subscription)
+
+    def _begin_iterating_again(self) -> None:
+        """Drop kafka-python's iterator, which would continue with the records and positions of its last poll."""
+        self._iterator = None
 
     def __repr__(self) -> str:
         known = getattr(self, "_subscription", None)
@@ -292,22 +379,22 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
     def close(
         self, autocommit: bool = True, timeout_ms: float | None = None, *, timeout: float | None = None
     ) -> None:
-        """As KafkaConsumer's; also writes `offsets_path` and `lineage_path`.
+        """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
         Args:
-            autocommit: Commit what was read, with `enable_auto_commit`.
+            autocommit: Commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
-            timeout: The same in seconds, as the producer's `close` takes it.
+            timeout: The same time-out in seconds, as in the producer's `close`.
 
         Raises:
             UsageError: Both time-outs were given. Nothing was closed.
-            ValueError: A negative timeout, or nan. Nothing was closed.
-            OSError: A file could not be written. Everything is closed all the same.
+            ValueError: The time-out is negative or nan. Nothing was closed.
+            OSError: A file could not be written. The consumer is closed nevertheless.
         """
         timeout_ms = _close_ms(timeout_ms, timeout)
         if self._closed:
             return
-        # Answers that come from here on find nobody: what they would wake is about to be closed.
+        # Ignore answers from now on: the objects that they would wake are about to be closed.
         self._desk.retire()
         for part in list(self._parts.values()):
             part.cancel()
@@ -328,13 +415,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 self._tracker.save()
 
     def save_lineage(self) -> None:
-        """Write what was read to `lineage_path`; durable on return. Does nothing without that option.
+        """Write the history of the records that were read to `lineage_path`. The file is durable on return.
 
-        For who keeps positions himself: before one is stored, so that even what was read in the last second before a
-        kill -9 can be compared with the log.
+        Does nothing without that option. `poll` writes the file too, but at most once a second. If your program stores
+        positions itself, call this method before each time that it stores them. Then the file is never older than the
+        stored positions, even after a kill -9.
 
         Raises:
-            OSError: It could not be written; what the file had before stands.
+            OSError: The file could not be written. It keeps its former contents.
         """
         self._keep_all({})
         self._memory.save()
@@ -348,26 +436,27 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Where the logs end: the offset of the next record. Never lower than before without a proof.
+        """Return the end offset of each log. The result is lower than before only if a loss is proven.
 
-        While a new leader catches up (KIP-207), this waits. A lower answer is checked against the leader's epochs:
-        where records are gone the lower value is returned, with an `EndOffsetRegressed` event; else the old one stands,
-        with an `EndOffsetHeld` event.
+        While a new leader catches up (KIP-207), the method waits. If an answer is lower than before, the method checks
+        it against the leader's epochs. If records were lost, it returns the lower value and emits an
+        `EndOffsetRegressed` event. Otherwise it returns the old value and emits an `EndOffsetHeld` event.
 
         Args:
-            partitions: Which.
-            timeout_ms: How long it may take, default `request_timeout_ms`.
-            partial: True: return what could be answered; the others are in `missing` of the result.
+            partitions: Partitions to look up.
+            timeout_ms: How long the call may take. Default: `request_timeout_ms`.
+            partial: True: return the offsets that could be found; the other partitions are in `missing` of the result.
 
         Returns:
             Offsets by partition, a dict.
 
         Raises:
-            OffsetNotAvailableError: Time is over, and the new leader still catches up.
-            RemoteStorageNotReadyError: Time is over, a part of the log is in remote storage, and it may be the reason.
-            KafkaTimeoutError: Time is over for another reason, which is its `__cause__`. The two above are kinds of it.
-            KafkaError: What no retry helps, as a missing right.
-            TypeError: `timeout_ms` is not a number, or something is not a TopicPartition.
+            OffsetNotAvailableError: The call timed out while the new leader was still catching up.
+            RemoteStorageNotReadyError: The call timed out, perhaps because a part of the log is in remote storage.
+            KafkaTimeoutError: The call timed out for another reason, which is its `__cause__`. It is also the base
+                class of the two errors above.
+            KafkaError: An error that no retry helps, such as a missing permission.
+            TypeError: `timeout_ms` is not a number, or a partition is not a TopicPartition.
             ValueError: `timeout_ms` is nan.
         """
         try:
@@ -386,13 +475,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Where the logs begin. Never lower than before, unless it is another log.
+        """Return where the logs begin. The result is lower than before only if the log or the topic was replaced.
 
-        A new leader may begin earlier, since it has not deleted as much yet: then the old value stands, with an
-        `EndOffsetHeld` event. It is checked against the leader's epochs; where the log is another one (or the topic),
-        the lower value is returned, with an `EndOffsetRegressed` event. Where nothing can prove it (brokers without
-        epochs) the old value stands for `offsets_hold_timeout_ms`, then the lower one is believed. Resets of positions
-        do without all this: they go to where the leader's log begins at that moment.
+        The log of a new leader may begin earlier, because this leader has not deleted as much yet. Then the method
+        returns the old value and emits an `EndOffsetHeld` event. It checks a lower answer against the leader's epochs.
+        If the log (or the topic) was replaced, it returns the lower value and emits an `EndOffsetRegressed` event.
+        Brokers that have no epochs cannot prove anything. If such a broker gives a lower answer, the method returns the
+        old value for `offsets_hold_timeout_ms`, and the lower value after that. A reset of a position skips these
+        checks and goes to the present start of the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -412,11 +502,12 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """First offsets at or after a time.
+        """Return the first offsets at or after a timestamp.
 
-        An answer that left out the remote part of a log is not believed; it is waited for. Where a record was found
-        before by this consumer and none is found now, though it is neither below the start of the log nor proven to be
-        gone, the record of before is returned, with an `EndOffsetHeld` event.
+        If an answer left out the remote part of a log, the method ignores that answer and asks again. The broker may
+        find no record although this consumer found one before. If the start of the log is not past that record and
+        nothing proves a loss, the record may still be there. Then the method returns the former result and emits an
+        `EndOffsetHeld` event.
 
         Args:
             timestamps: Ms since the epoch, by partition.
@@ -424,16 +515,16 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             partial: See `end_offsets`.
 
         Returns:
-            OffsetAndTimestamp by partition, None where there is no such record.
+            OffsetAndTimestamp by partition; None if there is no such record.
 
         Raises:
-            ValueError: A time is negative.
-            TypeError: Something is not a TopicPartition, or a time not a number.
+            ValueError: A timestamp is negative.
+            TypeError: A partition is not a TopicPartition, or a timestamp is not a number.
             KafkaError: See `end_offsets`.
         """
         for given in timestamps.values():
             if not isinstance(given, (int, float)) and not hasattr(given, "__index__"):
-                raise TypeError(f"Not a time: {given!r}. It is ms since the epoch")
+                raise TypeError(f"Not a timestamp: {given!r}. Give ms since the epoch")
         times = {tp: int(timestamps[tp]) for tp in _partitions_of(timestamps)}
         for tp, timestamp in times.items():
             if timestamp < 0:
@@ -451,14 +542,15 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
     def subscribe(
         self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any | None = None
     ) -> None:
-        """KafkaConsumer's. Without a group it takes effect when brokers have answered, in a moment.
+        """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
-        KafkaConsumer then reads what it read before, or after `unsubscribe` nothing, until partitions change in the
-        cluster, if the client knows the topics already.
+        In KafkaConsumer, if the client knows the topics already, a new subscription has no effect until partitions
+        change in the cluster. Until then a KafkaConsumer reads the former topics, or, after `unsubscribe`, nothing.
 
         Raises:
-            IllegalStateError: `assign` chose the partitions, or it subscribed in the other way: `unsubscribe` first.
-            TypeError: Names are no list, the listener is none.
+            IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call
+                `unsubscribe` first.
+            TypeError: `topics` is not a list, or `listener` is not a ConsumerRebalanceListener.
         """
         parent: Any = super()
         parent.subscribe(topics, pattern, listener)
@@ -466,11 +558,23 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             self._coordinator._metadata_snapshot = {}
             self._cluster.request_update()
 
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Like KafkaConsumer's `assign`."""
+        parent: Any = super()
+        parent.assign(partitions)
+        self._rereading.unassigned()
+
+    def unsubscribe(self) -> None:
+        """Like KafkaConsumer's `unsubscribe`."""
+        parent: Any = super()
+        parent.unsubscribe()
+        self._rereading.unassigned()
+
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """As KafkaConsumer's. Also the answer to a `LogDivergedError`.
+        """Like KafkaConsumer's `seek`. After a `LogDivergedError`, it also decides where to continue.
 
         Raises:
-            ValueError: The partition is not assigned, or the offset is not one.
+            ValueError: The partition is not assigned, or the offset is not an int from 0 to 2**63-1.
         """
         check_offset(offset)
         parent: Any = super()
@@ -482,17 +586,17 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """As KafkaConsumer's. Without `offsets` it leaves out the positions that automatic commits leave out.
+        """Like KafkaConsumer's `commit`. Without `offsets`, it skips the same positions as automatic commits.
 
-        Those are positions in a recreated topic that the application has not decided about, and in a log that was cut
-        where no leader epoch tells the former log from the new one: committed, such an offset would be one of the new
-        log.
+        It skips positions about which the application has not decided yet, in two cases. Either the topic was
+        recreated, or the log was truncated and no leader epoch distinguishes the former log from the new one. In both
+        cases, a committed offset would count as an offset of the new log.
 
         Raises:
-            LogDivergedError: An offset is given for such a partition, and it is above `event.at`. Nothing was
-                committed; `seek` first.
-            ValueError: An offset is not one. KafkaConsumer repeats it until the time is over, or has a negative one
-                committed, which later counts as none.
+            LogDivergedError: For a partition in one of these two cases, `offsets` has an offset above
+                `event.divergent_offset`. Nothing was committed; call `seek` first.
+            ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer would retry such a commit until it
+                times out, or would commit a negative offset, which later counts as no offset.
         """
         self._check_offsets(offsets)
         parent: Any = super()
@@ -503,11 +607,11 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[..., object] | None = None,
     ) -> Future:
-        """As KafkaConsumer's; see `commit`.
+        """Like KafkaConsumer's `commit_async`. It skips the same positions as `commit`.
 
         Raises:
-            LogDivergedError: As of `commit`.
-            ValueError: An offset is not one.
+            LogDivergedError: As for `commit`.
+            ValueError: As for `commit`.
         """
         self._check_offsets(offsets)
         parent: Any = super()
@@ -515,7 +619,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         return future
 
     def _check_offsets(self, given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        # What else may be wrong kafka-python says.
+        # Check only well-formed arguments: kafka-python reports all other mistakes.
         for tp, each in given.items() if isinstance(given, Mapping) else ():
             if not isinstance(each, OffsetAndMetadata):
                 continue
@@ -524,39 +628,47 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 raise self._told(undecided)
 
     def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
-        """For an atomic batch: what was handed out and is in none yet, the group's member, the readings, the claims.
+        """Return what an atomic batch needs to commit this consumer's offsets.
+
+        The result has four items: the positions after records that were returned and are in no batch yet; the group's
+        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
+        the claims (entries that record which batch moves the group to which offset).
 
         Raises:
-            LogDivergedError: A partition is undecided (see `on_divergence`).
+            LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
             BatchDroppedError: See `kafkasafe._consuming.rereading`.
         """
         if undecided := self._undecided():
             raise self._told(undecided)
-        positions = self._subscription.all_consumed_offsets()
-        moved, readings, claims = self._rereading.offer(fate, positions)
         me: Any = self
-        return moved, me.group_metadata(), readings, claims
+        # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
+        # group refuses the offsets, because they carry the old generation.
+        group = me.group_metadata()
+        is_member = group.generation_id >= 0 or not self._subscription.partitions_auto_assigned()
+        positions = self._subscription.all_consumed_offsets()
+        moved, readings, claims = self._rereading.offer(fate, positions, is_member=is_member)
+        return moved, group, readings, claims
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """As KafkaConsumer's."""
+        """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
         for tp in partitions or self._subscription.assigned_partitions():
             self._decided(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """As KafkaConsumer's."""
+        """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
         for tp in partitions or self._subscription.assigned_partitions():
             self._decided(tp)
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
-        """Offset of the next record, None when it is not known in time.
+        """Return the offset of the next record; None if it is not known in time.
 
         Args:
-            partition: Which.
-            timeout_ms: How long it may take, default `request_timeout_ms`.
+            partition: The partition, which must be assigned.
+            timeout_ms: How long the call may take. Default: `request_timeout_ms`.
 
         Raises:
             LogDivergedError: See `on_divergence`.
@@ -575,14 +687,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             self._carry_on(partition)
             state = self._subscription.assignment.get(partition)
             if state is None:
-                raise kafka_errors.IllegalStateError("Partition is not assigned any more")
+                raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
                 return None if state.position is None else int(state.position.offset)
             self._desk.wait(min(left_s, 0.1))
 
     def metrics(self, raw: bool = False) -> Any:
-        """As KafkaConsumer's, with how many events of each kind there were in the group `kafkasafe-consumer`."""
+        """Like KafkaConsumer's `metrics`. The group `kafkasafe-consumer` has the number of events of each kind."""
         parent: Any = super()
         metrics = parent.metrics(raw)
         if metrics is None or raw:
@@ -591,17 +703,21 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
 
 
 def check_offset(given: Any) -> None:
-    """Whether the protocol has it: else each later commit of the consumer would fail, deep in kafka-python.
+    """Check that Kafka's protocol can carry an offset. Otherwise each later commit would fail inside kafka-python.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The value is not an int from 0 to 2**63-1.
     """
     if not isinstance(given, int) or not 0 <= given <= _LAST_OFFSET:
-        raise ValueError(f"Not an offset: {given!r}. It is an int from 0 to 2**63-1")
+        raise ValueError(f"Not an offset: {given!r}. Give an int from 0 to 2**63-1")
 
 
 def _partitions_of(given: Iterable[Any]) -> list[TopicPartition]:
-    """Those to be asked about; a look-up of anything else would go on until its time is over."""
+    """Return the partitions as a list. Refuse other objects, because their look-up would only time out.
+
+    Raises:
+        TypeError: An item is not a TopicPartition.
+    """
     found = list(given)
     for tp in found:
         if not (

@@ -1,7 +1,7 @@
-"""Exceptions: what went wrong, whether the data is safe, what to do.
+"""Exceptions: each message says what went wrong, whether the data is safe, and what to do.
 
-Every one is a `kafka.errors.KafkaError`, so that code written for kafka-python catches them where it already
-catches its own. Every time-out is also a builtin `TimeoutError`, as code written for asyncio expects.
+Every exception is a `kafka.errors.KafkaError`, so an `except` clause written for kafka-python catches it too. Every
+time-out is also a builtin `TimeoutError`, as code written for asyncio expects.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ __all__ = [
 
 
 class KafkaSafeError(KafkaError):
-    """Root of every error kafkasafe raises."""
+    """Base class of every error that kafkasafe raises."""
 
     def __str__(self) -> str:
-        # kafka-python's begin with the name of the class; a traceback, and most loggers, print that name already.
+        # kafka-python puts the class name before the message. Tracebacks and most loggers print that name already.
         return Exception.__str__(self) if self.args else type(self).__name__
 
 
 class UsageError(KafkaSafeError):
-    """The call is wrong; nothing was accepted, nothing changed."""
+    """The call is wrong. It accepted no record and changed nothing."""
 
 
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
-    """An option is unknown or has a value that cannot work. Nothing was opened."""
+    """An option is unknown or has a value that cannot work. No file and no connection was opened."""
 
 
 class SparkError(KafkaSafeError):
-    """Root of the errors that only `kafkasafe.spark` raises."""
+    """Base class of the errors that only `kafkasafe.spark` raises."""
 
 
 class CheckpointMismatchError(SparkError):
@@ -77,29 +77,30 @@ class CheckpointMismatchError(SparkError):
 
 
 class ProducerClosedError(UsageError, IllegalStateError):
-    """`send` after `close`. Records accepted before are delivered or on disk."""
+    """`send` was called after `close`. Records accepted before `close` are delivered or on disk."""
 
 
 class ForkedProcessError(UsageError):
-    """The producer was opened before a fork: the parent owns it. Open a new one in the child."""
+    """The producer was opened before a fork and belongs to the parent process. Open a new one in the child."""
 
 
 class RejectedError(KafkaSafeError):
     """The cluster rejected this record.
 
-    One with a code is also a `kafka.errors.BrokerResponseError` with its `errno`, and kafka-python's own exception for
-    the code (`MessageSizeTooLargeError` for 10), but never a `RetriableError`.
+    If the rejection has an error code, the exception is also a `kafka.errors.BrokerResponseError` whose `errno` is the
+    code. It is then an instance of kafka-python's exception for the code, too (`MessageSizeTooLargeError` for 10). It
+    is never a `RetriableError`.
 
     Attributes:
         code: Kafka's error code.
-        reason: Kafka's name of the error and what the broker said.
+        reason: Kafka's name of the error and the broker's message.
     """
 
     retriable = False
     invalid_metadata = False
 
     def __new__(cls, message: str, *, code: int = -1, reason: str = "") -> Self:  # noqa: ARG004
-        """Of a class of its own for each code."""
+        """Make an instance of the class for this error code."""
         kind: Any = cls
         return super().__new__(_refusal(kind, code) if code > 0 else cls)
 
@@ -109,20 +110,22 @@ class RejectedError(KafkaSafeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The class for the code is made, not found by its name."""
+        """Pickle the arguments: the class for the code is created at run time, so pickle cannot import it by name."""
         return _rejected, (self.args[0], self.code, self.reason)
 
 
 class BatchDroppedError(KafkaSafeError):
-    """An atomic batch (`SafeProducer.batch`) was given up: nothing of it can be seen by readers of committed records.
+    """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    Its records are kept in `rejected/`. There is one exception: the batch had a consumer's offsets, and the consumer is
-    no longer a member of its group. Then nothing is kept, because the group's next member reads the same records again.
+    The producer keeps the records in `rejected/`. There is one exception: the batch had a consumer's offsets, and the
+    consumer is no longer a member of its group. Then nothing is kept, because the group's next member reads the same
+    records again.
 
-    Raised by `commit_transaction`, one with a code is also kafka-python's own exception for it, as `RejectedError` is.
+    If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
+    exception for the code, as a `RejectedError` is.
 
     Attributes:
-        code: Kafka's error code, 0 where there is none.
+        code: Kafka's error code; 0 if there is none.
     """
 
     def __init__(self, message: str, *, code: int = 0) -> None:
@@ -130,7 +133,7 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With its code. The class for the code is made, not found by its name."""
+        """Pickle message and code: the class for the code is created at run time, so pickle cannot import it."""
         make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
         return make, (self.args[0], self.code)
 
@@ -140,7 +143,7 @@ def _dropped(message: str, code: int) -> BatchDroppedError:
 
 
 def dropped_for_code(message: str, code: int) -> BatchDroppedError:
-    """A BatchDroppedError that is also kafka-python's exception for the code, where there is a code."""
+    """Return a BatchDroppedError that, for a positive code, is also kafka-python's exception for the code."""
     made: BatchDroppedError = (_refusal(BatchDroppedError, code) if code > 0 else BatchDroppedError)(
         message, code=code
     )
@@ -150,7 +153,7 @@ def dropped_for_code(message: str, code: int) -> BatchDroppedError:
 @functools.cache
 def _refusal(kind: type[Any], code: int) -> type[Any]:
     theirs = for_code(code)
-    # What was refused for good must not be taken for what may be sent again.
+    # The rejection is permanent, so the new class must not be a RetriableError: callers would send the record again.
     base = BrokerResponseError if issubclass(theirs, RetriableError) else theirs
     if issubclass(kind, BrokerResponseError):
         return kind
@@ -163,17 +166,18 @@ def _rejected(message: str, code: int, reason: str) -> RejectedError:
 
 
 class DataLossError(KafkaSafeError):
-    """Records that the cluster had acknowledged are gone from the log, and SafeProducer does not send them again.
+    """The cluster lost records that it had acknowledged, and SafeProducer does not send them again.
 
-    `send`, `flush` and `close` raise each loss once; `send` has not accepted its record then.
+    Each loss is raised once, by `send`, `flush` or `close`. If `send` raises this error, it did not accept its own
+    record.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
-        records: How many of the records between them were this spool's; -1 when that is not known.
-        others: More losses that had not been raised when `close` raised this one, each an error of its own.
+        records: Number of records in this range that came from this spool; -1 if unknown.
+        others: Further losses that no call had raised when `close` raised this error: one exception for each loss.
     """
 
     def __init__(
@@ -197,10 +201,10 @@ class DataLossError(KafkaSafeError):
 
 
 class UndecidableError(KafkaSafeError):
-    """Whether a batch is in the log cannot be known; it is kept in the spool with its evidence.
+    """The producer cannot determine whether a batch is in the log. The spool keeps the batch with the evidence.
 
     Attributes:
-        evidence: What was asked and what the cluster answered.
+        evidence: The producer's requests and the cluster's answers.
     """
 
     def __init__(self, message: str, *, evidence: str = "") -> None:
@@ -209,19 +213,19 @@ class UndecidableError(KafkaSafeError):
 
 
 class WaitTimeoutError(KafkaSafeError, KafkaTimeoutError, TimeoutError):
-    """The time that a call had is over. The call concluded nothing, and nothing was lost: call again to wait on.
+    """A call reached its time-out without a result. Nothing was lost; call again to wait longer.
 
-    Records that the call waited for stay accepted and are still delivered.
+    Accepted records remain accepted and are still delivered, although the call stopped waiting for them.
     """
 
 
 class DeliveryTimeoutError(KafkaSafeError, TimeoutError):
-    """`delivery_timeout_ms` ended before the cluster acknowledged the record, or the producer did (`spool="never"`).
+    """`delivery_timeout_ms` passed, or a producer with `spool="never"` closed, before the record was acknowledged.
 
     The record is not dropped. It stays in the spool, and this process or the next one delivers it when the cluster
-    takes it. Do not send it again: unlike kafka-python's KafkaTimeoutError, this error is not retriable.
-    With `spool="never"` the record stays in memory while the producer is open. `close()` then raises this error for the
-    records that it could not deliver, with their number: they are lost.
+    accepts it. Do not send it again: unlike kafka-python's KafkaTimeoutError, this error is not retriable.
+    With `spool="never"` the record stays in memory while the producer is open. If `close()` cannot deliver all records,
+    it raises this error, and the message says how many records are lost.
     """
 
 
@@ -230,12 +234,12 @@ class SpoolError(KafkaSafeError):
 
 
 class SpoolWriteError(SpoolError):
-    """A write or fsync failed, or there was no memory to encode what was to be written.
+    """A write or fsync failed, or there was not enough memory to encode the records.
 
-    Records that were durable before are still durable. The records of the failed write are not.
+    Records that were durable before are still durable. The records of the failed write are not durable.
 
     Attributes:
-        full: The disk has no room, or a quota is used up.
+        full: True if the disk has no room or a quota is exhausted.
     """
 
     def __init__(self, message: str, *, full: bool = False) -> None:
@@ -247,13 +251,13 @@ Limit: TypeAlias = Literal["", "spool_max_bytes", "volume", "disk"]
 
 
 class SpoolFullError(SpoolError, WaitTimeoutError):
-    """No room in the spool (with `spool="never"`: in memory) within `max_block_ms`.
+    """The spool (with `spool="never"`: the memory) had no room for the record within `max_block_ms`.
 
-    The record was not accepted; all accepted ones are kept.
+    The record was not accepted. All accepted records are kept.
 
     Attributes:
-        limit: Which limit was hit: "spool_max_bytes"; "volume" (the file system has no room left); "disk" (it fails, or
-            is slower than what is accepted); "" where it is another one, which the message names.
+        limit: The limit that was reached: "spool_max_bytes"; "volume" (the file system has no room left); "disk" (the
+            disk fails, or writes more slowly than records arrive); "" for another limit, which the message names.
     """
 
     def __init__(self, message: str, *, limit: Limit = "") -> None:
@@ -265,7 +269,7 @@ class SpoolCorruptError(SpoolError):
     """A file of the spool is damaged, and durable records come after the damage. Nothing was deleted.
 
     Attributes:
-        damage: One sentence per damaged range: file, byte range, what it held as far as is known.
+        damage: One sentence for each damaged range: the file, the byte range, and its contents as far as known.
     """
 
     def __init__(self, message: str, *, damage: tuple[str, ...] = ()) -> None:
@@ -278,14 +282,14 @@ class SpoolFormatError(SpoolError):
 
 
 class WrongClusterError(SpoolError):
-    """The spool directory holds records for another cluster. Nothing was sent; they wait for theirs."""
+    """The spool directory holds records for another cluster. Nothing was sent; the records stay on disk."""
 
 
 class LaneBusyError(SpoolError):
-    """The lane asked for belongs to another live process. Retriable: it is free when that process ends.
+    """The requested lane belongs to another live process. Retriable: the lane is free when that process ends.
 
     Attributes:
-        pid: The owner's process id, 0 if it did not say.
+        pid: The owner's process id; 0 if unknown.
     """
 
     retriable = True
@@ -296,26 +300,27 @@ class LaneBusyError(SpoolError):
 
 
 class LineageError(KafkaSafeError, epochs.LineageError):
-    """What `kafkasafe.lineage` was given is not a history of a log."""
+    """The arguments given to `kafkasafe.lineage` do not describe a possible history of a log."""
 
 
 class LineageFileError(KafkaSafeError, ValueError):
-    """The file of `lineage_path` cannot be used: damaged, of a newer version, or another consumer's. Unchanged."""
+    """The file `lineage_path` is damaged, comes from a newer version or is another consumer's. It was not changed."""
 
 
 class BaselineError(KafkaSafeError, ValueError):
-    """The file of `offsets_path` cannot be used: damaged, of a newer version, or another consumer's. Unchanged."""
+    """The file `offsets_path` is damaged, comes from a newer version or is another consumer's. It was not changed."""
 
 
 class LogDivergedError(KafkaSafeError):
     """Records that this consumer had read are no longer in the log (`on_divergence="raise"`).
 
-    The partition stays where it is, and `poll` raises again whenever it has nothing of other partitions to return,
-    until the application decides: `seek` to `event.at` reads what is there now, `seek` to `event.resume_offset`
-    leaves that out. (`event.position` may be past the end of the log, where `auto_offset_reset` would decide.)
+    The partition's position does not move. `poll` raises this error again whenever it has no records of other
+    partitions to return, until the application calls `seek`. `seek` to `event.divergent_offset` reads the records
+    that the log has there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be
+    past the end of the log, and then `auto_offset_reset` would set the position.)
 
     Attributes:
-        event: The `kafkasafe.events.LogDiverged`: partition, ranges, epochs.
+        event: The `kafkasafe.events.LogDiverged` with the partition, the ranges of offsets and the epochs.
     """
 
     def __init__(self, message: str, *, event: Any = None) -> None:
@@ -324,9 +329,9 @@ class LogDivergedError(KafkaSafeError):
 
 
 class OffsetNotAvailableError(WaitTimeoutError):
-    """The deadline of a look-up ended while a new leader was catching up (KIP-207, error code 78). Retriable.
+    """A look-up of offsets timed out while a new leader was catching up (KIP-207, error code 78). Retriable.
 
-    Nothing was concluded: call again.
+    The look-up has no result: call again.
 
     Attributes:
         topic: Topic name.
@@ -342,9 +347,9 @@ class OffsetNotAvailableError(WaitTimeoutError):
 
 
 class RemoteStorageNotReadyError(WaitTimeoutError):
-    """The deadline ended while a broker could not read a partition's remote segments (KIP-1007). Retriable.
+    """A call timed out while a broker could not read a partition's remote segments (KIP-1007). Retriable.
 
-    Nothing was skipped: positions are where they were.
+    No record was skipped, and no position moved.
 
     Attributes:
         topic: Topic name.
@@ -363,11 +368,11 @@ class RemoteStorageNotReadyError(WaitTimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a caller needs to know about an error, beside the docstring of its class.
+    """What a caller needs to know about an error, in addition to the docstring of its class.
 
     Attributes:
         calls: The calls that raise it.
-        data: What is known about the records.
+        data: What happened to the records.
         action: What to do.
     """
 
@@ -428,30 +433,31 @@ FACTS: Final[dict[str, Facts]] = {
     ),
     "BatchDroppedError": Facts(
         ("outcome.get", "outcome.durable", "future.get"),
-        "Readers of committed records see nothing of the batch. Its records are in `rejected/`; if the batch had a"
-        " consumer's offsets, they may be in Kafka only, where the group reads them again.",
-        "Read the message. For records in `rejected/`: remove the cause, then run `kafkasafe spool resend`.",
+        "`read_committed` consumers see nothing of the batch. Its records are kept in `rejected/`. A batch with a"
+        " consumer's offsets is not always kept. If it is not, the group reads the same input again.",
+        "Read the message. If the records are in `rejected/`, remove the cause, then run `kafkasafe spool resend`.",
     ),
     "DataLossError": Facts(
         ("producer.send", "producer.flush", "producer.close", "batch.commit", "spark.KafkaSafeSource"),
-        "**Records are lost.** The cluster had acknowledged them and does not have them any more, and they are not"
-        " sent again. `send` did not accept its own record.",
-        "Produce the range from `first_offset` to `last_offset` again from its source. Then repeat the `send`. Look for"
-        " an unclean election or a lost disk in the cluster. A Spark source raises it for records that it cannot read"
-        " any more.",
+        "**Records are lost.** The cluster had acknowledged them and no longer has them, and the producer does not"
+        " send them again. `send` did not accept its own record.",
+        "Produce the records from `first_offset` to `last_offset` again from their source. Then repeat the `send`."
+        " Look for an unclean election or a lost disk in the cluster. A Spark source raises this error for records that"
+        " it can no longer read.",
     ),
     "UndecidableError": Facts(
         ("producer.send", "producer.flush", "producer.durable", "batch.commit"),
         "Nothing is lost. The batch is in the spool; it may also be in the topic. `send` did not accept its own"
         " record.",
-        "Look at the topic, then call `producer.resolve_undecidable(resend=True)` (the batch may be there twice) or"
-        " `resend=False` (it may be missing). `on_undecidable` decides without asking.",
+        "Look at the topic. Then call `producer.resolve_undecidable(resend=True)` (the batch may then be in the topic"
+        " twice) or `resend=False` (the batch may then be missing). The option `on_undecidable` makes this choice in"
+        " advance.",
     ),
     "DeliveryTimeoutError": Facts(
         ("future.get", "future.exception", "producer.close"),
         'Safe: the record is in the spool and will be delivered. **With `spool="never"`** the record is in memory'
-        " only, and the error of `close` says how many records are lost.",
-        "Do not send the record again. Wait, or leave `delivery_timeout_ms` out.",
+        " only, and the error that `close` raises says how many records are lost.",
+        "Do not send the record again. Wait, or do not set `delivery_timeout_ms`.",
     ),
     "WaitTimeoutError": Facts(
         (
@@ -464,7 +470,7 @@ FACTS: Final[dict[str, Facts]] = {
             "consumer.end_offsets",
         ),
         "Safe. A record stays in the spool or in memory, and is still delivered. A consumer's position did not move.",
-        "Call again to wait longer. Do not send the record again. The message has the reason.",
+        "Call again to wait longer. Do not send the record again. The message names the reason.",
     ),
     "SpoolError": Facts(
         (
@@ -475,28 +481,27 @@ FACTS: Final[dict[str, Facts]] = {
             "producer.flush",
             "producer.durable",
         ),
-        "Records that `durable` or `get` confirmed are safe. The message says what is known of the others.",
-        "Read the message: it names the file and the cause (rights, disk, a lock).",
+        "Records that `durable` or `get` confirmed are safe. The message says what is known about the others.",
+        "Read the message: it names the file and the cause (permissions, the disk, a lock).",
     ),
     "SpoolWriteError": Facts(
         ("producer.send", "producer.durable", "producer.close", "future.durable"),
-        "Records that `durable`, `durable` or `get` confirmed are safe. Records of the failed write are not on disk"
-        " yet.",
-        "Make room on the disk (`full` is True then), or free memory. An open producer tries again by itself; after"
+        "Records that `durable` or `get` confirmed are safe. Records of the failed write are not on disk yet.",
+        "Make room on the disk (if `full` is True), or free memory. An open producer tries again by itself; after"
         " `close` the records named in the message are lost.",
     ),
     "SpoolFullError": Facts(
         ("producer.send", "batch.send", "batch.commit"),
         "This record was not accepted. All accepted records are kept.",
-        "Send the record again later. If the cluster is away, wait for it; else raise `spool_max_bytes`, or make room"
-        " on the volume. `limit` says which limit was reached.",
+        "Send the record again later. If the cluster is down, wait for it. Otherwise raise `spool_max_bytes`, or make"
+        " room on the volume. `limit` says which limit was reached.",
     ),
     "SpoolCorruptError": Facts(
         ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
-        "**Records on disk are damaged.** Nothing was deleted. Undamaged records are kept; an open producer goes on"
-        " delivering those of other partitions.",
+        "**Records on disk are damaged.** Nothing was deleted. Undamaged records are kept; an open producer still"
+        " delivers those of other partitions.",
         'Restore the file from a copy. Or open the producer with `on_corrupt="quarantine"`: it copies the damaged'
-        " bytes aside and delivers the rest.",
+        " bytes to another file and delivers the rest.",
     ),
     "SpoolFormatError": Facts(
         ("SafeProducer",),
@@ -505,53 +510,54 @@ FACTS: Final[dict[str, Facts]] = {
     ),
     "WrongClusterError": Facts(
         ("producer.send", "producer.flush", "producer.close", "future.get", "outcome.get", "batch.commit"),
-        'Safe. Nothing was sent to the other cluster; the records stay on disk for their own. With `spool="never"`'
-        " they are in memory only.",
+        "Safe. Nothing was sent to the other cluster. The records stay on disk for their own cluster; with"
+        ' `spool="never"` they are in memory only.',
         "Correct `bootstrap_servers`, or give each cluster a `spool_dir` of its own.",
     ),
     "LaneBusyError": Facts(
         ("SafeProducer", "producer.send", "producer.flush", "producer.close", "future.get"),
-        "Safe. The other process has the records of that lane, and delivers them.",
-        "From the constructor: leave `spool_lane` out, or stop the process `pid`. From an open producer: the lock file"
+        "Safe. The other process owns the records of that lane, and delivers them.",
+        "From the constructor: do not set `spool_lane`, or stop the process `pid`. From an open producer: the lock file"
         " of its lane was deleted, and another process took the lane. Find out what deletes files there, and open a new"
         " producer.",
     ),
     "LineageFileError": Facts(
         ("SafeConsumer",),
         "Safe. The file was not changed.",
-        "Give each consumer a file of its own. A damaged file: restore a copy, or move it away; then a change of the"
-        " log before this start stays unnoticed.",
+        "Give each consumer a file of its own. If the file is damaged, restore a copy or move it away. Without the"
+        " file, the consumer cannot notice that the log changed before this start.",
     ),
     "BaselineError": Facts(
         ("SafeConsumer",),
         "Safe. The file of `offsets_path` was not changed.",
-        "Restore a copy, or move the file away; then an end offset that went back before this start stays unnoticed.",
+        "Restore a copy, or move the file away. Without the file, the consumer cannot notice that an end offset went"
+        " back before this start.",
     ),
     "LogDivergedError": Facts(
         ("consumer.poll", "consumer.poll_arrow", "consumer.poll_batches"),
         "**The cluster lost records that this consumer had read.** The position did not move.",
-        "Decide where to go on: `seek` to `event.at` or to `event.resume_offset`. `on_divergence` decides without"
-        " asking.",
+        "Decide where to continue: `seek` to `event.divergent_offset` or to `event.resume_offset`. The option"
+        " `on_divergence` makes this choice in advance.",
     ),
     "OffsetNotAvailableError": Facts(
         ("consumer.end_offsets", "consumer.beginning_offsets", "consumer.offsets_for_times"),
-        "Safe. Nothing was concluded.",
-        "Call again. A new leader is catching up, mostly for less than a second.",
+        "Safe. The look-up has no result.",
+        "Call again. A new leader is catching up, which usually takes less than a second.",
     ),
     "RemoteStorageNotReadyError": Facts(
         ("consumer.poll", "consumer.offsets_for_times", "consumer.beginning_offsets", "consumer.end_offsets"),
         "Safe. No record was skipped, and the position did not move.",
-        "Call again. If it lasts, look at the brokers' remote storage.",
+        "Call again. If the error persists, look at the brokers' remote storage.",
     ),
     "LineageError": Facts(
         ("lineage.Lineage",),
         "Safe. Nothing was compared.",
-        "Give offsets and epochs that ascend, as a consumer saw them.",
+        "Pass offsets and epochs in ascending order, as a consumer saw them.",
     ),
     "UnassignedError": Facts(
         ("aio.SafeConsumer.seek", "aio.SafeConsumer.position", "aio.SafeConsumer.getone"),
         "Safe. Nothing was read.",
-        "Use partitions that are assigned: see `consumer.assignment()`.",
+        "Use only assigned partitions: `consumer.assignment()` returns them.",
     ),
     "SourceUnavailableError": Facts(
         ("spark.KafkaSafeSource",),
@@ -566,7 +572,7 @@ FACTS: Final[dict[str, Facts]] = {
     "StagingError": Facts(
         ("spark.foreach_batch_sink", "spark.write_batch"),
         "Safe. Nothing of the micro-batch is visible to readers.",
-        "Start the query again: Spark repeats the micro-batch. If it lasts, read the message.",
+        "Start the query again: Spark repeats the micro-batch. If the error persists, read the message.",
     ),
     "RestartError": Facts(
         ("spark.foreach_batch_sink", "spark.write_batch"),
@@ -579,4 +585,4 @@ FACTS: Final[dict[str, Facts]] = {
         "Stop the older query. Give each query a `txnAppId` of its own.",
     ),
 }
-"""By the name of the class. `docs/generate.py` makes docs/kafkasafe-errors.md of it."""
+"""Facts by class name. `python -m tests.pages` generates docs/kafkasafe-errors.md from them."""

@@ -1,6 +1,8 @@
-"""Facts for hooks: what a SafeProducer or SafeConsumer noticed. Frozen.
+"""Events: frozen dataclasses that SafeProducer and SafeConsumer pass to the hook `on_event`.
 
-`on_event` gets each one: of a producer on the producer's own thread, of a consumer on the thread that called it.
+A producer calls its hook on the producer's own thread, a consumer on the thread that called the consumer.
+
+Some fields name a lane. A lane is a subdirectory of the spool directory that belongs to one producer.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RecordsCommitted:
-    """A batch is in the cluster's log and its commit mark is durable.
+    """A batch is in the cluster's log, and the spool has durably recorded this.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         first_offset: Offset of the first record.
-        records: How many; their offsets follow each other.
+        records: Number of records. Their offsets are consecutive.
     """
 
     topic: str
@@ -65,13 +67,15 @@ class RecordsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchCommitted:
-    """An atomic batch (`SafeProducer.batch`, `delivery="transactional"`) is committed, and that is durable.
+    """An atomic batch is committed, and the spool has durably recorded this.
+
+    Atomic batches come from `SafeProducer.batch` and from `delivery="transactional"`.
 
     Attributes:
-        batch_id: Of the batch as a whole, 32 hexadecimal digits.
-        transactional_id: Given by the user; empty: one of the producer's own.
-        records: In all partitions.
-        partitions: How many.
+        batch_id: Id of the whole batch, 32 hexadecimal digits.
+        transactional_id: The application's `transactional_id`; empty if the producer used one of its own.
+        records: Number of records in all partitions.
+        partitions: Number of partitions.
     """
 
     batch_id: str
@@ -82,14 +86,14 @@ class AtomicBatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchDropped:
-    """An atomic batch was given up; nothing of it can be seen by readers of committed records.
+    """An atomic batch was dropped; `read_committed` consumers see none of its records.
 
     Attributes:
-        batch_id: Of the batch as a whole, 32 hexadecimal digits.
-        transactional_id: Given by the user; empty: one of the producer's own.
-        records: In all partitions.
-        code: Kafka's error code, 0 where there is none.
-        reason: What the cluster said, or why the batch was given up.
+        batch_id: Id of the whole batch, 32 hexadecimal digits.
+        transactional_id: The application's `transactional_id`; empty if the producer used one of its own.
+        records: Number of records in all partitions.
+        code: Kafka's error code; 0 if there is none.
+        reason: The cluster's answer, or why the producer dropped the batch.
     """
 
     batch_id: str
@@ -101,12 +105,12 @@ class AtomicBatchDropped:
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatchRetried:
-    """The transaction of an atomic batch was aborted; it is prepared again, in another one.
+    """The transaction of an atomic batch was aborted; the producer sends the batch again in a new transaction.
 
     Attributes:
-        batch_id: Of the batch as a whole, 32 hexadecimal digits.
-        attempt: How many tries failed in a row.
-        reason: Why the last one was aborted.
+        batch_id: Id of the whole batch, 32 hexadecimal digits.
+        attempt: Number of consecutive failed attempts.
+        reason: Why the last attempt was aborted.
     """
 
     batch_id: str
@@ -116,17 +120,17 @@ class AtomicBatchRetried:
 
 @dataclass(frozen=True, slots=True)
 class RecordsRejected:
-    """The cluster rejected records; they are kept aside in the spool directory.
+    """The cluster rejected records permanently; the producer keeps them in `rejected/` of the spool directory.
 
-    With `spool="never"` they are kept nowhere, and `kept_in` is empty.
+    With `spool="never"` they are not kept, and `kept_in` is empty.
 
     Attributes:
         topic: Topic name.
-        partition: Partition number, -1 where none was chosen.
-        records: How many.
+        partition: Partition number; -1 if no partition was chosen yet.
+        records: Number of records.
         code: Kafka's error code.
-        reason: Kafka's name of the error and what the broker said.
-        kept_in: The directory that has the records now; empty where none has.
+        reason: Kafka's name of the error and the broker's message.
+        kept_in: The directory that holds the records now; empty if they are not kept.
     """
 
     topic: str
@@ -139,18 +143,19 @@ class RecordsRejected:
 
 @dataclass(frozen=True, slots=True)
 class TopicBlocked:
-    """The cluster blocks a topic, a partition or a batch for a reason that may pass; pending records are kept.
+    """The cluster blocks a topic, a partition or a batch for a reason that may be temporary; pending records are kept.
 
-    Emitted when the answer is confirmed: after a second, after a minute where the topic is missing (it may be new).
+    Emitted when the same error has lasted for a second. If a topic is missing, the event is emitted only after a
+    minute, because brokers do not know a new topic at first.
 
     Attributes:
         topic: Topic name.
-        partition: Partition, -1 while none is chosen.
-        code: 29: no right to write. 3, 100: missing. 17: takes no writes. 32: timestamps too far ahead. 2, -1: the
-            broker fails on this batch.
-        reason: What the cluster said.
-        batches: How many wait.
-        records: In them.
+        partition: Partition number; -1 if no partition is chosen yet.
+        code: Kafka's error code. 29: no permission to write. 3 and 100: the topic is missing. 17: the topic does not
+            accept writes. 32: timestamps too far in the future. 2 and -1: the broker fails on this batch.
+        reason: The cluster's answer.
+        batches: Number of pending batches.
+        records: Number of records in them.
     """
 
     topic: str
@@ -167,9 +172,9 @@ class TopicUnblocked:
 
     Attributes:
         topic: Topic name.
-        partition: Partition, -1 while none is chosen.
+        partition: Partition number; -1 if no partition is chosen yet.
         code: The last error code.
-        after_s: Seconds since the first such answer.
+        after_s: Seconds since the cluster first answered with this error.
     """
 
     topic: str
@@ -180,16 +185,17 @@ class TopicUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsBlocked:
-    """The cluster blocks a transactional id or a group; the atomic batches that need it are kept.
+    """The cluster blocks a transactional id or a consumer group; the atomic batches that need it are kept.
 
-    Emitted when the answer was the same for a second; of a topic that is missing, for ten.
+    Emitted when the same error has lasted for a second. If a topic is missing, the event is emitted after ten seconds.
 
     Attributes:
-        name: `transactional id NAME` or `group NAME`; NAME ends with `-*` for those of a lane of the spool.
-        code: 53, 30: a right is missing. 50: `transaction_timeout_ms` is more than the brokers allow. 3, 29: a topic is
-            missing, or may not be read, whose offset is sent; `blocked_timeout_ms` ends that.
-        reason: What the cluster said.
-        records: How many wait.
+        name: `transactional id NAME` or `group NAME`. A NAME that ends with `-*` means all transactional ids of a lane.
+        code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
+            brokers allow. 3 and 29: the batch commits an offset of a topic that is missing or that this client may not
+            read; the producer drops the batch after `blocked_timeout_ms`.
+        reason: The cluster's answer.
+        records: Number of pending records.
     """
 
     name: str
@@ -203,9 +209,9 @@ class TransactionsUnblocked:
     """The condition reported by `TransactionsBlocked` has cleared.
 
     Attributes:
-        name: As there.
-        code: The error code.
-        after_s: Seconds since the first such answer.
+        name: The same `name` as in `TransactionsBlocked`.
+        code: Kafka's error code.
+        after_s: Seconds since the cluster first answered with this error.
     """
 
     name: str
@@ -215,14 +221,14 @@ class TransactionsUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class RecordsUndecidable:
-    """Whether the batch is in the log cannot be determined; `on_undecidable` decides.
+    """The producer cannot determine whether a batch is in the log; `on_undecidable` decides what happens to it.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        records: How many.
-        position: Number of the batch in its lane, as `spool ls` shows it.
-        evidence: What was asked and what the cluster answered.
+        records: Number of records.
+        position: Number of the batch in its lane, as `kafkasafe spool ls` shows it.
+        evidence: The producer's requests and the cluster's answers.
     """
 
     topic: str
@@ -234,18 +240,18 @@ class RecordsUndecidable:
 
 @dataclass(frozen=True, slots=True)
 class DataLost:
-    """Records that the cluster had acknowledged are gone from its log.
+    """The cluster acknowledged records and no longer has them in its log.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
-        records: How many of the records between them were this spool's.
-        reason: What noticed it: "ack", "sequence", "unknown producer", "log end" or "topic id".
-        evidence: What was seen.
-        restoring_records: How many of them the spool still has and sends again. They come behind whatever was appended
-            since the loss, in their own order.
+        records: Number of records in this range that came from this spool.
+        reason: What revealed the loss: "ack", "sequence", "unknown producer", "log end" or "topic id".
+        evidence: The observations that prove the loss.
+        restoring_records: Number of lost records that the spool still has and that the producer sends again. They keep
+            their own order, but come after all records that were appended since the loss.
     """
 
     topic: str
@@ -260,14 +266,14 @@ class DataLost:
 
 @dataclass(frozen=True, slots=True)
 class LostRecordsRestored:
-    """Lost acknowledged records are in the log again, once, in order.
+    """Acknowledged records that were lost are in the log again, once and in order.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        records: How many.
-        first_offset: Where the first of them is now.
-        last_offset: Where the last of them is now (inclusive).
+        records: Number of records.
+        first_offset: New offset of the first record.
+        last_offset: New offset of the last record (inclusive).
     """
 
     topic: str
@@ -279,14 +285,14 @@ class LostRecordsRestored:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRetried:
-    """A partition failed and is tried again after a pause.
+    """Sending to a partition failed; the producer tries again after a pause.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        attempt: How many tries failed in a row.
-        pause_s: Seconds until the next try.
-        reason: Why the last one failed.
+        attempt: Number of consecutive failed attempts.
+        pause_s: Seconds until the next attempt.
+        reason: Why the last attempt failed.
     """
 
     topic: str
@@ -298,13 +304,13 @@ class DeliveryRetried:
 
 @dataclass(frozen=True, slots=True)
 class SpoolRecovered:
-    """A lane with records of an earlier life was opened.
+    """The producer opened a lane that holds records of an earlier run.
 
     Attributes:
         lane: Name of the lane.
-        batches: How many batches are not delivered yet.
-        records: How many records are in them.
-        in_doubt_batches: How many of the batches may have been appended already.
+        batches: Number of batches that are not delivered yet.
+        records: Number of records in them.
+        in_doubt_batches: Number of these batches that the cluster may already have appended.
     """
 
     lane: str
@@ -315,14 +321,14 @@ class SpoolRecovered:
 
 @dataclass(frozen=True, slots=True)
 class SpoolRecordsMissing:
-    """Durable records of an earlier life are neither in the cluster's log nor in the spool, and no damage explains it.
+    """Durable records of an earlier run are neither in the cluster's log nor in the spool, and no damage explains why.
 
     Attributes:
-        lane: The lane they were in.
+        lane: Name of the lane that held them.
         topic: Topic name.
         partition: Partition number.
-        records: How many.
-        evidence: What the partition's leader remembers.
+        records: Number of records.
+        evidence: What the partition's leader remembers of this producer.
     """
 
     lane: str
@@ -334,12 +340,12 @@ class SpoolRecordsMissing:
 
 @dataclass(frozen=True, slots=True)
 class LaneAdopted:
-    """A lane whose owner died is drained by this process.
+    """The process that owned a lane has died; this process now delivers the lane's records.
 
     Attributes:
         lane: Name of the lane.
-        batches: How many batches are not delivered yet.
-        records: How many records are in them.
+        batches: Number of batches that are not delivered yet.
+        records: Number of records in them.
     """
 
     lane: str
@@ -349,16 +355,16 @@ class LaneAdopted:
 
 @dataclass(frozen=True, slots=True)
 class RetainedRecordsDeleted:
-    """Delivered records kept by `retain_acked_*` were deleted to make room.
+    """The producer deleted delivered records that `retain_acked_*` had kept, to make room in the spool.
 
-    If the cluster loses them, they cannot be restored.
+    If the cluster loses these records, the producer cannot send them again.
 
     Attributes:
         topic: Topic name.
-        partition: Partition.
-        first_offset: Of the first of them.
-        last_offset: Of the last of them (inclusive).
-        records: How many.
+        partition: Partition number.
+        first_offset: Offset of the first deleted record.
+        last_offset: Offset of the last deleted record (inclusive).
+        records: Number of records.
     """
 
     topic: str
@@ -370,11 +376,11 @@ class RetainedRecordsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class LaneReturned:
-    """An adopted lane is returned to its restarted owner, which delivers the rest.
+    """This process returned an adopted lane to its restarted owner, which delivers the remaining batches.
 
     Attributes:
         lane: Name of the lane.
-        batches: How many batches are not delivered yet.
+        batches: Number of batches that are not delivered yet.
     """
 
     lane: str
@@ -383,12 +389,12 @@ class LaneReturned:
 
 @dataclass(frozen=True, slots=True)
 class WaitingForOlderRecords:
-    """Records wait until what earlier producers of the directory left for the same partitions is delivered.
+    """Records wait because other lanes of the directory hold older undelivered records for the same partitions.
 
     Attributes:
-        lane: Where they wait.
-        held_by: The lanes in which older records stand.
-        partitions: (topic, partition) of what waits now; partition -1 while it is not chosen.
+        lane: Name of the lane that holds the waiting records.
+        held_by: Names of the lanes that hold the older records.
+        partitions: (topic, partition) of the waiting records. The partition is -1 if none is chosen yet.
     """
 
     lane: str
@@ -398,11 +404,11 @@ class WaitingForOlderRecords:
 
 @dataclass(frozen=True, slots=True)
 class OrderNotGuaranteed:
-    """What earlier producers left in a lane cannot be told: records that are sent from now on may come before it.
+    """The producer cannot read the records that earlier producers left in a lane, so new records may overtake them.
 
     Attributes:
-        lane: Its name.
-        reason: Why.
+        lane: Name of the lane.
+        reason: Why the lane cannot be read.
     """
 
     lane: str
@@ -411,14 +417,14 @@ class OrderNotGuaranteed:
 
 @dataclass(frozen=True, slots=True)
 class OrphanedSpoolFound:
-    """Records wait in another directory beside the default one, and no process delivers them.
+    """Another spool directory next to the default one holds undelivered records, and no process delivers them.
 
     Attributes:
         directory: The spool directory.
-        cluster_id: Of the cluster they are for; None: no producer there ever reached one.
-        batches: How many batches wait.
-        records: How many records are in them.
-        command: Delivers them to this producer's cluster.
+        cluster_id: Id of the cluster that the records are meant for; None if no producer there ever reached a cluster.
+        batches: Number of batches.
+        records: Number of records in them.
+        command: A shell command that delivers them to this producer's cluster.
     """
 
     directory: str
@@ -430,12 +436,12 @@ class OrphanedSpoolFound:
 
 @dataclass(frozen=True, slots=True)
 class SpoolWriteFailed:
-    """A write to the spool failed and is tried again; nothing that was promised is affected.
+    """A write to the spool failed and is tried again; records that were reported durable are not affected.
 
     Attributes:
         lane: Name of the lane.
-        error: What the operating system said.
-        attempt: How many writes failed in a row.
+        error: The operating system's error.
+        attempt: Number of consecutive failed writes.
     """
 
     lane: str
@@ -445,38 +451,39 @@ class SpoolWriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class SpoolDisplaced:
-    """Files of the spool are not where their path leads: somebody moved or deleted them while their producer works.
+    """Files of an open producer's spool were moved or deleted, or the path of the spool now leads elsewhere.
 
     Attributes:
-        lane: Name of the lane, which may be another one after it was restored.
-        path: Where the lane belongs.
-        problem: "moved", "deleted", "unlocked" (its lock was deleted), "files" (of the lane), "directory" (files of the
-            spool directory), "unseen" (it cannot be seen), or "link" (spool_dir leads elsewhere: the producer stays in
-            `path`, and what is durable there is called durable).
-        restored: All is where it belongs again. If not, nothing is called durable until another event says so.
-        lost_records: What could not be read any more of what waited there; with rejected records that were kept there.
+        lane: Name of the lane. The producer may use another lane after the repair.
+        path: Path where the lane belongs.
+        reason: "moved"; "deleted"; "unlocked" (the lane's lock file was deleted); "files" (files of the lane are
+            missing); "directory" (files of the spool directory are missing); "unseen" (the path cannot be examined); or
+            "link" (`spool_dir` leads elsewhere now; the producer stays in `path` and reports records there as durable).
+        restored: True: everything is in its place again. False: the producer reports no record as durable until another
+            event has `restored=True`.
+        lost_records: How many of this lane's records, pending and rejected ones, can no longer be read.
     """
 
     lane: str
     path: str
-    problem: str
+    reason: str
     restored: bool
     lost_records: int
 
 
 @dataclass(frozen=True, slots=True)
 class LossCheckInconclusive:
-    """Another leader was elected, and nothing proves that its log ever had what was acknowledged, or read.
+    """After an election, nothing proves that the new leader ever had the records that were acknowledged or read.
 
-    Retention or DeleteRecords removed all of it: the log begins after it. That is no loss; but that some of it was lost
-    before it was removed cannot be excluded either.
+    Retention or DeleteRecords has removed all these records, so the log now begins after them. Such a removal is not a
+    loss. But the election may already have lost some of the records, and the brokers' answers do not rule this out.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        position: Of a producer, the offset after the last acknowledged record; of a consumer, its position.
-        log_start_offset: Where the log begins now.
-        evidence: What was seen.
+        position: From a producer: the offset after the last acknowledged record. From a consumer: its position.
+        log_start_offset: First offset of the log now.
+        evidence: The requests and answers that led to this conclusion.
     """
 
     topic: str
@@ -514,31 +521,33 @@ Event = (
 )
 
 
-# --- of a SafeConsumer ----------------------------------------------------------------------------------------------
+# --- from a SafeConsumer ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LogDiverged:
-    """Records that this consumer had read are not in the log any more; the policy `on_divergence` decides.
+    """Records that this consumer had read are no longer in the log; the option `on_divergence` decides what to do.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        position: Next offset that was to be read.
-        at: First offset at which the log differs from what was read.
-        rolled_back: First and last offset (inclusive) of what was read and is gone.
-        replaced: First and last offset (inclusive), within `rolled_back`, where other records stand now; None when
-            there are none (yet).
-        epochs: Leader epochs of the records that are gone, oldest first.
-        exact: False: the logs may differ before `at` already, where nothing is known of what was read.
-        reason: "truncated": the log was cut, as by an unclean election. "recreated": it is another topic of the name.
-        round_trips: How many questions it took to find `at`.
+        position: The consumer's position: the next offset it would have read.
+        divergent_offset: First offset at which the log differs from what the consumer read.
+        rolled_back: First and last offset (inclusive) of the records that were read and are no longer in the log.
+        replaced: First and last offset (inclusive) of the other records that the log now has in the range
+            `rolled_back`; None if it has none there (yet).
+        epochs: Leader epochs of the missing records, oldest first.
+        exact: False: the log may already differ before `divergent_offset`, because the consumer does not know what
+            it read there.
+        reason: "truncated": the log was truncated, as by an unclean election. "recreated": the topic was deleted, and
+            another topic has its name now.
+        round_trips: Number of requests that were needed to find `divergent_offset`.
     """
 
     topic: str
     partition: int
     position: int
-    at: int
+    divergent_offset: int
     rolled_back: tuple[int, int]
     replaced: tuple[int, int] | None
     epochs: tuple[int, ...]
@@ -548,28 +557,30 @@ class LogDiverged:
 
     @property
     def resume_offset(self) -> int:
-        """Where to go on without what stands in the place of the lost records: an offset that the log reaches.
+        """The offset to seek to in order to skip the records that replaced the lost ones.
 
-        `position` need not be one: after an unclean election the log is often shorter than it was.
+        This offset is never past the end of the log. `position` may be, because an unclean election often leaves the
+        log shorter than before.
         """
-        return self.at if self.replaced is None else self.replaced[1] + 1
+        return self.divergent_offset if self.replaced is None else self.replaced[1] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class PositionReset:
-    """A position was set by `auto_offset_reset`, not by the application.
+    """The consumer set its position in a partition as the option `auto_offset_reset` says.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        reason: "no_position": nothing was committed (or there is no group). "retention": the log begins behind the
-            position. "beyond_end": the log ends before it, and nothing that was read is known to be gone. "recreated":
-            the topic was deleted and created again, and nothing before the position was read.
-        strategy: What `auto_offset_reset` says: "earliest" or "latest". Always "earliest" for "recreated": all records
-            of the new topic are later than the position was.
-        previous: Position before; None when there was none.
-        position: Position now.
-        skipped: First and last offset (inclusive) that this consumer will not read because of it; None: none.
+        reason: "no_position": no offset was committed (or there is no group). "retention": the log begins after the
+            position. "beyond_end": the log ends before the position, and no record that was read is known to be
+            missing. "recreated": the topic was deleted and created again, and the consumer had read nothing before the
+            position.
+        strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
+            "recreated", because all records of the new topic are newer than the old position.
+        previous: The position before; None if there was none.
+        position: The position now.
+        skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
 
     topic: str
@@ -583,14 +594,16 @@ class PositionReset:
 
 @dataclass(frozen=True, slots=True)
 class PositionRewound:
-    """Records that were read are read again, from the group's offset: they are in no committed atomic batch.
+    """The consumer went back to the group's offset, because no committed atomic batch covers the records after it.
+
+    The consumer reads those records again.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group was
-            rebalanced, and its offset is not where this consumer's batches had moved it.
-        previous: Position before; None when there was none.
+        reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
+            and the group's offset is not the one that this consumer's batches had set.
+        previous: The position before; None if there was none.
     """
 
     topic: str
@@ -601,15 +614,17 @@ class PositionRewound:
 
 @dataclass(frozen=True, slots=True)
 class PartitionNotReady:
-    """A partition cannot be fetched from for the moment; its position stays, the others go on.
+    """The consumer cannot fetch from a partition at the moment; it keeps its position and reads other partitions.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        position: What was to be read.
-        code: Kafka's error code: 9, -1, 7, or 1 for an offset that the log does have (remote storage, KIP-1007) ...
-        reason: What it means.
-        remote: The position lies before what the leader has on its own disk: remote storage it is.
+        position: The next offset to read.
+        code: Kafka's error code, such as 9, -1 or 7. Code 1 (offset out of range) appears here only if the log does
+            have the offset, but in remote storage (KIP-1007).
+        reason: The meaning of the code.
+        remote: True if the position is before the first offset on the leader's own disk: the records are in remote
+            storage.
     """
 
     topic: str
@@ -622,13 +637,13 @@ class PartitionNotReady:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReady:
-    """It can be fetched from again.
+    """The consumer can fetch from the partition again.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        after_s: For how long it could not, seconds.
-        failures: How many fetches failed.
+        after_s: How long fetches failed, seconds.
+        failures: Number of failed fetches.
     """
 
     topic: str
@@ -638,23 +653,26 @@ class PartitionReady:
 
 
 LookUp: TypeAlias = Literal["latest", "earliest", "timestamp"]
-"""What was looked up: where a log ends, where it begins, or the first record at or after a time."""
+"""Kind of look-up: the end of a log, its start, or the first record at or after a timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOffsetHeld:
-    """A look-up was answered with less than before, and nothing proves that records are gone.
+    """A broker answered a look-up with a lower offset than before, and nothing proves that records were lost.
+
+    The consumer keeps the old value.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        offset: The old value, which stands.
-        answered: What was answered; -1: a look-up by time found no record.
-        reason: "catching_up": the leader has the records. "lower": no broker could be asked. "not_deleted": the log
-            begins lower, since this leader has not deleted yet what the former one had deleted. "not_found": a look-up
-            by time finds no record any more, though nothing shows that it is gone. "former_leader", "former_topic": the
-            answer was old. "undecidable": lower for long, on brokers without leader epochs.
-        look_up: "latest" (where the log ends), "earliest" (where it begins) or "timestamp".
+        offset: The old value, which the consumer keeps.
+        answered: The broker's answer; -1 if a look-up by timestamp found no record.
+        reason: "catching_up": the leader does have the records. "lower": the answer is lower, and no broker could be
+            asked for a proof. "not_deleted": the log begins lower, because this leader has not yet deleted the records
+            that the former leader had deleted. "not_found": a look-up by timestamp no longer finds a record, though
+            nothing shows that the record was lost. "former_leader" and "former_topic": the answer was outdated.
+            "unproven": the answer stayed lower for a long time, on brokers without leader epochs.
+        look_up: "latest" (the end of the log), "earliest" (its start) or "timestamp".
     """
 
     topic: str
@@ -667,16 +685,17 @@ class EndOffsetHeld:
 
 @dataclass(frozen=True, slots=True)
 class EndOffsetRegressed:
-    """An end offset, or the start of a log, went back; with a proof but for "accepted".
+    """The end offset or the start offset of a log decreased. The decrease is proven unless `reason` is "accepted".
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         offset: The new value.
-        previous: The value before. Of an end: records from `offset` to `previous` - 1 are gone. Of a start: the log
-            that began at `previous` is gone; the one that is there now begins lower.
-        reason: "truncated", "unclean_election" or "recreated". "accepted": not proven, and lower for
-            `offsets_hold_timeout_ms`; an end only where a position was to be reset to it and the log was shorter.
+        previous: The value before. If it was an end offset, the records from `offset` to `previous` - 1 are lost. If it
+            was a start offset, a new log that begins at a lower offset has replaced the log that began at `previous`.
+        reason: "truncated", "unclean_election" or "recreated": the loss is proven. "accepted": it is not proven, but
+            for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
+            without proof is accepted only if the position is past the end of the log and is reset to that end.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 
@@ -688,23 +707,24 @@ class EndOffsetRegressed:
     look_up: LookUp = "latest"
 
 
-# --- of the Spark source --------------------------------------------------------------------------------------------
+# --- from the Spark source -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDataLost:
-    """A Spark query goes on behind records that it cannot read any more (`failOnDataLoss=false`).
+    """A Spark query continues, although it can no longer read some records (`failOnDataLoss=false`).
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        reason: "retention": the log begins behind the position. "diverged": what was read is not in the log any more;
-            what stands there now is read. "truncated": the log is shorter than it was. "recreated": it is another topic
-            of the name. "new_partition": it was first seen when its first records were gone. "missing": the topic or
-            partition is not there any more.
-        position: Next offset that was to be read.
-        resumed_at: Where it goes on; the position itself where nothing can be read.
-        lost: First and last offset (inclusive) of what is gone, as far as that is known.
+        reason: "retention": the log begins after the position. "diverged": records that the query had read are no
+            longer in the log, and it reads the records that replaced them. "truncated": the log is shorter than before.
+            "recreated": the topic was deleted, and another topic has its name now. "new_partition": the first records
+            of the partition were already deleted when the query first saw it. "missing": the topic or the partition no
+            longer exists.
+        position: The next offset that the query would have read.
+        resumed_at: The offset at which the query continues; equal to `position` if nothing can be read.
+        lost: First and last offset (inclusive) of the lost records, as far as they are known.
     """
 
     topic: str

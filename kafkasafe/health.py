@@ -1,4 +1,4 @@
-"""What `health()` of producers and consumers returns: see docs/operations.md."""
+"""Return types of `health()` of producers and consumers: see docs/operations.md."""
 
 from kafkasafe._core.health import ConsumerHealth, HealthReason, ProducerHealth
 

@@ -1,19 +1,19 @@
-"""Where two logs differ, judged by their leader epochs (KIP-101, KIP-279, KIP-320), around any Kafka client.
+"""Find where two logs differ, by their leader epochs (KIP-101, KIP-279, KIP-320). Works with any Kafka client.
 
 ```python
-ours = Lineage([(0, 0), (4, 5), (8, 7)], 9)  # (epoch, first offset) of what was read, and the next offset
+ours = Lineage([(0, 0), (4, 5), (8, 7)], 9)  # (epoch, first offset) of the records read, and the next offset
 walk = EpochWalk(ours)
 while (epoch := walk.query()) is not None:  # ask the leader by OffsetForLeaderEpoch
     walk.answer(*ask(epoch))  # (leader epoch, end offset) of the answer
 match walk.outcome:
-    case Diverged(at=at, rolled_back=rolled_back): ...
+    case Diverged(divergent_offset=first, rolled_back=rolled_back): ...
     case Same(until=offset): ...
     case Unknown(reason=reason): ...
 ```
 
-`compare` plays the protocols that KIP-279 discusses between a follower's and a leader's history, with their round trips
-and bytes; `BatchWalk` and `first_difference` compare checksums of batches where there are no epochs. docs/epochs.md
-explains each. All of it is pure: no I/O, no clock.
+`compare` takes a follower's and a leader's history, and runs between them a protocol that KIP-279 discusses. It counts
+the round trips and bytes of the protocol. `BatchWalk` and `first_difference` compare checksums of batches, for logs
+without leader epochs. docs/epochs.md explains each protocol. This module is pure: no I/O, no clock.
 """
 
 from kafkasafe._core.epochs import (

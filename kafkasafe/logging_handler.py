@@ -1,7 +1,9 @@
-"""KafkaHandler: log records into a Kafka topic, through a spool, without holding the program up. See docs/logging.md.
+"""KafkaHandler: sends log records to a Kafka topic through a spool, without blocking the program.
 
-A record is formatted by the thread that logs it and put into a queue; a thread of the handler's own opens the producer
-and sends. So nobody who logs ever meets the producer: not its locks, not its disk, not its own log records.
+See docs/logging-handler.md.
+
+The thread that logs formats the record and puts it into a queue. The handler's own thread opens the producer and sends
+the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on it.
 """
 
 from __future__ import annotations
@@ -16,24 +18,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.at_exit import at_end_of_child
+from kafkasafe.config import DEFAULT_CLIENT_ID, take_locks_early
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
 from kafkasafe.logs import apart
+from kafkasafe.options import ProducerOptions
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["KafkaHandler"]
 
 _PAUSE_S: Final = 0.5
-"""After a try that failed."""
+"""Pause after a failed attempt, seconds."""
 _STEP_S: Final = 0.01
 _THREAD: Final = "kafkasafe-log-handler"
 _OWN: Final = ("kafka-io-", "kafkasafe-pump-", "kafkasafe-callbacks-", "kafkasafe-lookup-")
-"""How the names of a producer's threads begin; its client id follows."""
+"""Prefixes of the names of a producer's threads. The client id follows."""
 _OF_PRODUCERS: Final = ("kafkasafe.producer", "kafkasafe.spool", "kafkasafe.network")
 
 Chosen = str | Callable[[logging.LogRecord], str | bytes | None]
@@ -41,40 +45,41 @@ Item = tuple[str, bytes | None, bytes, logging.LogRecord]
 
 
 class _Mark:
-    """In the queue: everything before it was accepted, or given up, when this is reached."""
+    """Marker in the queue. When it is reached, every record before it was accepted or dropped."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
 
 
 class KafkaHandler(logging.Handler):
-    """Sends log records to a topic: accepted by the spool of a SafeProducer, delivered when there is a broker.
+    """Sends log records to a topic. A SafeProducer's spool accepts them at once and delivers them when brokers answer.
 
-    It works in `logging.config.dictConfig`, on the root logger at any level, in forked children (each opens a producer
-    of its own when it logs for the first time), and up to the very end of the interpreter. Records of its own producer
-    are left out, as is what kafka-python logs on kafkasafe's network threads; those of other producers are not.
+    It works in `logging.config.dictConfig`, on the root logger at any level, and until the interpreter exits. It also
+    works in forked children: each child opens a producer of its own when it logs for the first time. The handler
+    ignores what the producers of handlers log, and what kafka-python logs on the threads of these producers: each such
+    record would cause another one. Log records of all other producers are sent.
 
-    Whoever logs waits `block_ms` at most, once, when `queue_records` are waiting because the spool is full; then
-    records are dropped, counted (`dropped`) and shown by `handleError`, until there is room again. A record then says
-    how many.
+    If the spool is full and the queue holds `queue_records`, a thread that logs waits once, for `block_ms` at most.
+    After that the handler drops records until there is room again. It counts them (`dropped`) and reports the first one
+    by `handleError`. When there is room again, it sends a log record with the number of dropped records.
 
     Args:
-        topic: Topic name, or a function of the record.
-        key: Of the Kafka record: a format of the log record's attributes (`"%(name)s"`), or a function of it. Default:
-            no key.
+        topic: Topic name, a format string for the log record's attributes, or a function of the log record.
+        key: Key of the Kafka record: a format string for the log record's attributes (`"%(name)s"`), or a function of
+            the log record. Default: no key.
         level: Lowest level.
-        on_full: What to do with a record when the spool is full: "wait" for room, with the queue behind it, or "drop"
-            it.
-        queue_records: How many may wait in memory, to be accepted by the spool. A `kill -9` loses those; as a rule they
-            are there for milliseconds.
-        block_ms: How long a thread that logs waits for room in the queue. Default: 100.
-        close_ms: How long `close` waits for the spool to accept what is in the queue, and then for deliveries. Default:
-            10000.
-        configs: SafeProducer's options, `bootstrap_servers` first of all. Defaults that differ:
+        on_full: What to do with a record when the spool is full: "wait" for room (the queue waits, too), or "drop" the
+            record.
+        queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses them;
+            normally they wait for milliseconds.
+        block_ms: How long a thread that logs waits for room in the queue, milliseconds.
+        close_ms: How long `close` waits until the spool has accepted the queued records, milliseconds. After that,
+            `close` still waits a while for deliveries.
+        configs: SafeProducer's options; `bootstrap_servers` is needed. Two defaults differ:
             `client_id="kafkasafe-log"`, `on_blocked_topic="accept"`.
 
     Attributes:
-        dropped: How many records were not accepted.
+        dropped: Number of records that were not accepted.
 
     Raises:
         ConfigError: An option is unknown or cannot work.
@@ -90,7 +95,7 @@ class KafkaHandler(logging.Handler):
         queue_records: int = 10_000,
         block_ms: float = 100,
         close_ms: float = 10_000,
-        **configs: Any,
+        **configs: Unpack[ProducerOptions],
     ) -> None:
         super().__init__(level)
         from kafkasafe.config import validate
@@ -105,7 +110,7 @@ class KafkaHandler(logging.Handler):
         _check_chosen("topic", topic)
         if key is not None:
             _check_chosen("key", key)
-        self._configs = {
+        self._configs: ProducerOptions = {
             "client_id": "kafkasafe-log",
             "on_blocked_topic": "accept",
             "max_block_ms": int(_PAUSE_S * 1000),
@@ -124,27 +129,27 @@ class KafkaHandler(logging.Handler):
         _HANDLERS.add(self)
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
-        """None: threads that log do not wait for each other here. The queue is thread-safe."""
+        """Set no lock: the queue is thread-safe, so threads that log need not wait for each other."""
         self.lock = None
 
     def _begin(self) -> None:
-        """Of a new process: nothing waits, nothing runs."""
+        """Initialise the state for this process: an empty queue and no thread."""
         self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
         self._once = threading.Lock()
         self._thread: threading.Thread | None = None
         self._producer: SafeProducer | None = None
         self._stuck = False
         self._line: list[object] = []
-        """Who waits for room, in turn."""
+        """One entry for each thread that waits for room, in order of arrival."""
         self._unsaid = 0
-        """Dropped since the last record that said so."""
+        """Number of records dropped since the last record that reported drops."""
         self._give_up_at: float | None = None
         """Set by `close`."""
         self._closed = False
         self._last = _Mark()
-        """Put into the queue by `close`."""
+        """The last item: `close` puts it into the queue."""
 
-    # -- those who log ---------------------------------------------------------------------------------------------
+    # -- threads that log --------------------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
         """Put a record into the queue."""
@@ -168,13 +173,13 @@ class KafkaHandler(logging.Handler):
         self._start()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Whether a handler's producer logged it: each record of it would make another one."""
+        """Return whether the producer of a handler logged the record. To send it would cause another such record."""
         if record.threadName == _THREAD:
             return True
-        clients = {each._configs["client_id"] for each in list(_HANDLERS)}
+        clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
-        # By the thread's name, which the record keeps when the thread is over.
+        # Compare the thread's name, because the thread itself may have ended.
         name = str(record.threadName)
         return (
             record.name.partition(".")[0] == "kafka"
@@ -191,12 +196,13 @@ class KafkaHandler(logging.Handler):
     def _has_room(self) -> bool:
         line = self._line
         room = self._most - self._queue.qsize()
-        if len(line) < room:  # also for those who wait
+        if len(line) < room:  # the queue also has room for the threads that wait
             self._stuck = False
             return True
         if self._stuck and room <= 0:
             return False
-        # In turn: else those who log just then take each place that becomes free, and who waits for one never has it.
+        # Serve threads in order of arrival. Otherwise those that log later may take each free place before this one
+        # does.
         place = object()
         line.append(place)
         try:
@@ -208,7 +214,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # Nobody waits again before there was room.
+        # From now on, threads do not wait until there is room again.
         self._stuck = True
         return False
 
@@ -224,21 +230,22 @@ class KafkaHandler(logging.Handler):
             _raise_full(
                 "The handler is closed"
                 if self._closed
-                else f"The queue is full: {self._most} records wait until the spool takes them"
+                else f"The queue is full: {self._most} records wait until the spool accepts them"
             )
         except SpoolFullError:
             self.handleError(record)
 
-    # -- the thread ------------------------------------------------------------------------------------------------
+    # -- the handler's thread ----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._thread is not None or not self._once.acquire(blocking=False):
             return
+        take_locks_early()
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter ends: `close` does the rest
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queue
             thread.start()
             self._thread = thread
-        # There `logging.shutdown` is not called.
+        # A child of multiprocessing does not call `logging.shutdown`.
         at_end_of_child(self.close)
 
     @apart()
@@ -258,7 +265,7 @@ class KafkaHandler(logging.Handler):
             self._say_dropped(item)
 
     def _accept(self, item: Item) -> None:
-        """Until it is accepted, or cannot be."""
+        """Send one record. Return once it is accepted or dropped."""
         topic, key, value, record = item
         while True:
             try:
@@ -283,7 +290,7 @@ class KafkaHandler(logging.Handler):
     def _opened(self) -> SafeProducer:
         if self._producer is None:
             producer = SafeProducer(**self._configs)
-            # `close` does it, after everybody else's last words.
+            # `close` closes the producer, after all other exit handlers have logged.
             atexit.unregister(producer._at_exit)
             self._producer = producer
         return self._producer
@@ -330,12 +337,13 @@ class KafkaHandler(logging.Handler):
                     logging.LogRecord("kafkasafe", logging.ERROR, __file__, 0, "close", (), None)
                 )
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- flush and close ---------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until what was logged before is on disk, `close_ms` at most.
+        """Wait, for `close_ms` at most, until all records that were logged before this call are on disk.
 
-        Not while this thread holds logging's own lock, which whatever logs may need: in `dictConfig` and `fileConfig`.
+        Inside `dictConfig` and `fileConfig` it returns at once, because this thread then holds `logging`'s own lock,
+        which the producer's threads may need.
         """
         if self._thread is None or self._closed or threading.current_thread() is self._thread:
             return
@@ -346,11 +354,12 @@ class KafkaHandler(logging.Handler):
         mark.reached.wait(self._close_s)
 
     def close(self) -> None:
-        """Everything to the spool, within `close_ms`; then as `SafeProducer.close`, which waits for deliveries a while.
+        """Write the queue to the spool, within `close_ms`; then close the producer, which waits a while for deliveries.
 
-        What is not delivered waits on disk for the next handler with this `spool_dir`. At the end of the interpreter
-        `logging.shutdown` calls it, after all other exit handlers. Where `dictConfig` or `fileConfig` replaces this
-        handler it goes on by itself, and the end of the interpreter waits for it. Again, it waits for the same end.
+        Undelivered records stay on disk for the next handler with this `spool_dir`. When the interpreter exits,
+        `logging.shutdown` calls this method after all other exit handlers. If `dictConfig` or `fileConfig` replaces
+        this handler, the handler closes in the background, and the interpreter waits for it at exit. A repeated call
+        waits for the first one to finish.
         """
         thread = self._thread
         first, self._closed = not self._closed, True
@@ -374,13 +383,13 @@ class KafkaHandler(logging.Handler):
 
 
 def _configures() -> bool:
-    """Whether this thread holds the lock of logging's configuration: the producer's threads log, and would wait."""
+    """Return whether this thread holds `logging`'s own lock. The producer's threads would wait for it."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
 
 
 def _check_chosen(name: str, given: Any) -> None:
-    """Here, and not at each record that is logged."""
+    """Check the topic or the key at once. Otherwise a mistake would show only when a record is logged."""
     if not callable(given) and not isinstance(given, str):
         raise ConfigError(f"{name} must be a string or a function of the log record, not {given!r}")
     if name == "topic" and isinstance(given, str) and "%(" not in given:
@@ -399,7 +408,7 @@ _HANDLERS: weakref.WeakSet[KafkaHandler] = weakref.WeakSet()
 
 def _forked() -> None:
     for handler in list(_HANDLERS):
-        # What waits is the parent's, and is sent there.
+        # The queued records belong to the parent, which sends them.
         handler._begin()
 
 

@@ -1,17 +1,18 @@
 """Logging: one tree of loggers, `kafkasafe`, whose records carry fields.
 
 Loggers: `kafkasafe.producer`, `kafkasafe.spool`, `kafkasafe.network`, `kafkasafe.consumer`, `kafkasafe.retry`,
-`kafkasafe.config`. A level or a handler at `kafkasafe` is one for all of them.
+`kafkasafe.config`. A level or a handler set on `kafkasafe` applies to all of them.
 
-Every record has `event`, a name that stays the same when the sentence changes, and, as far as they are known,
-`client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error), `attempt`, `pause_s`, `records`,
-`batches`, `position`, `path`: attributes of the record, as `extra` makes them, so that any JSON formatter shows them.
-No record holds an option's value, a key or a value of the application's.
+Every record has the attribute `event`, a name that does not change when the message is reworded. It also has those of
+the following attributes that are known: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error),
+`attempt`, `pause_s`, `records`, `batches`, `position` and `path`. They are set by `extra`, so any JSON formatter shows
+them. No record contains an option's value, or a key or value of the application's records.
 
-What an outage would repeat is said at most once in ten seconds of one thing, and ten times of one kind; the next record
-of the kind says in `suppressed` how many were left out.
+During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
+subject (such as a partition), and at most ten times in ten seconds for all subjects. The attribute `suppressed` of the
+next record of the event counts the records that were not logged.
 
-No thread that delivers records waits for a handler: what it logs is handled on a thread of its own (`apart`).
+Threads that deliver records never wait for a log handler: a separate thread handles their log records (`apart`).
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ from typing import Any, Final
 __all__ = ["WINDOW_S", "EventLog", "apart", "as_own_thread", "drain", "limit_foreign", "own_threads"]
 
 WINDOW_S: Final = 10.0
-"""How long one thing is not said again, seconds."""
+"""Within this time, seconds, the same event about the same subject is not logged again."""
 _PER_WINDOW: Final = 10
 _REMEMBERED: Final = 1000
 _QUEUED: Final = 10_000
-"""Records that wait for slow handlers."""
+"""Largest number of log records that wait for slow handlers."""
 _EXIT_S: Final = 5.0
 _FRAMES: Final = 3
-"""Between the logging module and whoever calls `EventLog`."""
+"""Stack frames between the logging module and the caller of `EventLog`."""
 
 
 class _Limiter:
-    """Whether something may be said now."""
+    """Decides whether a record may be logged now."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Taken again by a signal handler that logs in the middle of another line of its thread.
+        # Reentrant: a signal handler may log while its own thread holds the lock.
         self._lock = threading.RLock()
         self._last: dict[tuple[str, str], float] = {}
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}
 
     def admit(self, kind: str, about: str) -> int | None:
-        """How many of the kind were left out since the last one; None: this one is left out as well."""
+        """Return how many records of the kind were suppressed since the last logged one; None: suppress this one."""
         now = self._clock()
         with self._lock:
             began, count = self._windows.get(kind, (now, 0))
@@ -72,9 +73,9 @@ class EventLog:
     """A logger whose records carry fields.
 
     Args:
-        name: Behind `kafkasafe.`.
-        clock: Seconds, for the limits.
-        fields: Of every record.
+        name: Name of the logger without the prefix `kafkasafe.`.
+        clock: Returns the time in seconds, for the limits.
+        fields: Fields of every record.
     """
 
     __slots__ = ("_fields", "_limiter", "_logger")
@@ -86,7 +87,7 @@ class EventLog:
         self._limiter = _Limiter(clock)
 
     def bind(self, **fields: Any) -> EventLog:
-        """The same logger with more fields, and limits of its own."""
+        """Return an EventLog with the same logger, more fields, and limits of its own."""
         bound = EventLog.__new__(EventLog)
         bound._logger = self._logger
         bound._fields = {**self._fields, **fields}
@@ -94,35 +95,35 @@ class EventLog:
         return bound
 
     def debug(self, message: str, *args: object, event: str, **fields: Any) -> None:
-        """For whoever looks for a bug."""
+        """Log details for debugging."""
         self._log(logging.DEBUG, event, message, args, fields)
 
     def info(self, message: str, *args: object, event: str, **fields: Any) -> None:
-        """What is worth knowing."""
+        """Log information."""
         self._log(logging.INFO, event, message, args, fields)
 
     def warning(self, message: str, *args: object, event: str, **fields: Any) -> None:
-        """What may need somebody."""
+        """Log a condition that may need attention."""
         self._log(logging.WARNING, event, message, args, fields)
 
     def error(self, message: str, *args: object, event: str, **fields: Any) -> None:
-        """What needs somebody."""
+        """Log a condition that needs attention."""
         self._log(logging.ERROR, event, message, args, fields)
 
     def exception(self, message: str, *args: object, event: str, **fields: Any) -> None:
-        """A bug, or the application's own error, with its traceback."""
+        """Log a bug, or an exception of the application, with its traceback."""
         self._log(logging.ERROR, event, message, args, fields, exc_info=True)
 
     def seldom(self, level: int, event: str, about: str, message: str, *args: object, **fields: Any) -> None:
-        """What an outage repeats.
+        """Log a message that an outage would repeat, within the limits.
 
         Args:
-            level: As `logging` has them.
-            event: The kind of thing.
-            about: The thing: a partition, a lane.
+            level: A level of `logging`.
+            event: Name of the event.
+            about: Subject of the event, such as a partition or a lane.
             message: As for `logging`.
             args: As for `logging`.
-            fields: Of the record.
+            fields: Fields of the record.
         """
         if not self._logger.isEnabledFor(level):
             return
@@ -149,24 +150,25 @@ class EventLog:
 
 
 class _Foreign(logging.Filter):
-    """Lets pass what others log, and of our own network threads no more than of anything else."""
+    """Limits what kafka-python logs on kafkasafe's network threads. Its records from other threads pass."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
         self._limiter = _Limiter(clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged."""
-        # Not the record's thread: one that is `apart` has it handled on another one, where it has been counted.
+        """Return whether the record is logged."""
+        # Check the current thread, not the record's. A record from a thread that is `apart` passes this filter twice:
+        # the second time is on the writer's thread, and must not count again.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
-            return True  # how a group is doing, which is no outage's repetition
+            return True  # it is about a consumer group: an outage does not repeat such records
         return self._limiter.admit(record.name, str(record.msg)) is not None
 
 
 own_threads: Final[set[int]] = set()
-"""Idents of network threads that speak for kafkasafe."""
+"""Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
     *("kafka.net.manager", "kafka.net.connection", "kafka.net.transport", "kafka.net.inet", "kafka.cluster"),
     *(
@@ -180,7 +182,7 @@ _foreign = _Foreign(time.monotonic)
 
 
 def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
-    """`run`, for a network thread that speaks for kafkasafe."""
+    """Wrap the function `run` of a network thread of kafkasafe. While `run` runs, its thread is in `own_threads`."""
 
     def marked() -> None:
         ident = threading.get_ident()
@@ -194,9 +196,9 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """What kafka-python logs on threads of ours is limited in outages, and `apart` where they are.
+    """Limit what kafka-python logs on kafkasafe's threads, and handle it `apart` on threads that log `apart`.
 
-    Of what others have it log nothing changes.
+    kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -208,9 +210,10 @@ def limit_foreign() -> None:
 
 
 class _Writer:
-    """A thread that gives log records to the application's handlers, for threads that must not wait for one.
+    """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
-    A handler may send its records through the very producer that logs, and hold its lock until that has delivered them.
+    Without it a deadlock is possible: a handler may send its records through the same producer that logs, and hold the
+    handler's lock until that producer has delivered them.
     """
 
     def __init__(self) -> None:
@@ -221,7 +224,7 @@ class _Writer:
         self._ident = 0
 
     def put(self, record: logging.LogRecord) -> None:
-        """Log it soon. When handlers do not keep up it is dropped, and counted."""
+        """Queue the record. If the queue is full, because handlers are too slow, drop and count it."""
         if self._queue.qsize() >= _QUEUED:
             self._dropped.append(None)
             return
@@ -234,7 +237,7 @@ class _Writer:
             self._started = True
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until what was put before has been logged; False when the time ended first."""
+        """Wait until every record that was queued before is logged. Return False if the timeout passed first."""
         if not self._started or self._ident == threading.get_ident():
             return True
         passed = threading.Lock()
@@ -253,10 +256,10 @@ class _Writer:
                 self._say_dropped()
             else:
                 item.release()
-            del item  # or a traceback would stay until the next one comes
+            del item  # release the record's traceback before waiting for the next record
 
     def _log(self, record: logging.LogRecord) -> None:
-        # A handler is the application's; logging itself reports what goes wrong in most of them.
+        # Handlers belong to the application. Suppress their errors: for most handlers, `logging` itself reports them.
         with contextlib.suppress(BaseException):
             logging.getLogger(record.name).handle(record)
 
@@ -267,7 +270,7 @@ class _Writer:
                 self._dropped.popleft()
             with contextlib.suppress(BaseException):
                 EventLog("producer").warning(
-                    "%d log records were dropped: a handler takes longer than they come",
+                    "%d log records were dropped: a log handler is slower than records arrive",
                     dropped,
                     suppressed=dropped,
                     event="log_dropped",
@@ -275,14 +278,14 @@ class _Writer:
 
 
 class _Apart(logging.Filter):
-    """What is logged on a thread that is `apart` goes to the writer; there it passes."""
+    """Diverts records from threads that are `apart` to the writer's thread. On the writer's thread, records pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged here and now."""
+        """Return whether the record is logged on the current thread."""
         if not getattr(_thread, "apart", False):
             return True
         if record.args and record.name.startswith("kafka."):
-            # kafka-python names its sockets; later they are closed, and can no longer be printed.
+            # kafka-python logs its sockets. Format them now: a closed socket can no longer be printed.
             with contextlib.suppress(Exception):
                 record.msg, record.args = record.getMessage(), None
         _writer.put(record)
@@ -291,7 +294,7 @@ class _Apart(logging.Filter):
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within this, the current thread waits for no handler: what kafkasafe and kafka-python log is logged elsewhere."""
+    """Context in which another thread handles what kafkasafe and kafka-python log on the current thread."""
     before = getattr(_thread, "apart", False)
     _thread.apart = True
     try:
@@ -301,7 +304,7 @@ def apart() -> Iterator[None]:
 
 
 def drain(timeout_s: float) -> bool:
-    """Wait until what was logged `apart` has been logged; False when the time ended first."""
+    """Wait until every record that was logged `apart` has been handled. Return False if the timeout passed first."""
     return _writer.drain(timeout_s)
 
 
@@ -311,10 +314,11 @@ _writer = _Writer()
 
 
 def _forked() -> None:
-    global _writer  # the parent's thread logs what the parent's threads said
+    global _writer  # the parent's writer thread logs the parent's records
     _writer = _Writer()
 
 
 os.register_at_fork(after_in_child=_forked)
-# Producers close at exit as well, and before this, because they are made later; logging's own hook comes after it.
+# Exit handlers run in reverse order of registration. Producers are created later, so they close before this drain.
+# `logging` was imported earlier, so its own hook runs after it.
 atexit.register(drain, _EXIT_S)

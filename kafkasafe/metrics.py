@@ -1,16 +1,17 @@
-"""Prometheus: one collector, `install(producer, consumer)` in one line.
+"""Prometheus metrics: `install(producer, consumer)` registers one collector.
 
-What is counted is read when somebody scrapes; nothing is paid per record. Names follow Prometheus's conventions: base
-units, `_total` on counters, protocol error names as labels. All begin with `kafkasafe_` and have the label `client_id`.
+The collector reads the counters during a scrape; sending or reading a record costs nothing extra. Names follow
+Prometheus's conventions: base units, `_total` on counters, names of protocol errors as labels. All names begin with
+`kafkasafe_`, and all metrics have the label `client_id`.
 
-Whatever has a `client_id` and gives `_readings` can be collected beside producers, with definitions of its own; whoever
-shows the same numbers under other names adds a *view* (`Collector.views`): a function from the sources to families.
+`install` also accepts any other object with a `client_id` and a method `_readings`. Such an object defines its own
+metrics. To show the same numbers under other names, add a *view* to `Collector.views`: a function from the sources to
+metric families.
 """
 
 from __future__ import annotations
 
 import atexit
-import collections
 import importlib.metadata
 import operator
 import os
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
 
 import prometheus_client
-from kafka.structs import TopicPartition
 from prometheus_client import multiprocess, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -29,52 +29,40 @@ from prometheus_client.registry import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from kafkasafe._core.health import ConsumerHealth
-from kafkasafe._io.pump import Pump
-from kafkasafe._io.stats import (
-    BUCKETS_S,
-    CONSUMER,
-    PRODUCER,
-    ConsumerStats,
-    Definition,
-    Histogram,
-    PartitionProgress,
-    Reading,
-)
+from kafkasafe._io.metric_readings import AT_CLOSE
+from kafkasafe._io.stats import BUCKETS_S, Definition, Histogram, Reading
 
 __all__ = [
     "Collector",
     "Server",
     "Source",
-    "consumer_readings",
     "flush",
     "install",
-    "producer_readings",
     "serve",
     "uninstall",
 ]
 
 _MIRROR_EVERY_S: Final = 1.0
 _INFO: Final = "kafkasafe_build_info"
-_INFO_TEXT: Final = "Version of kafkasafe, and of what it stands on."
+_INFO_TEXT: Final = "Versions of kafkasafe, kafka-python and Python."
 _MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
 _BOUNDS: Final = (*map(floatToGoString, BUCKETS_S), "+Inf")
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What can be collected: a SafeProducer, a SafeConsumer …"""
+    """An object that can be collected, such as a SafeProducer or a SafeConsumer."""
 
     @property
     def client_id(self) -> str:
-        """Label of all its metrics."""
+        """Value of the label `client_id` of all its metrics."""
 
     def _readings(self) -> Iterable[Reading]: ...
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 _Values: TypeAlias = dict[_Key, float | Histogram]
-"""By client id and labels."""
+"""The values of one metric, keyed by client id and labels."""
 
 _lock = threading.Lock()
 _installed: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = weakref.WeakKeyDictionary()
@@ -82,32 +70,30 @@ _mirrors: dict[CollectorRegistry, _Mirror] = {}
 
 
 def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions: bool = False) -> Collector:
-    """Have producers and consumers collected by a Prometheus registry.
+    """Register producers and consumers with a Prometheus registry.
 
-    May be called again, for more of them. One that is closed keeps its last counts for as long as it is referenced; one
-    that is gone leaves. Counts of several with the same `client_id` are added up, and do not go back when one of them
-    leaves.
+    Call it again to add more sources. A closed source keeps its last counts while the program references it; a source
+    that was garbage-collected is removed. Counters of sources with the same `client_id` are added up, and the sum does
+    not decrease when one of them is removed.
 
-    Where several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are
-    also copied, once a second and when a producer is closed, into prometheus-client's files, so that its
-    `MultiProcessCollector` has them: counters are added up, gauges are those of the processes that live.
+    If several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are also
+    copied into prometheus-client's files, once a second and when a producer closes. prometheus-client's
+    `MultiProcessCollector` then adds up the counters of all processes, and shows the gauges of live processes only.
 
     Args:
         sources: SafeProducers, SafeConsumers and RetryPolicies to collect.
-        registry: Prometheus's own by default.
-        partitions: Add families with a `partition` label.
+        registry: The registry; prometheus-client's default one if not given.
+        partitions: Also show the families with a `partition` label.
 
     Returns:
         The collector.
 
     Raises:
-        TypeError: Something else was given.
+        TypeError: A source is of another type.
     """
     for source in sources:
         if not isinstance(source, Source):
-            raise TypeError(
-                f"metrics are those of SafeProducer, SafeConsumer and RetryPolicy, not of {source!r}"
-            )
+            raise TypeError(f"only SafeProducer, SafeConsumer and RetryPolicy have metrics, not {source!r}")
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
@@ -123,7 +109,7 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
 
 
 def uninstall(*sources: Source, registry: CollectorRegistry = REGISTRY) -> None:
-    """Forget sources; without arguments, take the collector out of the registry."""
+    """Stop collecting these sources. Without arguments, remove the collector from the registry."""
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
@@ -139,16 +125,16 @@ def uninstall(*sources: Source, registry: CollectorRegistry = REGISTRY) -> None:
 
 
 def flush() -> None:
-    """Copy the numbers into prometheus-client's files now, where several processes are scraped as one."""
+    """If several processes are scraped as one, copy the numbers into prometheus-client's files now."""
     for mirror in list(_mirrors.values()):
         mirror.copy()
 
 
 class Server:
-    """An HTTP endpoint for Prometheus, until `close`.
+    """An HTTP endpoint for Prometheus. It runs until `close`.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
     """
 
     def __init__(self, server: Any, thread: threading.Thread) -> None:
@@ -180,17 +166,17 @@ def serve(
     registry: CollectorRegistry = REGISTRY,
     partitions: bool = False,
 ) -> Server:
-    """`install`, and an HTTP endpoint that shows what is in the registry.
+    """Call `install`, and start an HTTP endpoint that shows the metrics of the registry.
 
     Args:
         sources: As for `install`.
-        port: 0 for one that is free: see `Server.port`.
-        address: Of this machine, to listen on.
-        registry: As for `install`. Where several processes are scraped as one, all of them are shown.
+        port: Port to listen on; 0 for any free port (see `Server.port`).
+        address: Local address to listen on.
+        registry: As for `install`. If several processes are scraped as one, the endpoint shows all of them.
         partitions: As for `install`.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: The endpoint cannot listen on this address and port.
     """
     shown = registry
     if registry is REGISTRY and _multiprocess():
@@ -202,16 +188,16 @@ def serve(
 
 
 def _multiprocess() -> bool:
-    # As prometheus-client decides it: when it is imported.
+    # At import, prometheus-client decides whether several processes are scraped as one.
     return bool(getattr(values.ValueClass, "_multiprocess", False))
 
 
 class Collector(PrometheusCollector):
-    """Reads all sources when somebody scrapes. Made by `install`.
+    """A collector of prometheus-client that reads all sources during a scrape. `install` creates it.
 
     Attributes:
-        partitions: Families with a `partition` label are shown.
-        views: Functions from the sources that live to more families, called with each scrape.
+        partitions: Whether families with a `partition` label are shown.
+        views: Functions that take the live sources and return further families. The collector calls them in a scrape.
     """
 
     def __init__(self) -> None:
@@ -222,29 +208,29 @@ class Collector(PrometheusCollector):
         self._retired: dict[str, dict[Definition, dict[tuple[str, ...], float | Histogram]]] = {}
 
     def add(self, source: Source) -> None:
-        """Collect one more."""
+        """Collect one more source."""
         with self._lock:
-            self._retire_gone()  # where nobody scrapes, nothing else would
+            self._retire_gone()  # without scrapes, nothing else removes dead sources
             if all(seen.source() is not source for seen in self._sources):
                 self._sources.append(_Seen(source))
 
     def discard(self, source: Source) -> None:
-        """Collect it no more; nothing is remembered of it."""
+        """Stop collecting a source, and forget its counts."""
         with self._lock:
             self._sources = [seen for seen in self._sources if seen.source() is not source]
 
     @property
     def sources(self) -> list[Any]:
-        """What is collected, as far as it still is there."""
+        """The collected sources that still exist."""
         with self._lock:
             return [source for seen in self._sources if (source := seen.source()) is not None]
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are checked when something is collected."""
+        """Return no families, so that prometheus-client checks no names when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         labels = _build()
         info = GaugeMetricFamily(_INFO, _INFO_TEXT, labels=list(labels))
         info.add_metric(list(labels.values()), 1)
@@ -268,7 +254,7 @@ class Collector(PrometheusCollector):
             for definition, labels, value in seen.readings:
                 if self.partitions or not definition.per_partition:
                     _merge(read.setdefault(definition, {}), (seen.client_id, labels), value, definition.merge)
-        # What others of the same name had counted before they left: a counter does not go back.
+        # Add the counts of removed sources with the same client id, because a counter must not decrease.
         for client in {seen.client_id for seen in self._sources} & self._retired.keys():
             for definition, by_label in self._retired[client].items():
                 for labels, value in by_label.items():
@@ -296,7 +282,7 @@ def _build() -> dict[str, str]:
 
 
 class _Seen:
-    """A source, and what it showed last."""
+    """A source and its last readings."""
 
     def __init__(self, source: Source) -> None:
         self.source = weakref.ref(source)
@@ -340,11 +326,11 @@ def _family(definition: Definition, found: _Values) -> Metric:
     return family
 
 
-# -- several processes that are scraped as one -----------------------------------------------------------------------
+# -- several processes scraped as one -----------------------------------------------------------------------
 
 
 class _Mirror:
-    """Copies what a collector reads into prometheus-client's files of this process."""
+    """Copies the readings of a collector into prometheus-client's files of this process."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -355,7 +341,7 @@ class _Mirror:
 
     def start(self) -> None:
         labels = _build()
-        info: Any = values.ValueClass  # of a gauge, as prometheus-client makes them
+        info: Any = values.ValueClass  # prometheus-client creates its gauges in the same way
         info("gauge", _INFO, _INFO, list(labels), list(labels.values()), _INFO_TEXT, "livemax").set(1)
         self._thread.start()
         atexit.register(self.copy)
@@ -369,7 +355,7 @@ class _Mirror:
             self.copy()
 
     def copy(self) -> None:
-        """Now."""
+        """Copy the present readings."""
         with self._collector._lock:
             read, _ = self._collector._read()
         with self._lock:
@@ -378,7 +364,8 @@ class _Mirror:
                 for (client, labels), value in found.items():
                     self._write(definition, (client, *labels), value)
                     stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-            # What is closed, or not assigned any more, has no level; and a file forgets nothing.
+            # A closed source or a revoked partition has no gauges any more. But its cells stay in the file, so
+            # overwrite these cells.
             for key in stale:
                 self._cells[key].leave()
 
@@ -414,7 +401,7 @@ class _Mirror:
 
 
 class _Cell:
-    """One number in a file. A counter's never goes back there, though its source may be another one by now."""
+    """One number in a file. A counter in a file never decreases, even if a new source has replaced the old one."""
 
     def __init__(self, definition: Definition, value: Any) -> None:
         self.definition = definition
@@ -422,7 +409,7 @@ class _Cell:
         self._last = 0.0
 
     def grow(self, total: float) -> None:
-        """The source has counted so far."""
+        """Add the increase of a counter. `total` is the source's count so far."""
         self._value.inc(total - self._last if total >= self._last else total)
         self._last = total
 
@@ -430,12 +417,12 @@ class _Cell:
         self._value.set(number)
 
     def leave(self) -> None:
-        """The source is closed."""
+        """Set the value that the metric shows for a closed source."""
         self._value.set(self.definition.left)
 
 
 def _forked() -> None:
-    """In a child: what the parent counts is the parent's, and so is the thread that copies it."""
+    """Remove all sources in a forked child. They, and the thread that copies their readings, belong to the parent."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):
@@ -450,97 +437,4 @@ def _forked() -> None:
 if hasattr(os, "register_at_fork"):  # pragma: no branch
     os.register_at_fork(after_in_child=_forked)
 
-
-# -- what they show --------------------------------------------------------------------------------------------------
-
-
-def consumer_readings(
-    stats: ConsumerStats,
-    progress: Mapping[TopicPartition, PartitionProgress],
-    group: str,
-    health: ConsumerHealth | None,
-) -> Iterator[Reading]:
-    """What a consumer of the group (empty: of none) shows. One that is closed has no health."""
-    yield from stats.retry_readings()
-    for name, by_pair in (
-        ("offset_resets", stats.resets),
-        ("end_offset_regressions", stats.regressions),
-        ("end_offsets_held", stats.held),
-    ):
-        for pair, count in by_pair.copy().items():
-            yield CONSUMER[name], pair, count
-    by_name: tuple[tuple[str, dict[str, float] | collections.Counter[str]], ...] = (
-        ("skipped_records", stats.skipped_records),
-        ("log_divergences", stats.divergences),
-        ("diverged_records", stats.diverged_records),
-        ("loss_checks_inconclusive", stats.history_trimmed),
-        ("offset_not_available_seconds", stats.unavailable_s),
-        ("partition_not_ready_seconds", stats.not_ready_s),
-    )
-    for name, numbers in by_name:
-        for label, number in numbers.copy().items():
-            yield CONSUMER[name], (label,), number
-    if health is not None:
-        yield CONSUMER["connected"], (), health.connected
-        if health.last_poll_age_s is not None:
-            yield CONSUMER["last_poll_age_seconds"], (), health.last_poll_age_s
-    for (topic, partition), at in progress.items():
-        lag = 0 if at.position is None or at.end_offset is None else max(0, at.end_offset - at.position)
-        # Those of a topic's partitions are added up.
-        yield CONSUMER["lag_records"], (topic, group), lag
-        yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
-        yield CONSUMER["remote_storage_not_ready_partitions"], (topic,), at.remote
-        yield CONSUMER["stopped_partitions"], (topic,), at.undecided
-        for name, offset in (("end_offset", at.end_offset), ("position", at.position)):
-            if offset is not None:
-                yield CONSUMER[name], (topic, str(partition)), offset
-
-
-def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
-    """What a producer shows; what one that is closed had counted."""
-    stats, counters = pump.stats, pump.counters
-    yield from stats.retry_readings()
-    for name, counts in (
-        ("records", stats.records),
-        ("request_errors", stats.errors),
-        ("sequence_errors", stats.sequence_errors),
-        ("in_doubt_resolved", stats.in_doubt_resolved),
-    ):
-        for pair, count in counts.copy().items():
-            yield PRODUCER[name], pair, count
-    for name, by_name in (
-        ("data_loss_detected", stats.losses),
-        ("atomic_batches", stats.units),
-        ("data_loss_records", stats.lost_records),
-        ("data_loss_restored_records", stats.healed_records),
-        ("loss_checks_inconclusive", stats.history_trimmed),
-    ):
-        for label, number in by_name.copy().items():
-            yield PRODUCER[name], (label,), number
-    for name, number in (
-        ("undecidable_batches", counters["batches_undecidable"]),
-        ("spool_write_errors", counters["spool_write_errors"]),
-        ("spool_displaced", counters["spool_displaced"]),
-        ("spool_full", pump.refused_sends),
-        ("spool_copied_bytes", counters["spool_copied_bytes"]),
-        ("spool_replayed_records", stats.replayed_records),
-        ("spool_corrupt", stats.corrupt),
-    ):
-        yield PRODUCER[name], (), number
-    yield PRODUCER["spool_fsync_duration_seconds"], (), stats.fsync
-    yield PRODUCER["durable_latency_seconds"], (), stats.durable
-    yield PRODUCER["ack_latency_seconds"], (), stats.ack
-    if closed:
-        return
-    state = pump.state()
-    for name, gauge in state.gauges.items():
-        yield PRODUCER[name], (), gauge
-    for step, count in state.units.items():
-        yield PRODUCER["atomic_batches_waiting"], (step,), count
-    for refused in state.refused:
-        labels = (refused.kind, refused.name, refused.error)
-        yield PRODUCER["blocked_destinations"], labels, 1
-        yield PRODUCER["blocked_records"], labels, refused.records
-        yield PRODUCER["blocked_age_seconds"], labels, refused.age_s
-    for (topic, partition), offset in state.last_acked_offsets.items():
-        yield PRODUCER["last_acked_offset"], (topic, str(partition)), offset
+AT_CLOSE.append(flush)

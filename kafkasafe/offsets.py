@@ -1,4 +1,4 @@
-"""Offsets of look-ups that never go backwards without a proof, around any Kafka client.
+"""Look-ups of offsets whose results go back only if there is a proof. Works with any Kafka client.
 
 ```python
 tracker = EndOffsetTracker("ends.json")
@@ -8,7 +8,7 @@ end = tracker.observe("orders", 0, high).offset
 tracker.save()
 ```
 
-What an answer is worth, and why, is in `kafkasafe._core.offsets`; its types are exported here.
+`kafkasafe._core.offsets` decides which answers to trust, and explains why. Its types are exported here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kafkasafe._core.offsets import (
     HeldReason,
     Isolation,
     Key,
-    Lowered,
-    LoweredReason,
     Proof,
+    Regressed,
+    RegressedReason,
     Result,
-    Undecidable,
+    Unproven,
     Value,
 )
 from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
@@ -43,11 +43,11 @@ __all__ = [
     "Held",
     "HeldReason",
     "IsolationLevel",
-    "Lowered",
-    "LoweredReason",
     "Proof",
+    "Regressed",
+    "RegressedReason",
     "Result",
-    "Undecidable",
+    "Unproven",
     "Value",
 ]
 
@@ -59,9 +59,9 @@ _Partition = TypeVar("_Partition", bound=tuple[str, int])
 
 
 class EndOffsetTracker:
-    """Remembers the highest end offset of each partition and isolation level; tells what to believe of a new answer.
+    """Keeps the highest end offset of each partition and isolation level, and decides whether to trust a lower answer.
 
-    Asks nobody: the caller does, with whatever client, and gives the answers. Thread-safe.
+    It sends no requests: the caller looks up offsets with any client and passes the answers on. Thread-safe.
     """
 
     def __init__(
@@ -69,24 +69,25 @@ class EndOffsetTracker:
         path: str | Path | None = None,
         *,
         hold_timeout_s: float = 30.0,
-        on_result: Callable[[str, int, Held | Lowered | Undecidable], None] | None = None,
+        on_result: Callable[[str, int, Held | Regressed | Unproven], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
     ) -> None:
         """Open a tracker.
 
         Args:
-            path: A file that remembers from one life of the process to the next; read now, written by `save` and
-                `close`. None: nothing is stored.
-            hold_timeout_s: How long a lower answer without leader epochs is held before it is undecidable, seconds.
-            on_result: Gets (topic, partition, result) of every answer that was not simply believed, in the thread
-                that gave the answer. What it raises goes to that caller; the answer counts all the same.
-            clock: Seconds; must not go back.
-            files: The disk, for tests.
+            path: A file that keeps the offsets across restarts. It is read now, and written by `save` and `close`.
+                None: nothing is stored.
+            hold_timeout_s: How many seconds the tracker keeps the old value while brokers answer with a lower one that
+                has no leader epoch. After that, the answer is unproven.
+            on_result: Called with (topic, partition, result) for each result that is not a Value, on the thread that
+                passed the answer. Its exceptions propagate to that caller; the answer is recorded nevertheless.
+            clock: Returns the time in seconds, which must not go back.
+            files: File system interface, for tests.
 
         Raises:
-            BaselineError: The file is not one of these, was damaged, or is of a newer version. It was not changed.
-            OSError: It cannot be read.
+            BaselineError: The file is of another kind, is damaged, or comes from a newer version. It was not changed.
+            OSError: The file cannot be read.
         """
         self._path = None if path is None else Path(path).absolute()
         self._on_result = on_result
@@ -99,10 +100,11 @@ class EndOffsetTracker:
         if content is not None:
             try:
                 self._ends.restore(content.decode())
-            except ValueError as error:  # BaselineFormatError and UnicodeDecodeError are kinds of it
+            except ValueError as error:  # base class of BaselineFormatError and UnicodeDecodeError
                 raise BaselineError(
-                    f"{self._path} cannot be used: {error}. Put a good copy in its place. Or move it away: then ends"
-                    " are remembered from the next answer on, and one that went back before that is not noticed."
+                    f"{self._path} cannot be used: {error}. Replace it with a good copy, or move it away. Without the"
+                    " file, end offsets are recorded from the next answer on, and an end offset that went back before"
+                    " that is not noticed."
                 ) from None
 
     # --- answers ---
@@ -117,24 +119,24 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """An end offset was answered.
+        """Record a broker's answer about an end offset.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: Next offset to be written (or last stable offset, with read_committed).
-            leader_epoch: Of the answer, or of the leader that gave it; -1 when not known. Without it a lower answer
-                cannot be proven.
-            topic_id: Of the topic that was asked, when known.
-            isolation_level: With which it was asked.
+            offset: End offset: the next offset to be written (with read_committed: the last stable offset).
+            leader_epoch: Leader epoch of the answer, or of the leader that gave it; -1 if not known. Without an epoch,
+                nothing can prove a lower answer.
+            topic_id: Id of the topic, if known.
+            isolation_level: Isolation level of the look-up.
 
         Returns:
-            A result whose `offset` is the end to work with. Value: the answer was believed. Held: it was not;
-            ask again, and if `ask_epoch` is set, ask OffsetForLeaderEpoch and give the answer to `prove`. Lowered:
-            it was, and why. Undecidable: see `accept`.
+            A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
+            and not trusted, so look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer
+            to `prove`. Regressed: the answer is lower and trusted, for the given reason. Unproven: see `accept`.
 
         Raises:
-            ValueError: `offset` is negative, or the isolation level is none.
+            ValueError: `offset` is negative, or the isolation level is unknown.
         """
         key = _key(topic, partition, isolation_level)
         number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
@@ -150,9 +152,10 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> dict[_Partition, int]:
-        """Of end offsets by (topic, partition), as `KafkaConsumer.end_offsets` returns them, what to work with.
+        """Record the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        A value is never below the one that this method, or `observe`, gave for the partition before.
+        Both dicts have (topic, partition) as keys. This method never returns a lower end offset than it, or `observe`,
+        returned for the partition before.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -170,23 +173,26 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """An earliest offset was answered. The highest one stands: a new leader may not have deleted as much yet.
+        """Record a broker's answer about an earliest offset.
+
+        The highest answer so far counts, because a new leader may not yet have deleted as much as the former leader.
 
         Args:
             topic: Topic name.
             partition: Partition number.
             offset: First offset of the log.
-            leader_epoch: Of the answer, which is that of the first record; -1 when not known. Without it a lower answer
-                cannot be proven.
-            topic_id: Of the topic that was asked, when known; another one makes what was before void.
-            isolation_level: With which ends are asked for; what is remembered is apart.
+            leader_epoch: Leader epoch of the answer, which is that of the first record; -1 if not known. Without an
+                epoch, nothing can prove a lower answer.
+            topic_id: Id of the topic, if known. If the id has changed, earlier answers no longer count.
+            isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each level.
 
         Returns:
-            As `observe`, but the start of a topic that was recreated is a Value, with `recreated`. Held with
-            `ask_epoch`: ask OffsetForLeaderEpoch and give the answer to `prove_start`. Undecidable: see `accept_start`.
+            A result like that of `observe`, except that the start of a recreated topic is a Value with `recreated`. If
+            a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. Unproven:
+            see `accept_start`.
 
         Raises:
-            ValueError: `offset` is negative, or the isolation level is none.
+            ValueError: `offset` is negative, or the isolation level is unknown.
         """
         key = _key(topic, partition, isolation_level)
         number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
@@ -207,7 +213,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """The leader's answer to OffsetForLeaderEpoch of the `Held.ask_epoch` of a start. Arguments: see `prove`."""
+        """Record the leader's answer to OffsetForLeaderEpoch about a held start. Arguments: see `prove`."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             result = self._ends.prove_start(
@@ -217,18 +223,18 @@ class EndOffsetTracker:
 
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
-    ) -> Lowered | None:
-        """Believe the lower start that is held, without a proof. None when none is held.
+    ) -> Regressed | None:
+        """Trust the lower start that is held, without a proof. Return None if none is held.
 
-        Other than an end, a start that is too low does no harm; one that is held although the log is another one hides
-        records.
+        Unlike an end, a start that is too low does no harm. But if the log was replaced, the old start may be too high:
+        a reader that begins there misses records.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
-            lowered = self._ends.accept_start(key)
-        if lowered is not None:
-            self._tell(key, lowered)
-        return lowered
+            regressed = self._ends.accept_start(key)
+        if regressed is not None:
+            self._tell(key, regressed)
+        return regressed
 
     def observe_timestamp(
         self,
@@ -242,21 +248,23 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Value | Held:
-        """A look-up by time was answered.
+        """Record a broker's answer to a look-up by timestamp.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp_ms: What was looked for, ms since the epoch.
-            offset: First record at or after it; None when there is none.
-            leader_epoch: Of that record, -1 when not known. It and the next come back in `Held`.
-            found_timestamp_ms: Timestamp of that record, ms since the epoch, -1 when not known.
+            timestamp_ms: The timestamp in the request, ms since the epoch.
+            offset: Offset of the first record at or after that timestamp; None if there is no such record.
+            leader_epoch: Leader epoch of that record; -1 if not known. A later `Held` result contains this epoch.
+            found_timestamp_ms: Timestamp of that record, ms since the epoch; -1 if not known. A later `Held` result
+                contains this timestamp.
             topic_id: See `observe_start`.
             isolation_level: See `observe_start`.
 
         Returns:
-            Held when such a record was found before, none is now, and no earliest offset shows that it was deleted: a
-            new leader may not be ready to tell (KIP-207). Ask again.
+            Held if a record was found before, none is found now, and no earliest offset shows that the record was
+            deleted. After a Held result, look up again, because a new leader may not know the record yet (KIP-207).
+            In all other cases, Value.
 
         Raises:
             ValueError: See `observe_start`.
@@ -283,10 +291,10 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Held:
-        """A look-up was refused with 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE). Wait, ask again.
+        """Record that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
 
         Raises:
-            ValueError: Another error code.
+            ValueError: `code` is another error code.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
@@ -305,16 +313,16 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """The leader's answer to OffsetForLeaderEpoch of `Held.ask_epoch`.
+        """Record the leader's answer to OffsetForLeaderEpoch for the epoch `Held.ask_epoch`.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            requested_epoch: The epoch asked about.
+            requested_epoch: The epoch in the request.
             reply_epoch: `leader_epoch` of the response.
             end_offset: `end_offset` of the response.
-            leader_epoch: Current epoch of the leader that answered, -1 when not known.
-            isolation_level: Of the answer that is held.
+            leader_epoch: Current epoch of the leader that answered; -1 if not known.
+            isolation_level: Isolation level of the held answer.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
@@ -325,19 +333,19 @@ class EndOffsetTracker:
 
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
-    ) -> Lowered | None:
-        """Believe the lower answer that is held, without a proof. None when none is held."""
+    ) -> Regressed | None:
+        """Trust the lower answer that is held, without a proof. Return None if none is held."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
-            lowered = self._ends.accept(key)
-        if lowered is not None:
-            self._tell(key, lowered)
-        return lowered
+            regressed = self._ends.accept(key)
+        if regressed is not None:
+            self._tell(key, regressed)
+        return regressed
 
     def end_offset(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> int | None:
-        """The remembered end; None before the first answer."""
+        """Return the recorded end offset; None before the first answer."""
         with self._lock:
             return self._ends.end_offset(_key(topic, partition, isolation_level))
 
@@ -349,13 +357,13 @@ class EndOffsetTracker:
     # --- the file ---
 
     def save(self, *, if_changed: bool = False) -> None:
-        """Write the file; what was answered before is durable on return. Does nothing without a path.
+        """Write the file. On return, all answers recorded so far are durable. Does nothing without a path.
 
         Args:
-            if_changed: Do nothing where this tracker wrote the same before.
+            if_changed: Do nothing if this tracker's last write had the same contents.
 
         Raises:
-            OSError: It could not be written; the former file is as it was.
+            OSError: The file could not be written. The former file is unchanged.
         """
         if self._path is None:
             return
@@ -366,7 +374,7 @@ class EndOffsetTracker:
                 self._saved = text
 
     def close(self) -> None:
-        """`save`."""
+        """Call `save`."""
         self.save()
 
     def __enter__(self) -> Self:
@@ -384,5 +392,5 @@ class EndOffsetTracker:
 def _key(topic: str, partition: int, isolation_level: str) -> Key:
     level = _ISOLATION.get(isolation_level)
     if level is None:
-        raise ValueError(f"isolation_level is {isolation_level!r}; it is one of {', '.join(_ISOLATION)}")
+        raise ValueError(f"isolation_level must be one of {', '.join(_ISOLATION)}, not {isolation_level!r}")
     return Key(topic, partition, level)

@@ -1,51 +1,126 @@
-"""The options of SafeProducer and SafeConsumer as types: for completion in editors, and for type checkers (PEP 692).
+"""The options of SafeProducer and SafeConsumer as types (PEP 692), for editors and type checkers.
 
-The texts below the names are what editors show, and what docs/options-reference.md is made of. At run time
-`kafkasafe.config` checks the values, more closely than the types do.
+Editors show the text below each name, and docs/options-reference.md is generated from it. At run time
+`kafkasafe.config` checks the values more strictly than the types do.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from kafkasafe.events import ConsumerEvent, Event, LogDiverged
 
-__all__ = ["ConnectionOptions", "ConsumerOptions", "ProducerOptions"]
+__all__ = [
+    "AsyncConsumerOptions",
+    "AsyncProducerOptions",
+    "ConnectionOptions",
+    "ConsumerOptions",
+    "OnRejected",
+    "ProducerOptions",
+    "SupportsDeserialize",
+    "SupportsPartition",
+    "SupportsSerialize",
+    "SupportsToken",
+]
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Size: TypeAlias = int | str
-"""Bytes, or a text: "64MiB", "1GiB"."""
+"""A number of bytes, or a string such as "64MiB" or "1GiB"."""
 _Protocol: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+_Mechanism: TypeAlias = Literal[
+    "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"
+]
+_Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class SupportsSerialize(Protocol):
+    """A serializer object, such as a `kafka.serializer.Serializer`."""
+
+    def serialize(self, topic: str, headers: list[Any], data: Any, /) -> _Buffer | None:
+        """Return the bytes of a key or a value."""
+        ...
+
+
+class SupportsDeserialize(Protocol):
+    """A deserializer object, such as a `kafka.serializer.Deserializer`."""
+
+    def deserialize(self, topic: str, headers: list[Any], data: Any, /) -> Any:
+        """Return the object that the bytes of a key or a value stand for."""
+        ...
+
+
+class SupportsPartition(Protocol):
+    """A partitioner, such as a `kafka.partitioner.Partitioner`."""
+
+    def partition(
+        self,
+        topic: str,
+        key: Any,
+        serialized_key: bytes | None,
+        value: Any,
+        serialized_value: bytes | None,
+        cluster: Any,
+        /,
+    ) -> int:
+        """Return the number of the partition that a record goes to."""
+        ...
+
+
+class SupportsToken(Protocol):
+    """A token provider. At run time it must be a `kafka.net.sasl.oauth.AbstractTokenProvider`."""
+
+    def token(self) -> str:
+        """Return a token."""
+        ...
+
+
+class OnRejected(Protocol):
+    """A function for `on_rejected`. It is called with these keyword arguments."""
+
+    def __call__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+        timestamp_ms: int,
+        error: BaseException,
+    ) -> object:
+        """Handle one rejected record."""
+        ...
 
 
 class ConnectionOptions(TypedDict, total=False):
     """kafka-python's options that its producer and its consumer share."""
 
     bootstrap_servers: str | Collection[str]
-    """Addresses of some brokers: "host:port", several with commas, or a list. The others are found by asking
-    these.
+    """Addresses of some brokers: "host:port", several separated by commas, or a list. The client learns the
+    addresses of the other brokers from these.
     """
     client_id: str | None
-    """A name for this client, which the brokers' logs, quotas and the metrics show. A producer without one is
+    """A name for this client. The brokers' logs, the brokers' quotas and the metrics use it. A producer's default is
     "kafkasafe".
     """
     connections_max_idle_ms: float
-    """Close a connection after so long without a request, milliseconds."""
+    """Close a connection after this time without a request, milliseconds."""
     allow_auto_create_topics: bool
     """Let the brokers create a topic that does not exist, if their own settings allow that."""
     metadata_max_age_ms: float
-    """Ask for metadata (topics, partitions, leaders) at least as often as this, milliseconds."""
+    """Longest time between two requests for metadata (topics, partitions, leaders), milliseconds."""
     client_dns_lookup: str
-    """How names of brokers are looked up: "use_all_dns_ips", or "resolve_canonical_bootstrap_servers_only"."""
+    """How the client resolves broker names: "use_all_dns_ips", or "resolve_canonical_bootstrap_servers_only"."""
     retry_backoff_ms: float
     """The first pause before a failed request is sent again, milliseconds. Later pauses grow."""
     request_timeout_ms: float
     """How long to wait for the answer to a request before it is sent again, milliseconds."""
     receive_message_max_bytes: _Size
-    """Largest answer of a broker that is accepted, bytes."""
+    """Largest response of a broker that the client accepts, bytes."""
     receive_buffer_bytes: _Size | None
     """Size of the socket's receive buffer (SO_RCVBUF), bytes. None: the system's default."""
     send_buffer_bytes: _Size | None
@@ -53,18 +128,18 @@ class ConnectionOptions(TypedDict, total=False):
     socket_options: Sequence[tuple[int, int, int]]
     """Arguments of `socket.setsockopt` for each connection."""
     reconnect_backoff_ms: float
-    """The first pause before a broker is connected to again, milliseconds. Later pauses grow."""
+    """The first pause before the client connects to a broker again, milliseconds. Later pauses grow."""
     reconnect_backoff_max_ms: float
-    """The longest pause before a broker is connected to again, milliseconds."""
+    """The longest pause before the client connects to a broker again, milliseconds."""
     max_in_flight_requests_per_connection: int
-    """Producer: how many batches of one partition may be sent and not yet acknowledged, at most 5: brokers
-    recognise repetitions of a producer's last five batches. Order is kept with any number. Consumer: how many
-    requests to one broker may be without an answer.
+    """Producer: how many batches of one partition may be unacknowledged at a time. At most 5, because a broker
+    recognises repetitions of a producer's last five batches. Order is kept with any number. Consumer: how many
+    requests to one broker may be unanswered at a time.
     """
     security_protocol: _Protocol
     """"PLAINTEXT", "SSL" (TLS), "SASL_PLAINTEXT" or "SASL_SSL". The two with SASL need `sasl_mechanism`."""
     ssl_context: ssl.SSLContext | None
-    """A prepared `ssl.SSLContext`. The other `ssl_` options are not used then."""
+    """A prepared `ssl.SSLContext`. It replaces the other `ssl_` options."""
     ssl_check_hostname: bool
     """Whether a broker's certificate must name its host."""
     ssl_cafile: _Path | None
@@ -74,133 +149,135 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_keyfile: _Path | None
     """File with the client's private key, PEM. None: it is in `ssl_certfile`."""
     ssl_crlfile: _Path | None
-    """File with a list of revoked certificates, against which the broker's own certificate is checked, PEM."""
+    """File with a list of revoked certificates, PEM. The client checks the broker's own certificate against it."""
     ssl_password: str | None
     """Password of the private key."""
     api_version: tuple[int, ...] | None
-    """Version of the brokers, such as (2, 8). None: ask them."""
-    selector: Any
-    """Class of the selector that waits for sockets. Default: the best of the platform."""
-    sasl_mechanism: str | None
-    """"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER" or "GSSAPI" (Kerberos)."""
+    """Version of the brokers, such as (2, 8). None: the client asks the brokers."""
+    selector: Callable[[], selectors.BaseSelector]
+    """Class of the selector that waits for sockets. Default: the platform's best."""
+    sasl_mechanism: _Mechanism | None
+    """"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI" (Kerberos; needs the package gssapi) or
+    "AWS_MSK_IAM" (with `security_protocol="SASL_SSL"`; needs the package botocore, and uses the credentials that
+    botocore finds).
+    """
     sasl_plain_username: str | None
     """User name for PLAIN and SCRAM."""
     sasl_plain_password: str | None
     """Password for PLAIN and SCRAM. It is never logged."""
     sasl_kerberos_name: Any
-    """A `gssapi.Name` for GSSAPI. The other two `sasl_kerberos_` options are not used then."""
+    """A `gssapi.Name` for GSSAPI. It replaces the other two `sasl_kerberos_` options."""
     sasl_kerberos_service_name: str
     """Kerberos service name of the brokers."""
     sasl_kerberos_domain_name: str | None
     """Kerberos domain name. None: the broker's host name."""
-    sasl_oauth_token_provider: Any
+    sasl_oauth_token_provider: SupportsToken | None
     """An object of a class derived from `kafka.net.sasl.oauth.AbstractTokenProvider`, for OAUTHBEARER."""
     proxy_url: str | None
     """Connect through this proxy, such as "socks5://proxy:1080" or "http://proxy:3128"."""
     socks5_proxy: str | None
     """Deprecated by kafka-python: use `proxy_url`."""
     prometheus: bool
-    """Let prometheus-client's default registry collect this client's metrics. `kafkasafe.metrics.install` does
-    it for another registry.
+    """Register this client's metrics in prometheus-client's default registry. For another registry, call
+    `kafkasafe.metrics.install`.
     """
 
 
-class ProducerOptions(ConnectionOptions, total=False):
-    """What SafeProducer takes.
+class _OfProducers(ConnectionOptions, total=False):
+    """What both producers have: kafkasafe.SafeProducer and kafkasafe.aio.SafeProducer."""
 
-    Not here: options of KafkaProducer that have no effect on it (docs/differences.md). They are accepted all the same.
-    """
-
-    key_serializer: Any
-    """Makes bytes of a key: a function, or an object with `serialize(topic, headers, data)`. None: keys are
+    key_serializer: Callable[[Any], _Buffer | None] | SupportsSerialize | None
+    """Converts a key to bytes: a function, or an object with `serialize(topic, headers, data)`. None: keys are
     bytes.
     """
-    value_serializer: Any
-    """Makes bytes of a value: a function, or an object with `serialize(topic, headers, data)`. None: values
+    value_serializer: Callable[[Any], _Buffer | None] | SupportsSerialize | None
+    """Converts a value to bytes: a function, or an object with `serialize(topic, headers, data)`. None: values
     are bytes.
     """
     enable_idempotence: bool
-    """Always on. False is a ConfigError: every retry could then be a duplicate."""
-    transactional_id: str | None
-    """Send only in transactions, with KafkaProducer's methods (`init_transactions` and so on)."""
+    """Always on. False is a ConfigError, because each retry could then create a duplicate."""
     transaction_timeout_ms: float
-    """After how long the cluster aborts a transaction that a crash left open, milliseconds. At most the
+    """If a crash leaves a transaction open, the cluster aborts it after this time, milliseconds. At most the
     brokers' `transaction.max.timeout.ms`.
     """
     delivery_timeout_ms: float | None
-    """After so long without an acknowledgement a record's future fails, milliseconds. The record stays in the
+    """A record's future fails after this time without an acknowledgement, milliseconds. The record stays in the
     spool and is still delivered. None: never.
     """
     acks: Literal["all", "-1", "1", -1, 1]
-    """"all" (the same as -1): a record is acknowledged when all in-sync replicas have it. 1: when the leader
-    has it; it can then be lost with the leader, and a WARNING says so. 0 is a ConfigError.
+    """"all" (the same as -1): a record is acknowledged when all in-sync replicas have it. 1: a record is
+    acknowledged when the leader has it; a failure of the leader can lose it, and a WARNING says so. 0 is a
+    ConfigError.
     """
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
     """Compression of batches. All codecs work without further packages."""
     retries: float
-    """A record that waits is never given up."""
-    batch_size: int
+    """Accepted for compatibility. The producer retries a pending record without a limit."""
+    batch_size: _Size
     """Largest batch, bytes."""
     linger_ms: float
-    """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` do not wait for it."""
-    partitioner: Any
-    """Chooses the partition of a record that names none. Default: as Kafka's own, by the hash of the key."""
+    """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
     """How long `send` waits for room before it raises SpoolFullError, milliseconds."""
-    max_request_size: int
+    max_request_size: _Size
     """Largest record, bytes."""
     spool_dir: _Path | None
-    """The directory where records wait: one for each cluster, shared by any number of processes. None: the
-    environment variable `KAFKASAFE_SPOOL_DIR`, or else the user's state directory.
+    """The directory that holds pending records. Use one for each cluster; any number of processes can share it.
+    None: the environment variable `KAFKASAFE_SPOOL_DIR`, or else the user's state directory.
     """
     spool: Literal["always", "on_error", "never"]
-    """"always": a record is on disk before it is sent. "on_error": it goes to disk only when the cluster does
-    not acknowledge it in `spool_after_ms`, when memory is full, and at `close`. "never": there are no files;
-    `close` or a crash loses what is not acknowledged.
+    """"always": a record is on disk before it is sent. "on_error": a record is written to disk only if the cluster
+    does not acknowledge it within `spool_after_ms`, if memory is full, or at `close`. "never": there are no files;
+    `close` or a crash loses records that are not acknowledged.
     """
     delivery: Literal["idempotent", "transactional"]
-    """"idempotent": each batch goes to its partition by itself. "transactional": in transactions, for readers of
-    committed records.
+    """"idempotent": each batch is sent to its partition independently. "transactional": batches are sent in
+    transactions, for `read_committed` consumers.
     """
     spool_lane: int | None
-    """Number of the lane to use in the spool directory. None: the one that this `client_id` used before, or
-    the lowest that is free.
+    """Number of the lane (the producer's subdirectory) in the spool directory. None: the lane that this
+    `client_id` used before, or the lowest free one.
     """
     spool_max_bytes: _Size | None
     """Largest size of the spool, bytes. None: 1 GiB; with `spool="never"` 32 MiB of memory."""
     spool_segment_bytes: _Size | None
     """Largest size of one file of the spool, bytes. None: an eighth of `spool_max_bytes`, at most 64 MiB."""
     spool_sync: Literal["group", "each", "os"]
-    """"group": one fsync for all batches that wait. "each": one for each batch. "os": none; a crash of the
-    machine may lose what is not acknowledged.
+    """"group": one fsync for all waiting batches. "each": one fsync for each batch. "os": no fsync; a crash of the
+    machine may lose records that are not acknowledged.
     """
     spool_after_ms: float
     """How long `spool="on_error"` waits for an acknowledgement before it writes to disk, milliseconds."""
+    run_ahead_bytes: _Size | None
+    """How many bytes may be accepted but not acknowledged while the cluster answers. Beyond that, `send` waits for
+    deliveries, at most `max_block_ms`, so that the next batches are still in memory when they are sent. In an
+    outage, records are buffered on disk regardless of this limit. None: no limit. Default: 14 MiB.
+    """
     rejected_max_bytes: _Size | None
-    """How many bytes of rejected records each lane keeps. None: as `spool_max_bytes`, at most 256 MiB."""
+    """How many bytes of rejected records each lane keeps. None: `spool_max_bytes`, but at most 256 MiB."""
     retain_acked_bytes: _Size
-    """Keep so many bytes of delivered records on disk, to send them again if the cluster loses them."""
+    """Keep this many bytes of delivered records on disk, to send them again if the cluster loses them."""
     retain_acked_ms: float
-    """Keep delivered records on disk for so many milliseconds, to send them again if the cluster loses them."""
+    """Keep delivered records on disk for this many milliseconds, to send them again if the cluster loses them."""
     on_data_loss: Literal["restore", "raise", "event"]
-    """What to do when the cluster lost acknowledged records. "restore": send again what the spool has,
-    DataLossError for the rest. "raise": DataLossError for all. "event": only the event, the log and the
-    metrics.
+    """What to do when the cluster lost acknowledged records. "restore": resend the records that are still in the spool,
+    and raise DataLossError for the others. "raise": raise DataLossError for all. "event": report the loss only by the
+    event, the log and the metrics.
     """
     restore_recreated_topics: bool
-    """Send lost records again also into a topic that was deleted and created again."""
+    """Send lost records again even if their topic was deleted and created again."""
     data_loss_check_ms: float
     """How often idle partitions are checked for lost records, milliseconds."""
     on_corrupt: Literal["raise", "quarantine"]
-    """What to do about damage in the spool. "raise": SpoolCorruptError. "quarantine": copy the damaged bytes
-    aside, and deliver the rest.
+    """What to do about damage in the spool. "raise": raise SpoolCorruptError. "quarantine": copy the damaged bytes
+    to `quarantine/`, and deliver the rest.
     """
     on_undecidable: Literal["raise", "resend", "skip"]
-    """What to do with a batch of which it cannot be known whether it is in the log. "raise": UndecidableError
-    from `send` and `flush` until `resolve_undecidable`. "resend": send it; it may be there twice. "skip": take it as
-    delivered; it may be missing.
+    """What to do with a batch when nothing shows whether it is in the log. "raise": `send` and `flush` raise
+    UndecidableError until `resolve_undecidable` is called. "resend": send the batch again; it may then be in the log
+    twice. "skip": treat the batch as delivered; it may be missing.
     """
-    on_rejected: Callable[..., object] | None
+    on_rejected: OnRejected | None
     """A function that gets each record that the cluster rejected permanently: topic, partition, key, value,
     headers, timestamp_ms, error.
     """
@@ -209,116 +286,149 @@ class ProducerOptions(ConnectionOptions, total=False):
     on the thread that polls.
     """
     blocked_timeout_ms: float | None
-    """How long the cluster may block a topic before its pending records are rejected, milliseconds. None: for
-    ever.
+    """How long the cluster may block a topic before the producer treats its pending records as rejected,
+    milliseconds. None: no limit.
     """
     on_blocked_topic: Literal["raise", "accept"]
-    """What `send` does for a topic that the cluster blocks. "raise": kafka-python's exception for the error code.
-    "accept": take the record and keep it until the topic is available.
+    """What `send` does for a topic that the cluster blocks. "raise": raise kafka-python's exception for the error
+    code. "accept": accept the record and keep it until the topic is available.
     """
     producer_id_expiration_ms: float
-    """The brokers' `producer.id.expiration.ms`, milliseconds."""
+    """The brokers' setting `producer.id.expiration.ms`, milliseconds."""
 
 
-class ConsumerOptions(ConnectionOptions, total=False):
-    """What SafeConsumer takes."""
+class ProducerOptions(_OfProducers, total=False):
+    """Options of SafeProducer.
+
+    SafeProducer also accepts KafkaProducer's other options, but ignores them (docs/differences.md).
+    """
+
+    partitioner: SupportsPartition
+    """Chooses the partition of a record that is sent without one. Default: as in Kafka, by the hash of the key."""
+    transactional_id: str | None
+    """Send only in transactions, with KafkaProducer's methods (`init_transactions` and so on)."""
+
+
+class AsyncProducerOptions(_OfProducers, total=False):
+    """Options of `kafkasafe.aio.SafeProducer`: those of SafeProducer, without `transactional_id`."""
+
+    partitioner: SupportsPartition | Callable[[bytes | None, list[int], list[int]], int]
+    """Chooses the partition of a record that is sent without one: a partitioner, or a function as in aiokafka,
+    `function(key_bytes, all_partitions, available_partitions)`. Default: as in Kafka, by the hash of the key.
+    """
+
+
+class _OfConsumers(ConnectionOptions, total=False):
+    """What both consumers have: kafkasafe.SafeConsumer and kafkasafe.aio.SafeConsumer."""
 
     ssl_ciphers: str | None
     """Ciphers in OpenSSL's notation."""
     bootstrap_timeout_ms: float
     """How long a consumer's constructor waits for the first broker, milliseconds."""
     metric_reporters: Sequence[Any]
-    """Classes that are told of kafka-python's metrics."""
+    """Classes that receive kafka-python's metrics."""
     metrics_enabled: bool
-    """Whether kafka-python's metrics are kept."""
+    """Whether kafka-python's metrics are collected."""
     metrics_num_samples: int
-    """Samples that each of kafka-python's metrics is computed from."""
+    """Number of samples from which kafka-python computes each of its metrics."""
     metrics_sample_window_ms: float
     """Length of a sample of kafka-python's metrics, milliseconds."""
     kafka_client: Any
-    """A factory for kafka-python's network client. A consumer with its own one does not get kafkasafe's
-    connections.
+    """A factory for kafka-python's network client. If it is set, the consumer does not use kafkasafe's connections.
     """
     client_rack: str
-    """Name of this client's rack. Records are then read from a replica in the same rack (KIP-392)."""
+    """Name of this client's rack. The consumer then reads from a replica in the same rack (KIP-392)."""
     group_id: str | None
     """Name of the consumer group. None: no group and no commits."""
     group_instance_id: str | None
     """Makes this consumer a static member of its group under this name (KIP-345)."""
-    key_deserializer: Any
-    """Makes an object of a key's bytes: a function, or an object with `deserialize(topic, headers, data)`.
-    None: bytes.
+    key_deserializer: Callable[[Any], Any] | SupportsDeserialize | None
+    """Converts the bytes of a key to an object: a function, or an object with `deserialize(topic, headers, data)`.
+    None: keys are bytes.
     """
-    value_deserializer: Any
-    """Makes an object of a value's bytes: a function, or an object with `deserialize(topic, headers, data)`.
-    None: bytes.
+    value_deserializer: Callable[[Any], Any] | SupportsDeserialize | None
+    """Converts the bytes of a value to an object: a function, or an object with
+    `deserialize(topic, headers, data)`. None: values are bytes.
     """
     enable_incremental_fetch_sessions: bool
-    """Name only changed partitions in fetch requests (KIP-227)."""
+    """Use fetch sessions, in which a fetch request names only the partitions that changed (KIP-227)."""
     fetch_max_wait_ms: int
     """How long a broker waits for `fetch_min_bytes` before it answers, milliseconds."""
     fetch_min_bytes: _Size
-    """A broker answers a fetch request at once when it has so many bytes."""
+    """A broker answers a fetch request at once when it has this many bytes."""
     fetch_max_bytes: _Size
-    """Largest answer to a fetch request, bytes. One larger batch is still returned."""
+    """Largest response to a fetch request, bytes. A first batch that is larger is still returned."""
     max_partition_fetch_bytes: _Size
-    """Largest part of an answer that belongs to one partition, bytes. One larger batch is still returned."""
+    """Largest part of a fetch response that belongs to one partition, bytes. A first batch that is larger is still
+    returned. If you do not set it, a consumer that reads only with `poll_arrow` or `poll_batches` increases it,
+    up to 8 MiB, while responses arrive quickly.
+    """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
-    """Where to begin without a committed position, or when the position is out of range: "earliest", "latest",
-    or "none" (raise). Each use is a `PositionReset` event.
+    """Where to begin if there is no committed position, or if the position is out of range: "earliest", "latest", or
+    "none" (raise). Each reset emits a `PositionReset` event.
     """
     enable_auto_commit: bool
-    """Commit positions by itself, every `auto_commit_interval_ms` and at `close`."""
+    """Commit positions automatically, every `auto_commit_interval_ms` and at `close`."""
     auto_commit_interval_ms: float
-    """How often positions are committed, milliseconds."""
+    """Time between two automatic commits of positions, milliseconds."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """A function that gets the offsets and the answer, or the exception, of each commit that has no callback
-    of its own.
+    """A function to call after each commit that has no callback of its own. It gets the offsets, and either the
+    response or the exception.
     """
     check_crcs: bool
     """Check the checksum of each batch."""
     isolation_level: Literal["read_uncommitted", "read_committed"]
     """"read_committed" leaves out records of open and aborted transactions. "read_uncommitted" does not."""
     partition_assignment_strategy: Sequence[Any]
-    """Classes that divide partitions among the members of a group, in the order of preference."""
-    max_poll_records: int
+    """Classes that assign partitions to the members of a group, in order of preference."""
+    max_poll_records: int | None
     """The most records that one `poll` returns. None: as many as there are."""
     max_poll_interval_ms: float
-    """The longest time between two calls of `poll`, milliseconds. After it the group gives the partitions to
-    other members.
+    """The longest time between two calls of `poll`, milliseconds. If it is exceeded, the group gives the
+    partitions to other members.
     """
     session_timeout_ms: float
-    """The group removes a member that sends no heartbeat for so long, milliseconds."""
+    """The group removes a member that sends no heartbeat for this long, milliseconds."""
     heartbeat_interval_ms: float
     """How often a member sends a heartbeat, milliseconds. At most a third of `session_timeout_ms`."""
-    consumer_timeout_ms: float
-    """Iteration ends after so long without a record, milliseconds. Default: never."""
     metric_group_prefix: str
     """First part of the names in `metrics()`."""
     exclude_internal_topics: bool
     """Leave internal topics, such as `__consumer_offsets`, out of subscriptions by pattern."""
     on_divergence: Literal["raise", "seek"] | Callable[[LogDiverged], int | None]
-    """What to do when records that were read are no longer in the log. "raise": LogDivergedError. "seek": go
-    on at the first offset that differs. A function: it gets the event and returns the offset, or None to
-    raise.
+    """What to do when records that were read are no longer in the log. "raise": raise LogDivergedError. "seek":
+    go on at the first offset that differs. A function: it gets the event and returns the offset, or None to raise
+    the error.
     """
     on_event: Callable[[ConsumerEvent], object] | None
     """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer
     on the thread that polls.
     """
     offsets_path: _Path | None
-    """A file that remembers end offsets and starts over restarts. One consumer for each file. None: nothing is
-    remembered.
+    """A file that keeps the end and the start offset of each log across restarts. Each consumer needs a file of its
+    own. None: the offsets are not kept.
     """
     offsets_hold_timeout_ms: float
-    """How long a lower end offset without a proof is held before it is called undecidable, milliseconds. A lower
-    start is believed then.
+    """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
+    time, milliseconds. After that, a lower end offset is reported as unproven and the old value is still returned,
+    whereas a lower start offset is accepted.
     """
     lineage_path: _Path | None
-    """A file that remembers what was read, for positions that are not committed to a group. One consumer for
-    each file. None: only committed offsets remember it.
+    """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a
+    group. Each consumer needs a file of its own. None: only committed offsets carry leader epochs.
     """
     remote_storage_timeout_ms: float | None
-    """After so long without a partition's remote segments `poll` raises RemoteStorageNotReadyError,
-    milliseconds. None: never.
+    """`poll` raises RemoteStorageNotReadyError if a broker could not read a partition's remote segments for this
+    long, milliseconds. None: never.
     """
+
+
+class ConsumerOptions(_OfConsumers, total=False):
+    """Options of SafeConsumer."""
+
+    consumer_timeout_ms: float
+    """Iteration ends after this time without a record, milliseconds. Default: never."""
+
+
+class AsyncConsumerOptions(_OfConsumers, total=False):
+    """Options of `kafkasafe.aio.SafeConsumer`: those of SafeConsumer, without `consumer_timeout_ms`."""

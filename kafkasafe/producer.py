@@ -1,11 +1,10 @@
 """SafeProducer: KafkaProducer's interface, on a spool that outlives the process.
 
-Here is what programs see of it, and `send`; what carries it out is in `kafkasafe._producing`.
+This module has the public interface and `send`. The implementation is in `kafkasafe._producing`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import time
@@ -38,26 +37,27 @@ __all__ = ["RecordFuture", "SafeProducer"]
 log = EventLog("producer")
 
 
-_FATE: Final = "the producer alone decides what becomes of a record"
+_FATE: Final = "only the producer sets the result of a record"
 
 
 class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
-    """The result of one `send`. All that callers use of `FutureRecordMetadata`, and `durable`.
+    """The future of one `send`: it has `durable`, and the members of `FutureRecordMetadata` that callers use.
 
-    Its names are kafka-python's: `is_done`, `value` and `exception` are attributes. asyncio's are those of
-    `kafkasafe.aio.RecordFuture`. It costs next to nothing until it is asked.
+    As in kafka-python, `is_done`, `value` and `exception` are attributes. The methods of `kafkasafe.aio.RecordFuture`
+    are named as in asyncio. A future computes its state only when the program asks for it, so unused futures are cheap.
     """
 
     __slots__ = ("_chunk", "_first", "_index", "_producer")
 
-    # Not the base class's, whose lock and lists no future needs. `send` sets the four, without the call of a Python
-    # function for each record.
+    # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
+    # itself, which saves a Python call for each record.
     __init__ = object.__init__
     _producer: SafeProducer
     _chunk: Chunk
     _index: int
     _first: bool
-    """No callback was added yet. Whoever deletes it, which one thread can, adds the first one."""
+    """The thread that adds the record's first callback deletes this attribute. If two threads try at the same time, one
+    of them fails, and adds its callback as a later one."""
     _UNLISTED = frozenset({"args", "error_on_callbacks"})
     __dir__ = tidy_dir
 
@@ -76,38 +76,38 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
 
-    # kafka-python assigns these three; here they are computed when asked.
+    # kafka-python assigns the next three attributes. This class computes them on access.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the record was acknowledged (and its commit mark is durable), or rejected, or given up."""
+        """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
         chunk = self._chunk
         return chunk.parcels is not None and chunk.locate(self._index)[0].done
 
     @property
     def value(self) -> RecordMetadata | None:  # type: ignore[override]
-        """The metadata, None while there is none."""
+        """The metadata; None until the record is acknowledged."""
         return self._metadata() if self.succeeded() else None
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered, None while that is open or when it was."""
+        """Why the record was not delivered; None while it is pending, or if it was delivered."""
         parcel = self._parcel()
         return parcel.error if parcel is not None and parcel.done else None
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable: this waits for its acknowledgement.
+        With `spool="never"` only the cluster makes a record durable: the method waits for its acknowledgement.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Returns:
-            The future itself. From here on a crash of this process, of brokers, or of both cannot lose the record.
+            The future itself. From then on, a crash of this process, of brokers, or of both cannot lose the record.
 
         Raises:
-            KafkaTimeoutError: Not durable in time. It may still become so.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: The record was not durable in time. It may still become durable.
+            SpoolError: The spool failed permanently.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -116,7 +116,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._made_durable(timeout)
 
     def _durable_or_never(self) -> bool:
-        """Whether `durable` has something to say."""
+        """Return whether `durable` can now return a result or raise an error."""
         producer = self._producer
         in_memory = producer._config.in_memory
         ledger = producer._pump.ledger
@@ -128,7 +128,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         )
 
     def _made_durable(self, timeout: float | None) -> RecordFuture:
-        """The end of `durable`: itself, or the error."""
+        """Finish `durable`: return the future, or raise the error."""
         in_memory = self._producer._config.in_memory
         if not self._is_durable():
             self._producer._raise_failure()
@@ -152,14 +152,14 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds, None for ever. What is known of the record is returned or raised at the end, even if
-                callbacks take longer.
+            timeout: Seconds; None for no limit. If the record's result is known by then, and only callbacks take
+                longer, the call ends with that result and not with a time-out.
 
         Raises:
-            KafkaTimeoutError: Not acknowledged in time. The record stays in the spool and is still delivered.
-            RejectedError: The cluster rejected it.
-            WrongClusterError: Another cluster answers instead of the one that the record is for. It is delivered when
-                that one answers again.
+            KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
+            RejectedError: The cluster rejected the record.
+            WrongClusterError: The brokers belong to another cluster than the one that the record is meant for. The
+                record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._producer._seal_chunk(self._chunk)
@@ -169,13 +169,16 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """In a coroutine: `await future` is `get()` that blocks no thread. It does not wait for callbacks.
+        """Wait in a coroutine: `await future` is a `get()` that blocks no thread and does not wait for callbacks.
 
-        A coroutine that is cancelled meanwhile costs the record nothing.
+        Cancelling the coroutine does not affect the record.
         """
         if not self.is_done:
+            import asyncio  # the program that awaits has imported it
+
             if self._chunk.parcels is None:
-                # By the pump: whoever seals chooses partitions and encodes, which takes a loop too long.
+                # Let the pump's thread seal the chunk: choosing partitions and encoding records would block the event
+                # loop.
                 self._chunk.due = 0.0
                 self._producer._pump.poke()
             waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
@@ -185,7 +188,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def _wait_in_loop(
         self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False
     ) -> Any:
-        """To be awaited, or yielded from: until `_result` or `_made_durable` has something to say."""
+        """Return an awaitable that ends when `_result` (or `_made_durable`) can return a result or raise an error."""
         chunk, producer = self._chunk, self._producer
         ledger, kept = producer._pump.ledger, durable and not producer._config.in_memory
         return waits.until(
@@ -196,12 +199,12 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         )
 
     def _done_or_never(self) -> bool:
-        """Whether `get` has something to say."""
+        """Return whether `get` can now return a result or raise an error."""
         ledger = self._producer._pump.ledger
         return self.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
 
     def _result(self, timeout: float | None) -> RecordMetadata:
-        """The end of `get`: the metadata, or the error."""
+        """Finish `get`: return the metadata, or raise the error."""
         parcel = self._parcel()
         if parcel is not None and parcel.done and parcel.error is None:
             return self._metadata()
@@ -223,29 +226,30 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._chunk.metadata(self._index)
 
     def succeeded(self) -> bool:
-        """The record was acknowledged."""
+        """Return whether the record was acknowledged."""
         return self.is_done and self.exception is None
 
     def failed(self) -> bool:
-        """The record was rejected or given up."""
+        """Return whether the record was rejected or dropped."""
         return self.is_done and self.exception is not None
 
     def retriable(self) -> bool:
-        """Never: what can be retried is retried."""
+        """Return False: the producer itself retries every retriable error."""
         return False
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, metadata, **kwargs)` when the record is acknowledged.
 
-        On the producer's own callback thread, or at once if it is already. `flush()`, `get()` and `close()` return
-        after it. It does not end a batch.
+        The producer's callback thread calls it. If the record is acknowledged already, this method itself calls it at
+        once. `flush()`, `get()` and `close()` return after the callback. Adding a callback does not close the current
+        batch early.
         """
         if args or kwargs:
             f = functools.partial(f, *args, **kwargs)
         chunk = self._chunk
         if chunk.open:
-            # The common case, without a lock, as `Chunk` does it: put it there, then look whether the chunk is still
-            # open. The place is the record's own, and the first one's who adds anything: deleting succeeds once.
+            # The common case needs no lock (see `Chunk`): store the callback, then check that the chunk is still open.
+            # `firsts` has one place for each record. Only one caller gets it: deleting `_first` succeeds only once.
             try:
                 del self._first
                 chunk.firsts[self._index] = f
@@ -263,33 +267,33 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """It is not the record's first, or comes when the chunk is or may be sealed."""
+        """Add a callback the slow way: for later callbacks of a record, and for chunks that may be sealed already."""
         if not self._enlisted(self._chunk.callbacks, call) and self.succeeded():
             safely(lambda: call(self._metadata()))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f(*args, exception, **kwargs)` when the record is rejected or given up."""
+        """Call `f(*args, exception, **kwargs)` when the record is rejected or dropped."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
         if not self._enlisted(self._chunk.errbacks, call) and self.failed():
             safely(lambda: call(self.exception))
         return self
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        """Leave a call to the callback thread, unless the record's fate is final."""
+        """Return True if the callback thread will make the call; False if the record's result is final already."""
         chunk = self._chunk
         if chunk.parcels is not None and self.is_done:
             return False
         if not calls:
             chunk.thread.start()
         calls += (self._index, call)
-        # In this order: the list is looked at after the chunk was sealed.
+        # Look at `parcels` only after adding the call: the chunk is sealed before the callback thread reads the list.
         if chunk.parcels is not None:
             chunk.watch((chunk.locate(self._index)[0],))
         return True
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
-        """Call `f` with the metadata or the exception when the fate of the record is final."""
+        """Call `f` with the metadata or the exception when the record's result is final."""
         self.add_callback(f, *args, **kwargs)
         self.add_errback(f, *args, **kwargs)
         return self
@@ -305,52 +309,68 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
 
 class SafeProducer(Opening, metaclass=Tidy):
-    """A KafkaProducer that loses nothing: what `send` accepted is on disk before it is promised.
+    """A KafkaProducer that keeps every record on disk until Kafka has it.
 
-    Takes KafkaProducer's options under their names; unknown ones are refused. Defaults that differ: `linger_ms=5`,
-    `batch_size=1000000`, `delivery_timeout_ms=None` (nothing is given up), `reconnect_backoff_max_ms=1000`. Its own:
+    Once `future.durable()` or `producer.durable()` has returned, the record arrives exactly once and in order, even if
+    the process, the brokers, or both are killed. docs/promises.md has the conditions.
+
+    It takes KafkaProducer's options under their names and refuses unknown ones. Some defaults differ: `linger_ms=5`,
+    `batch_size=1000000`, `delivery_timeout_ms=None` (no record is given up), `reconnect_backoff_max_ms=1000`. The
+    following options are its own:
 
     Args:
-        spool_dir (str or Path): Where records wait. One directory per cluster; any number of processes may share it.
-            Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
-        spool (str): "always": every record is on disk before it is sent. "on_error": only what the cluster does not
-            acknowledge within `spool_after_ms`, when the buffer fills, and at close; a crash of this process before
-            that loses those records. "never": there are no files; whatever the cluster has not acknowledged is lost
-            when this process ends.
-        spool_max_bytes (int): Largest size of the spool on disk, or of what waits in memory (`spool="never"`). When it
-            is full `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB, of memory 32 MiB.
-        spool_segment_bytes (int): Size of one file. Default: an eighth of that, at most 64 MiB.
-        spool_sync (str): "group": one fsync for all batches that wait. "each": one per batch. "os": none; a crash of
-            the machine (not of the process) may lose what is not acknowledged.
-        delivery (str): "idempotent": each batch goes to its partition by itself, once, for readers of any kind.
-            "transactional": in a transaction, committed in a step of its own, by this process or by another one;
-            exactly once for readers with `isolation_level="read_committed"`. See docs/staged.md.
-        spool_lane (int): Ask for this lane; LaneBusyError if another process has it. Default: the lowest free one.
-        retain_acked_bytes (int): Keep so many bytes of delivered records on disk. Default: 0.
-        delivery_timeout_ms (int): When it ends a future fails, but the record stays in the spool and is delivered.
-        retain_acked_ms (float): Keep delivered records on disk for so many milliseconds. Default: 0.
-        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": send again what the
-            spool still has, in order, before anything newer; what it does not have is a DataLossError of the next
-            `send`, `flush` or `close`. "raise": send nothing again, DataLossError for all of it. Each loss is raised
-            once. "event": only report it. Every mode emits `DataLost`, logs an error and counts it.
-        restore_recreated_topics (bool): Send it again also into a topic that was deleted and created again.
+        spool_dir (str or Path): Directory that holds pending records. Use one directory per cluster; any number of
+            processes may share it. Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
+        spool (str): "always": every record is on disk before it is sent. "on_error": a record is written to disk only
+            if the cluster does not acknowledge it within `spool_after_ms`, if the buffer fills, or at close; a crash of
+            this process before that loses the record. "never": there are no files; records that the cluster has not
+            acknowledged are lost when this process ends.
+        spool_max_bytes (int): Largest size of the spool on disk, or of pending records in memory (`spool="never"`). If
+            it is full, `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB on disk, 32 MiB
+            in memory.
+        run_ahead_bytes (int): While the cluster answers, `send` waits as soon as this many bytes are accepted but not
+            acknowledged. During an outage, records are buffered on disk regardless of this limit. Default: 14 MiB;
+            None: no limit.
+        spool_segment_bytes (int): Size of one file. Default: an eighth of `spool_max_bytes`, at most 64 MiB.
+        spool_sync (str): "group": one fsync for all waiting batches. "each": one fsync per batch. "os": no fsync; a
+            crash of the machine (not of the process) may lose records that are not acknowledged.
+        delivery (str): "idempotent": each batch is sent to its partition independently, exactly once, for consumers
+            with any isolation level. "transactional": batches are sent in transactions, which this process or another
+            one commits in a separate step; exactly once for consumers with `isolation_level="read_committed"`. See
+            docs/staged.md.
+        spool_lane (int): Use this lane (subdirectory of the spool); LaneBusyError if another process has it. Default:
+            the lane that this `client_id` used before, or the lowest free one.
+        retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
+        delivery_timeout_ms (int): A future fails after this time, but its record stays in the spool and is delivered.
+        retain_acked_ms (float): Keep delivered records on disk for this many milliseconds. Default: 0.
+        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": resend, in order and
+            before any newer record, the records that are still in the spool; for the others, the next `send`, `flush`
+            or `close` raises DataLossError. "raise": send nothing again, and raise DataLossError for all of them. Each
+            loss is raised once. "event": only report the loss. Each of the three emits `DataLost`, logs an error and
+            counts the loss in the metrics.
+        restore_recreated_topics (bool): Send lost records again even if their topic was deleted and created again.
             Default: no.
-        data_loss_check_ms (int): How often idle partitions are checked for such a loss. Default: 30000.
+        data_loss_check_ms (int): How often idle partitions are checked for lost records. Default: 30000.
         on_undecidable (str): What to do with a batch whose presence in the log cannot be determined: "raise" (from
-            `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip".
-        on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" what is damaged and go on.
-            Damage found while sending stops its partition only ("raise": until the file is restored).
-        on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each
-            record that the cluster rejected. For a dead-letter topic, send to it from here, through another producer.
+            `send` and `flush`, until `resolve_undecidable`), "resend" (it may be there twice) or "skip" (it may be
+            missing).
+        on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" the damaged bytes and go on.
+            Damage that is found while sending stops only the partition of the damaged records (with "raise": until the
+            file is restored).
+        on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
+            that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
-        prometheus (bool): Be collected by prometheus-client's default registry; `kafkasafe.metrics.install` does it for
-            others. Default: no.
-        blocked_timeout_ms (int): How long the cluster may refuse a topic that is missing, forbidden or invalid, or
-            timestamps that are too far ahead, or fail on one batch, before what waits for it is rejected. Counted in
-            this life of the producer, without a break. None: for ever. Default: seven days.
-        on_blocked_topic (str): What `send` does meanwhile for a topic that is missing, forbidden or invalid: "raise"
-            kafka-python's exception for the code (the record is not accepted), or "accept" more records, which wait.
-        producer_id_expiration_ms (int): As on the brokers. Default: 86400000.
+        prometheus (bool): Register the metrics in prometheus-client's default registry; for another registry call
+            `kafkasafe.metrics.install`. Default: no.
+        blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
+            blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
+            if the broker fails on their batch. The time runs only while the cluster keeps giving the same answer:
+            another answer, no answer, or a restart of the producer starts it again. None: no limit. Default: seven
+            days.
+        on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
+            kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
+            waits.
+        producer_id_expiration_ms (int): The brokers' setting `producer.id.expiration.ms`. Default: 86400000.
 
     Raises:
         ConfigError: An option is unknown or cannot work.
@@ -359,16 +379,15 @@ class SafeProducer(Opening, metaclass=Tidy):
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)
     """Options and their defaults."""
-    # KafkaProducer has it; no program needs it.
-    _UNLISTED = frozenset({"max_usable_produce_magic"})
     __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
     _opened = False
+    _warned = False
     _new_future: Final = RecordFuture
 
     if not TYPE_CHECKING:
-        # What else programs call, from the parts that carry it out. To help() it is this class's own so; type checkers
-        # see what is inherited.
+        # The parts in `_producing` implement these public methods. Assigning them here makes help() list them under
+        # this class. Type checkers see the inherited ones instead.
         __init__ = Opening.__init__
         flush = Flushing.flush
         durable = Flushing.durable
@@ -382,6 +401,7 @@ class SafeProducer(Opening, metaclass=Tidy):
         send_offsets_to_transaction = Transacting.send_offsets_to_transaction
         commit_transaction = Transacting.commit_transaction
         abort_transaction = Transacting.abort_transaction
+        max_usable_produce_magic = not_for_callers("records have format 2, which brokers know since 0.11")
 
     def send(
         self,
@@ -394,36 +414,37 @@ class SafeProducer(Opening, metaclass=Tidy):
     ) -> RecordFuture:
         """Accept a record.
 
-        It is on disk soon after (`future.durable()`, `producer.durable()`), and in the cluster as soon as that takes
-        it.
+        It is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in the
+        cluster as soon as the cluster accepts it.
 
         Args:
             topic: Topic name.
-            value: Bytes, or what `value_serializer` takes. None deletes the key from a compacted topic.
-            key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
+            value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
+            key: Bytes, or an object for `key_serializer`. It determines the partition as in KafkaProducer.
             headers: (str, bytes) tuples; a value may be None.
             partition: Partition number, instead of the partitioner's choice.
-            timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted, at most
-                `linger_ms` ago.
+            timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted, at
+                most `linger_ms` ago.
 
         Returns:
             A future for the record's metadata.
 
         Raises:
-            SpoolFullError: No room within `max_block_ms`. The record was not accepted.
-            SpoolWriteError: There is no memory to encode the records before this one, which was not accepted.
-            RecursionError: At the end of Python's stack. The record was not accepted.
-            KafkaTimeoutError: Callbacks of earlier records were not called within `max_block_ms`, because they are too
-                slow. The record was not accepted.
-            TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster refuses the
-                topic, confirmed (a missing one for a minute: it may be new), and records wait for it. This one was not
-                accepted; those are delivered when the cluster takes them (`on_blocked_topic="raise"`).
-            ProducerClosedError: After `close`.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
-                each loss. The record was not accepted: send it again.
-            TypeError: Key or value is not bytes and there is no serializer for it; headers of another shape.
-            ValueError: Neither key nor value; a topic that cannot exist; a partition the topic does not have.
-            MessageSizeTooLargeError: Larger than `max_request_size`.
+            SpoolFullError: There was no room within `max_block_ms`. The record was not accepted.
+            SpoolWriteError: There is not enough memory to encode earlier records. This record was not accepted.
+            RecursionError: Python's stack is exhausted. The record was not accepted.
+            KafkaTimeoutError: Callbacks of earlier records are too slow: they were not called within `max_block_ms`.
+                The record was not accepted.
+            TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster blocks the
+                topic, and earlier records wait for it. A missing topic counts as blocked after a minute, because it may
+                be new. This record was not accepted; the earlier ones are delivered when the cluster accepts them. Only
+                with `on_blocked_topic="raise"`.
+            ProducerClosedError: `close` was called before.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
+                once for each loss. This record was not accepted: send it again.
+            TypeError: Key or value is not bytes and there is no serializer for it, or headers has the wrong type.
+            ValueError: Key and value are both None, the topic name is invalid, or the topic has no such partition.
+            MessageSizeTooLargeError: The record is larger than `max_request_size`.
         """
         special: Special | None = None
         if (
@@ -439,7 +460,7 @@ class SafeProducer(Opening, metaclass=Tidy):
                 size += len(key)
         else:
             key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
-        # Without the lock, which costs more than all the rest: see `Chunk`.
+        # No lock here: it would cost more than all the rest. See `Chunk`.
         chunk: Chunk | None = None
         index = -1
         try:
@@ -451,11 +472,11 @@ class SafeProducer(Opening, metaclass=Tidy):
                     chunk.keys[index] = key
                 if special is not None:
                     chunk.special[index] = special
-                # Before the record is accepted: at the end of the stack any call raises.
+                # Create the future before the record is accepted: if the stack is exhausted, this call raises.
                 future: RecordFuture = RecordFuture()
                 chunk.values[index] = value
                 if chunk.open:
-                    # One by one: of four at once a tuple is made, which takes as long as the rest of them.
+                    # Four single assignments: a tuple assignment takes twice as long.
                     future._producer = self
                     future._chunk = chunk
                     future._index = index
@@ -466,19 +487,19 @@ class SafeProducer(Opening, metaclass=Tidy):
         return self._accept(topic, key, value, special, size, chunk, index)
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
-        """Records of any topics and partitions that are delivered together or not at all.
+        """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
 
             with producer.batch() as batch:
                 batch.send("orders", order)
                 batch.send("audit", entry)
             batch.outcome.get()
 
-        An exception in the block: nothing of it is sent. At the end of the block the batch goes into the spool as a
-        whole, and from there to the cluster in one transaction: readers with `isolation_level="read_committed"` see all
-        of it or nothing, exactly once, whatever crashes. It waits there through an outage.
+        If the block raises an exception, none of its records is sent. At the end of the block the whole batch goes into
+        the spool, and from there to the cluster in one transaction. Consumers with `isolation_level="read_committed"`
+        see all of it or nothing, exactly once, even after crashes. During an outage the batch waits in the spool.
 
         Args:
-            transactional_id: Of the transaction; by default one of this producer's own.
+            transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
         self._check_fork()
         self._raise_closed()
@@ -490,50 +511,48 @@ class SafeProducer(Opening, metaclass=Tidy):
         return future
 
     def resolve_undecidable(self, *, resend: bool) -> None:
-        """Decide about the undecidable batches that the last UndecidableError spoke of; about all, if none was raised.
+        """Decide about the batches of the last UndecidableError, or, if none was raised, about all undecidable batches.
 
-        A batch that becomes undecidable after that error is for another decision: the next `send` or `flush` raises it.
+        A batch that became undecidable after that error needs another decision: the next `send` or `flush` raises
+        another UndecidableError.
 
         Args:
-            resend: True: send it under a new id; it may then be in the log twice. False: take it as delivered.
+            resend: True: send the batches again under a new id; they may then be in the log twice. False: treat them as
+                delivered; they may be missing.
 
         Raises:
-            TypeError: `resend` is neither: "no" is no answer to be taken for a yes.
+            TypeError: `resend` is not a bool. A string such as "no" would otherwise count as True.
         """
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
         self._check_fork()
         self._pump.resolve_undecidable(resend=resend)
 
-    @classmethod
-    def max_usable_produce_magic(cls, api_version: tuple[int, ...]) -> int:  # noqa: ARG003  # KafkaProducer's signature
-        """The record format: 2, since SafeProducer speaks to brokers since 0.11 alone."""
-        return 2
-
     def bootstrap_connected(self) -> bool:
-        """Whether the cluster answers. No readiness probe: in an outage the producer still accepts records (`health`).
+        """Return whether the cluster answers.
 
-        The constructor does not fail where no broker can be used, since records wait on disk; with a wrong password, CA
-        or address this stays False, and `last_network_error` says why.
+        Do not use it as a readiness probe: the producer accepts records during an outage, too. Use `health`.
+        The constructor does not fail if no broker can be reached, because records wait on disk. With a wrong password,
+        CA or address this method keeps returning False, and `last_network_error` says why.
         """
         return self._transport.connected
 
     @property
     def last_network_error(self) -> BaseException | None:
-        """Why no broker can be used (wrong password, certificate, address …), as of the latest try.
+        """Why no broker can be used (wrong password, certificate, address …), according to the latest attempt.
 
-        None while the cluster answers, and before the first try.
+        None while the cluster answers, and before the first attempt.
         """
         return self._transport.last_error
 
     @property
     def client_id(self) -> str:
-        """As given, or "kafkasafe"."""
+        """The option `client_id`; "kafkasafe" by default."""
         return self._config.client_id
 
     @property
     def spool_dir(self) -> os.PathLike[str] | None:
-        """Where records wait; None with `spool="never"`."""
+        """The directory that holds pending records; None with `spool="never"`."""
         return None if self._config.in_memory else self._config.spool_dir
 
     @property
@@ -542,22 +561,25 @@ class SafeProducer(Opening, metaclass=Tidy):
         return self._pump.lane
 
     def __enter__(self) -> Self:
-        """Usable in `with`: closes at the end."""
+        """Return the producer. The end of the `with` block closes it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close, as `close()`. After an exception of the block nothing else is raised, but logged, and noted there."""
+        """Close, as `close()`.
+
+        If the block raised an exception, an error of `close()` is not raised: it is logged, and noted on the exception.
+        """
         if error is None:
             self.close()
             return
         try:
             self.close()
         except Exception as own:
-            error.add_note(f"And when the SafeProducer was closed: {type(own).__name__}: {own}")
-            log.error(  # noqa: TRY400  # what it says matters, not where it was raised
-                "Not raised after a %s: %s",
+            error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
+            log.error(  # noqa: TRY400  # the message matters, not where it was raised
+                "close() failed after a %s, which is raised instead: %s",
                 type(error).__name__,
                 own,
                 client_id=self.client_id,

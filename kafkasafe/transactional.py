@@ -1,8 +1,8 @@
-"""KafkaProducer's transactions: its methods and errors, on atomic batches (`kafkasafe.atomic`).
+"""KafkaProducer's transactional methods and errors, implemented with atomic batches (`kafkasafe.atomic`).
 
-What is sent between `begin_transaction` and `commit_transaction` is one atomic batch. It leaves memory when it is
-committed: then it is on disk as a whole before anything of it is sent, and delivered as a whole whatever crashes. So an
-aborted transaction leaves nothing in any log, and one that is committed waits through an outage.
+The records sent between `begin_transaction` and `commit_transaction` are one atomic batch. It stays in memory until
+`commit_transaction`. Then the whole batch is written to disk before any of its records is sent, and it is delivered as
+a whole even after crashes. So an aborted transaction leaves nothing in any log, and a committed one survives an outage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 
 
 class State(enum.Enum):
-    """Where a transactional producer is, in kafka-python's words."""
+    """State of a transactional producer, with kafka-python's names."""
 
     UNINITIALIZED = "UNINITIALIZED"
     READY = "READY"
@@ -52,7 +52,8 @@ class State(enum.Enum):
 
 _FROM: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset({State.READY}),
-    # Again, where an earlier call was interrupted: it is decided, and goes on.
+    # COMMITTING may also follow itself: if a commit_transaction() was interrupted, a repeated call continues that
+    # commit.
     State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
     State.ABORTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.ABORTABLE_ERROR}),
 }
@@ -60,13 +61,13 @@ _FROM: Final[Mapping[State, frozenset[State]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """What became of the transaction that was committed last under this transactional id, by an earlier producer.
+    """Result of the last transaction that an earlier producer with this transactional id had decided to commit.
 
     Attributes:
-        batch_id: As `spool ls` shows it.
-        committed: Whether readers see it. If not, nobody sees any of it.
-        offsets: The consumer groups' offsets that were part of it, by group.
-        error: Why it was not committed.
+        batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
+        committed: True: `read_committed` consumers see all of it. False: they see none of it.
+        offsets: Offsets that were part of the transaction, by consumer group.
+        error: Why the transaction was not committed.
     """
 
     batch_id: str
@@ -78,8 +79,8 @@ class LastTransaction:
 class TransactionFuture(RecordFuture):
     """The result of one `send` in a transaction.
 
-    While the transaction is open the record is in memory only: `get()` returns at once with offset -1, which says that
-    it was accepted, and no more. From `commit_transaction` on it is any other record's future.
+    While the transaction is open, the record is in memory only, and `get()` returns at once with offset -1, which only
+    means that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
     """
 
     __slots__ = ("_partition", "_transaction")
@@ -88,14 +89,14 @@ class TransactionFuture(RecordFuture):
     _partition: int
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the transaction is committed; while it is open: the metadata without an offset, at once.
+        """Wait until the transaction is committed. While it is open, return metadata without an offset at once.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            TransactionAbortedError: It was aborted.
-            KafkaTimeoutError, BatchDroppedError: As of `BatchOutcome.get`.
+            TransactionAbortedError: The transaction was aborted.
+            KafkaTimeoutError, BatchDroppedError: As for `BatchOutcome.get`.
         """
         self._raise_aborted()
         if self._transaction.is_open:
@@ -104,23 +105,23 @@ class TransactionFuture(RecordFuture):
         return super().get(timeout)
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
-        """Wait until the transaction is on disk, which it is from `commit_transaction` on.
+        """Wait until the transaction is on disk. `commit_transaction` writes it there.
 
         Raises:
-            TransactionAbortedError: It was aborted.
-            UsageError: It is open.
+            TransactionAbortedError: The transaction was aborted.
+            UsageError: The transaction is still open.
         """
         self._raise_aborted()
         return super().durable(timeout)
 
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the transaction is committed, aborted or given up."""
+        """Whether the transaction is committed, aborted or dropped."""
         return self._transaction.aborted or super().is_done
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record is not delivered, None while that is open or when it was."""
+        """Why the record was not delivered; None while it is pending, or if it was delivered."""
         if self._transaction.aborted:
             return kafka_errors.TransactionAbortedError()
         return super().exception
@@ -136,19 +137,19 @@ class TransactionFuture(RecordFuture):
 
 
 class _Transaction(AtomicBatch):
-    """One of them."""
+    """One transaction."""
 
     aborted = False
     _told = True
 
     @property
     def is_open(self) -> bool:
-        """Whether more can be added."""
+        """Whether records can still be added."""
         return not self._fate
 
     def abort(self) -> None:
-        """Forget it; errbacks are called."""
-        chunks = list(self._chunks)  # dropping forgets them
+        """Discard the transaction, and call the errbacks of its records."""
+        chunks = list(self._chunks)  # `drop` clears the list
         self.drop()
         self.aborted = True
         for chunk in chunks:
@@ -167,10 +168,10 @@ def _later(
 
 
 class Transactions:
-    """The transactions of one producer with a `transactional_id`. One thread at a time, as KafkaProducer's."""
+    """The transactions of a producer with a `transactional_id`. Only for one thread at a time, like KafkaProducer's."""
 
     def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
-        # Weakly, or a producer that the application drops would only be collected by chance.
+        # A weak reference: otherwise a cycle would keep a producer alive that the application no longer references.
         self._reference = weakref.ref(producer)
         self._id = transactional_id
         self._state = State.UNINITIALIZED
@@ -178,7 +179,7 @@ class Transactions:
         self._open: _Transaction | None = None
         pump = producer._pump
         self._log = log.bind(client_id=producer._config.client_id)
-        # Before the pump starts, or they might end unseen.
+        # List these batches before the pump starts: later, some might have ended and would be missing from the list.
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.open.values()
@@ -187,13 +188,14 @@ class Transactions:
         self._ended = pump.earlier(transactional_id)
         self._asked = False
         self._met: set[str] = set()
-        """Topics that were looked for, at the first record with a partition of its own."""
+        """Topics whose partitions were looked up. `send` looks up a topic at its first record with a `partition`
+        argument."""
 
     @property
     def _producer(self) -> SafeProducer:
         producer = self._reference()
         if producer is None:
-            raise ProducerClosedError("The producer of this transaction is gone")
+            raise ProducerClosedError("The producer of this transaction no longer exists: open a new one")
         return producer
 
     # -- the methods -------------------------------------------------------------------------------------------------
@@ -205,7 +207,8 @@ class Transactions:
         pump, limit_s = self._producer._pump, self._producer._config.max_block_s
         deadline = time.monotonic() + limit_s
         waiting = (
-            f"not known within {limit_s:g} s what became of the last transaction. It is on disk, and goes on"
+            f"the last transaction was not finished within {limit_s:g} s. It is on disk, and the producer goes on with"
+            " it"
         )
         self._await(lambda: all(head.done for head in self._earlier), deadline, waiting)
         if not self._asked:
@@ -232,7 +235,7 @@ class Transactions:
         producer._raise_failure()
         producer._raise_wrong_cluster()
         raise WaitTimeoutError(
-            f"transactional_id {self._id}: {what}. Call init_transactions() again to wait on"
+            f"transactional_id {self._id}: {what}. Call init_transactions() again to wait longer"
             f"{producer._pump.ledger.name_trouble.get(self._id, '')}.{because(producer._pump.refused())}"
             f"{producer._network_cause()}"
         )
@@ -252,14 +255,14 @@ class Transactions:
             last = LastTransaction(slip.unit_id.hex(), head.error is None, offsets, head.error)
             if last.committed:
                 self._log.info(
-                    "%s: a transaction that an earlier producer had decided to commit is committed: %s",
+                    "%s: the transaction %s, which an earlier producer had decided to commit, is committed",
                     self._id,
                     last.batch_id,
                     event="transaction_recovered",
                 )
             else:
                 self._log.warning(
-                    "%s: a transaction that an earlier producer had decided to commit is not: %s: %s",
+                    "%s: the transaction %s, which an earlier producer had decided to commit, was not committed: %s",
                     self._id,
                     last.batch_id,
                     last.error,
@@ -310,7 +313,7 @@ class Transactions:
         return future
 
     def _meet(self, topic: str, partition: int) -> None:
-        """A partition that the topic does not have is refused now: a commit would wait for it, and is decided."""
+        """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
         producer = self._producer
         producer._check_topic(topic)
         if topic in self._met or topic in producer._partition_counts or not producer._transport.connected:
@@ -349,7 +352,7 @@ class Transactions:
                 "Cannot send offsets to transaction because the producer is not in an active transaction"
             )
         if not isinstance(offsets, Mapping):
-            # Without them the transaction would be committed, and the same records read again.
+            # Otherwise the transaction would be committed without offsets, and the consumer would read its input again.
             raise TypeError(
                 f"send_offsets_to_transaction expects a dict of offsets by partition, got {offsets!r}"
             )
@@ -392,7 +395,7 @@ class Transactions:
         if self._state is not State.ABORTABLE_ERROR:
             self._raise_error()
         if self._state is State.IN_TRANSACTION and self._open is not None and not self._open.is_open:
-            # commit_transaction() was interrupted (Ctrl-C) after that.
+            # commit_transaction() was interrupted (Ctrl-C) after the batch was accepted.
             self._state = State.COMMITTING_TRANSACTION
         self._move(State.ABORTING_TRANSACTION)
         batch, self._open, self._error = self._open, None, None
@@ -401,12 +404,13 @@ class Transactions:
         self._state = State.READY
 
     def close(self) -> None:
-        """Whatever is open is aborted."""
+        """Abort an open transaction."""
         batch, self._open = self._open, None
         if batch is not None and batch.is_open:
             if batch._chunks or batch._offsets:
                 self._log.warning(
-                    "%s: the producer was closed in a transaction, which is aborted: nothing of it was sent",
+                    "%s: the producer was closed with an open transaction. It is aborted, and none of its records was"
+                    " sent",
                     self._id,
                     event="transaction_aborted",
                 )
@@ -440,7 +444,7 @@ def _by_group(offsets: Sequence[m.GroupOffsets]) -> dict[str, dict[TopicPartitio
 
 
 def _as_kafka_python(dropped: BatchDroppedError) -> BaseException:
-    """The error that KafkaProducer raises for it."""
+    """Return the error that KafkaProducer raises if a transaction fails with this code."""
     if dropped.code in _FENCED:
         fenced: BaseException = kafka_errors.ProducerFencedError(str(dropped))
         return fenced

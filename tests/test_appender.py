@@ -119,7 +119,9 @@ def test_batches_above_the_topics_max_message_bytes_are_divided(kafka, transport
     assert task.finish() == [Report(topic, 0, 300), Report(topic, 1, 300)]
     coordinator.end(grant, commit=True)
     assert committed(kafka, topic, 0) == committed(kafka, topic, 1) == values
-    with pytest.raises(RejectedError, match=r"a record of 5\d\d\d bytes, .*raise that, or drop the row"):
+    with pytest.raises(
+        RejectedError, match=r"a record of 5\d\d\d bytes, .*Raise that limit, or drop the row"
+    ):
         send(appender(transport, begin(coordinator, topic)), topic, 0, encoded(b"", b"y" * 5000, claim=True))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe import ConfigError, cli
+from kafkasafe import ConfigError, cli, cli_classify
 from kafkasafe._core import codes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -83,9 +83,9 @@ def test_all_in_words_is_a_line_per_code(capsys):
         (["--apii"], "did you mean --api?"),
         (["--zzz"], "there is no option --zzz"),
         (["-x"], "there is no option -x"),
-        ([], "give one of"),
-        (["59", "--all"], "give one of"),
-        (["--all", "--stdin"], "give one of"),
+        ([], "give exactly one of"),
+        (["59", "--all"], "give exactly one of"),
+        (["--all", "--stdin"], "give exactly one of"),
         (["59", "60"], "60"),
         (["--api"], "--api"),
         (["9" * 5000], "unknown Kafka error"),
@@ -136,16 +136,16 @@ def test_lines_may_be_answered_in_words_and_take_the_request_from_the_command_li
     [
         (b'{"code": 59', "line 2: "),
         (b"{'code': 59}", "line 2: "),
-        (b"59", "line 2: one JSON object is wanted, not int"),
+        (b"59", "line 2: give one JSON object, not int"),
         (b"{}", 'line 2: "code" is missing'),
-        (b'{"code": null}', "line 2: An error is a number"),
-        (b'{"code": 5.5}', "line 2: An error is a number"),
+        (b'{"code": null}', "line 2: An error must be a number"),
+        (b'{"code": 5.5}', "line 2: An error must be a number"),
         (b'{"code": true}', "line 2: True is not an error code"),
-        (b'{"code": NaN}', "line 2: An error is a number"),
+        (b'{"code": NaN}', "line 2: An error must be a number"),
         (b'{"code": 59, "last_acked": 3}', "did you mean 'last_acked_offset'?"),
         (b'{"code": 59, "last_acked_offset": "3"}', "line 2: last_acked_offset must be an integer"),
         (b'{"code": 59, "resend": 0}', "line 2: resend must be true or false"),
-        (b'{"code": 59, "api": 3}', "line 2: '3' is not a request"),
+        (b'{"code": 59, "api": 3}', "line 2: '3' is not a Kafka request"),
         (b'{"code": 59, "api": "produc"}', "did you mean 'produce'?"),
         (b'{"code": ' + b"9" * 5000 + b"}", "line 2: "),
         (b"[" * 100_000, "line 2: "),
@@ -172,7 +172,7 @@ def test_a_line_that_is_wrong_is_named_after_those_before_it_are_answered(capsys
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_no_line_makes_it_fail_otherwise(line):
     try:
-        verdict = cli._verdict_on_line(line, None)
+        verdict = cli_classify._verdict_on_line(line, None)
     except (ConfigError, ValueError, RecursionError):
         return
     assert verdict.explanation

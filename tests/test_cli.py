@@ -172,7 +172,7 @@ def test_demo_options_reach_the_settings(capsys, fake_demo):
             "{}/nothing is not a spool directory: it does not exist",
             "spool ls",
         ),
-        (("spool", "drain", "{}/spool"), 2, "say where the brokers are", "spool drain --help"),
+        (("spool", "drain", "{}/spool"), 2, "give the brokers as HOST:PORT", "spool drain --help"),
         (("offsets", "orders", "--no-such-option"), 2, "No such option: --no-such-option", "offsets --help"),
         (("offsets", "orders", "-b", "no.such.host.invalid:1"), 2, "no address is known", "offsets --help"),
         (("doctor",), 2, "Missing argument 'DIR'", "doctor --help"),

@@ -111,9 +111,9 @@ def test_brokers_that_cannot_be_reached_are_told_in_words_of_the_audit(capsys):
 def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, kind, advice):
     """Their texts as they are where the log is read; the test below has a real one."""
     texts = {
-        "NO_ANSWER": "Look whether these partitions have leaders, or raise kafkaConsumer.pollTimeoutMs.",
-        "NO_RECORDS": "Look whether the partition has a leader that the executors reach, or raise kafkaConsumer.x.",
-        "REMOTE_STORAGE_NOT_READY": "Look at the brokers' remote log manager, or raise kafkaConsumer.x.",
+        "NO_ANSWER": "Check that these partitions have leaders, or raise kafkaConsumer.pollTimeoutMs.",
+        "NO_RECORDS": "Check that the partition has a leader that the executors reach, or raise kafkaConsumer.x.",
+        "REMOTE_STORAGE_NOT_READY": "Check the brokers' remote log manager, or raise kafkaConsumer.x.",
         "DATA_LOSS": 'Start the query again with .option("failOnDataLoss", "false").',
         "FETCH_REFUSED": "orders-0 cannot be read: why",
     }

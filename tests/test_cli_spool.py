@@ -212,10 +212,10 @@ def test_what_left_rejected_is_not_called_rejected(capsys, lane):
     [
         (("show", "--position", "1"), "no batch begins at position 1"),
         (("show", "--lane", "7"), "has no lane 7"),
-        (("export", "-o", "-", "--status", "lost?"), "'lost?' is none of"),
+        (("export", "-o", "-", "--status", "lost?"), "'lost?' is not one of"),
         (("export", "-o", "-", "--format", "parquet"), "Parquet needs a file"),
         (("drain", "-b", "here:there"), "'here:there' is not host:port"),
-        (("drain",), "say where the brokers are"),
+        (("drain",), "give the brokers as HOST:PORT"),
         (("drain", "-b", "127.0.0.1:9", "--timeout", "soon"), "'soon' is not a duration"),
         (("repair", "--lane", "x"), "has no lane x"),
     ],
@@ -255,7 +255,7 @@ def test_a_directory_that_is_no_spool_is_told_from_an_empty_one_and_a_file(capsy
     (tmp_path / "c").touch()
     said = {name: " ".join(run(capsys, "spool", "ls", tmp_path / name)[2].split()) for name in "abc"}
     assert "it is empty" in said["a"]
-    assert "it has no file FORMAT, and holds 'thesis.txt'" in said["b"]
+    assert "it has no file FORMAT, but contains 'thesis.txt'" in said["b"]
     assert "it is a file" in said["c"]
 
 
@@ -463,7 +463,7 @@ def test_a_torn_tail_is_cut_and_kept(capsys, lane):
     beginning = whole[:50]  # of a group
     segment.write_bytes(whole + beginning)
     code, out, _ = run(capsys, "spool", "repair", lane.path.parent)
-    assert (code, "cut" in out, "Nothing was changed: --apply does it" in out) == (0, True, True)
+    assert (code, "cut" in out, "Nothing was changed; --apply applies the plan" in out) == (0, True, True)
     assert run(capsys, "spool", "repair", lane.path.parent, "--apply")[0] == 0
     assert segment.read_bytes() == whole
     (copies,) = lane.path.glob("repair-*")
@@ -667,7 +667,7 @@ def test_doctor_sums_up_what_is_many(capsys, tmp_path):
     assert out.splitlines()[1:] == [
         "  orders-2: NOT KNOWN: 8 records in 4 batches",
         "  orders-2: NEVER SENT: 16 records in 8 batches",
-        "  --all has each of the 12 batches, with the proof",
+        "  --all shows each of the 12 batches, with the proof",
     ]
     assert run(capsys, "doctor", tmp_path / "spool", "--all")[1].count(" at position ") == 12
 
@@ -679,10 +679,10 @@ def test_a_password_that_others_can_read_is_warned_about(capsys, lane, tmp_path)
     arguments = ("doctor", lane.path.parent, "--timeout", "0.1s", "--config", config)
     config.chmod(0o644)
     err = run(capsys, *arguments)[2]
-    assert "holds a password and can be read or written by others (mode 0644); chmod 600" in err
+    assert "contains a password and other users can read or write it (mode 0644); run chmod 600" in err
     assert "hunter2" not in err
     config.chmod(0o600)
-    assert "holds a password" not in run(capsys, *arguments)[2]
+    assert "contains a password" not in run(capsys, *arguments)[2]
 
 
 def test_a_drain_does_not_pass_over_damage_because_something_was_in_quarantine_before(

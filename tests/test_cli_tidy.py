@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kafkasafe import cli
+from kafkasafe import SafeProducer, cli
 from kafkasafe._core import batch, marks
 from kafkasafe._core.rejected import Refused
 from kafkasafe._io.files import OsFiles
@@ -71,7 +71,7 @@ def test_discarded_records_are_told_from_those_that_something_deleted(capsys, tm
         [
             f"lane-000: {files[0].name}: 2 records of secret-0-0",
             "2 records would be discarded",
-            "Nothing was changed: --apply does it",
+            "Nothing was changed. Add --apply to carry this out",
         ],
     )
     assert sorted((lane / "rejected").iterdir()) == files
@@ -114,6 +114,28 @@ def test_a_file_that_cannot_be_read_is_discarded_only_when_that_is_said(capsys, 
     code, out, _ = run(capsys, "spool", "discard", tmp_path, "--unreadable", "--apply")
     assert (code, broken.exists()) == (0, False)
     assert run(capsys, "spool", "verify", tmp_path)[0] == 0
+
+
+def test_a_drain_tells_records_rejected_earlier_from_those_it_rejects_itself(capsys, tmp_path, fake_kafka):
+    """A cron job or an init container: rejected records of another day made `spool drain` exit with 1 for ever."""
+    spool, servers = tmp_path / "spool", ",".join(fake_kafka.bootstrap_servers)
+    fill(spool, rejected=[[b"1", b"2"]])
+    drain = ("spool", "drain", spool, "-b", servers)
+    assert run(capsys, *drain)[0] == 1
+    code, out, _ = run(capsys, *drain, "--ignore-rejected")
+    assert (code, "2 records in rejected/, not delivered" in out) == (0, True)
+    # What is rejected meanwhile counts.
+    fake_kafka.create_topic("small", partitions=1, config={"max.message.bytes": 1000})
+    with SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=spool) as producer:
+        producer.send("small", os.urandom(5000)).durable(60)
+        producer.close(0)
+    code, out, _ = run(capsys, *drain, "--ignore-rejected", "--json")
+    told = json.loads(out)
+    assert (code, told["rejected_records"], told["newly_rejected_records"]) == (1, 3, 1)
+    assert run(capsys, *drain, "--ignore-rejected")[0] == 0
+    # So does a file that cannot be read.
+    next((spool / "lane-000" / "rejected").iterdir()).write_bytes(b"?")
+    assert run(capsys, *drain, "--ignore-rejected")[0] == 1
 
 
 def test_only_one_lane_is_discarded(capsys, tmp_path):
@@ -223,7 +245,7 @@ def test_lanes_and_directories_that_hold_nothing_are_pruned(capsys, tmp_path, mo
     assert f"{root}/new-4/lane-000: kept: it was used lately" in lines
     assert f"{root}/rejected-3/lane-000: kept: 1 record rejected" in lines
     assert lines[-2].startswith("3 lanes and 1 directory, ")
-    assert lines[-1] == "Nothing was changed: --apply does it"
+    assert lines[-1] == "Nothing was changed. Add --apply to carry this out"
     assert (root / "empty-1" / "lane-002").is_dir()
 
     told = json.loads(run(capsys, "spool", "prune", "--tree", "--apply", "--json")[1])

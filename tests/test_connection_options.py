@@ -66,6 +66,12 @@ def opened(request, tmp_path):
             {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"},
             "OAUTHBEARER needs sasl_oauth_token_provider",
         ),
+        ({"sasl_oauth_token_provider": "hunter2"}, "sasl_oauth_token_provider must be .*, not str"),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "AWS_MSK_IAM"},
+            "AWS_MSK_IAM needs security_protocol=SASL_SSL",
+        ),
+        ({"selector": 5}, "selector must be a class such as selectors.DefaultSelector, not 5"),
     ],
 )
 def test_a_connection_that_cannot_work_is_refused_by_both(opened, options, says):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._io.files import DirectoryFiles, Files, OsFiles
+from kafkasafe._io.files import DirectoryFiles, Files, OsFiles, WholeFiles
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe.testing.disk import SECTOR_BYTES, Disk, Fault, ProcessKilled, SyncData
 
@@ -69,6 +69,9 @@ def script(files: Files, root: Path, seed: int) -> list[object]:
                 call(files.preallocate, handle, 4096)
             case 6 if handle is not None:
                 call(files.read, handle, number, number)
+                buffer = bytearray(b"." * number)
+                call(files.read_into, handle, number, buffer)
+                seen.append(bytes(buffer))
                 call(files.size, handle)
                 call(files.lock, handle)
             case 7 if handle is not None:
@@ -213,6 +216,32 @@ def test_files_in_memory_answer_as_the_operating_system_does(tmp_path, seed):
     for files, root in ((memory, ROOT), (OsFiles(), tmp_path)):
         files.close(files.create(root / "z"))
     assert script(memory, ROOT, seed) == script(OsFiles(), tmp_path, seed)
+
+
+@pytest.mark.parametrize("files", [OsFiles(), MemoryFiles()])
+def test_whole_files_are_read_into_the_same_memory_and_views_of_a_former_one_stay_as_they_are(
+    tmp_path, files
+):
+    reader, whole = WholeFiles(files), {}
+    files.make_directory(tmp_path)
+    for number, size in enumerate((3, 1_000_000, 0, 999_999, 2, 1_000_001, 1_100_000, 1_000_000)):
+        path = tmp_path / str(number)
+        whole[path] = random.Random(number).randbytes(size)
+        handle = files.create(path)
+        files.writev(handle, [whole[path]], 0)
+        files.close(handle)
+    used = set()
+    for path, content in whole.items():
+        found = reader.read(path)
+        assert found == content
+        used.add(id(found))
+    assert len(used) < len(whole)
+    with memoryview(reader.read(tmp_path / "3")) as former:
+        assert reader.read(tmp_path / "7") == whole[tmp_path / "7"]
+        assert former == whole[tmp_path / "3"]
+    with pytest.raises(FileNotFoundError):
+        reader.read(tmp_path / "missing")
+    assert reader.read(tmp_path / "1") == whole[tmp_path / "1"]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -16,7 +16,7 @@ SAYS = {
     "drop_in.py": "orders holds 1000 records",
     "outage.py": "the topic holds 3001 records: each once, in order",
     "own_calls.py": "Prometheus sees",
-    "spark_exactly_once.py": "each total is there once, and right",
+    "spark_exactly_once.py": "each total is correct and exists once",
     "fastapi_app.py": "200 orders accepted, 200 in the topic",
     "worker.py": "1000 orders, 1000 invoices, 1000 different ones",
     "prefork.py": "0 of 400 accepted orders missing, 0 twice",

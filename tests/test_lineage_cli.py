@@ -46,8 +46,8 @@ def test_the_walk_is_told_step_by_step(run):
     code, out, err = run(*ALTERNATING)
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "1. Epoch 8? Epoch 6 ends at 9: truncate to 7, ask about what is older.",
-        "2. Epoch 4? Epoch 2 ends at 6: truncate to 5, ask about what is older.",
+        "1. Epoch 8? Epoch 6 ends at 9: truncate to 7, then ask about older epochs.",
+        "2. Epoch 4? Epoch 2 ends at 6: truncate to 5, then ask about older epochs.",
         "3. Epoch 0? Epoch 0 ends at 3: truncate to 3.",
         "truncate to 3: offsets 3–8 differ; 3 round trips, 24 bytes of requests, 54 of responses",
     ]
@@ -94,7 +94,7 @@ def test_the_document_s_examples(run, pair, strategy, mark, truncate_to, rounds)
     [
         (
             (*SCENARIO_1, "--strategy", "alt1"),
-            "The leader knows none of it: truncate to 11, ask about what is older.",
+            "The leader knows none of them: truncate to 11, then ask about older epochs.",
         ),
         (
             (*SCENARIO_1, "--strategy", "alt2"),
@@ -102,7 +102,7 @@ def test_the_document_s_examples(run, pair, strategy, mark, truncate_to, rounds)
         ),
         (
             (*UNCLEAN, "--strategy", "alt2"),
-            "2. Epochs 2 up to 2, 0 up to 1? The leader knows none of it: truncate to 0.",
+            "2. Epochs 2 up to 2, 0 up to 1? The leader knows none of them: truncate to 0.",
         ),
         (
             (
@@ -117,13 +117,13 @@ def test_the_document_s_examples(run, pair, strategy, mark, truncate_to, rounds)
                 "--high-watermark",
                 "3",
             ),
-            "1. Epoch 0? The leader cannot say: truncate to 3.",
+            "1. Epoch 0? The leader does not know: truncate to 3.",
         ),
         (
             (*UNCLEAN, "--strategy", "alt2", "--sequence", "2"),
-            "1. Epochs 2 up to 2, 0 up to 1? The leader knows none of it: truncate to 0.",
+            "1. Epochs 2 up to 2, 0 up to 1? The leader knows none of them: truncate to 0.",
         ),
-        (UNCLEAN, "All of the leader's epochs are newer, its log begins at 0: truncate to 0."),
+        (UNCLEAN, "All of the leader's epochs are newer, and its log begins at 0: truncate to 0."),
         (
             ("--ours", "0:0", "--ours-end", "5", "--theirs", "0:0", "--theirs-end", "5"),
             "nothing differs; 1 round trip,",
@@ -222,12 +222,12 @@ def test_a_line_and_the_options_say_the_same(run):
         (
             (*ALTERNATING, "--strategy", "clean"),
             "--high-watermark:",
-            "it is what the strategy clean asks about",
+            "the strategy clean needs it",
         ),
         ((*ALTERNATING, "--sequence", "2"), "--sequence:", "choose the strategy alt2"),
         ((*ALTERNATING, "--strategy", "alt2", "--sequence", "2,x"), "--sequence:", "write for example 2,4"),
         ((*ALTERNATING, "--strategy", "alt2", "--sequence", "3,2"), "--sequence:", "must increase"),
-        ((*ALTERNATING, "--stdin", "--json"), "--ours:", "not together with --stdin"),
+        ((*ALTERNATING, "--stdin", "--json"), "--ours:", "cannot be combined with --stdin"),
         (("--stdin",), "--stdin:", "add --json"),
     ],
 )
@@ -248,21 +248,21 @@ GOOD = {"ours": [[0, 0]], "ours_end": 5, "theirs": [[0, 0]], "theirs_end": 5}
     [
         (b"{bad\n", "Expecting property name"),
         (b"\xff\n", "utf-8"),
-        (b"[1, 2]\n", "a line is one JSON object, not list"),
+        (b"[1, 2]\n", "a line must be one JSON object, not list"),
         (b"[" * 100_000, ""),
         (lines({**GOOD, "ours": None}), '"ours": missing'),
         (lines({name: GOOD[name] for name in ("ours", "theirs", "ours_end")}), '"theirs_end": missing'),
-        (lines({**GOOD, "our": 5}), '"our": not known; the members are ours, ours_end'),
+        (lines({**GOOD, "our": 5}), '"our": unknown member; use only ours, ours_end'),
         (lines({**GOOD, "ours": "0:0"}), '"ours": give a list of [epoch, start offset]'),
         (lines({**GOOD, "ours": [[0]]}), '"ours": give a list'),
         (lines({**GOOD, "ours": [[0, "0"]]}), '"ours": the start of epoch 0 must be a whole number'),
         (lines({**GOOD, "ours": [[True, 0]]}), '"ours": an epoch must be'),
-        (lines({**GOOD, "ours": [[-1, 0]]}), '"ours": epoch -1 stands for none'),
+        (lines({**GOOD, "ours": [[-1, 0]]}), '"ours": epoch -1 means that there is no epoch'),
         (lines({**GOOD, "theirs": [[2, 0], [1, 3]]}), '"theirs": epoch 1 comes after epoch 2'),
         (lines({**GOOD, "theirs_end": -1}), '"theirs_end": the end must be'),
         (lines({**GOOD, "ours_end": 5.5}), '"ours_end": the end must be'),
         (lines({**GOOD, "high_watermark": "5"}), "\"high_watermark\": '5' is not an offset"),
-        (lines({**GOOD, "strategy": "alt9"}), "\"strategy\": 'alt9' is none of kip279, alt1, alt2"),
+        (lines({**GOOD, "strategy": "alt9"}), "\"strategy\": 'alt9' is not one of kip279, alt1, alt2"),
     ],
 )
 def test_a_wrong_line_is_named(run, line, says):
@@ -296,4 +296,4 @@ def test_the_public_module_has_all_of_the_algorithms():
         reply = leader.live(epoch)
         walk.answer(reply.epoch, reply.end_offset)
     assert isinstance(walk.outcome, lineage.Diverged)
-    assert (walk.outcome.at, walk.outcome.rolled_back) == (3, (3, 8))
+    assert (walk.outcome.divergent_offset, walk.outcome.rolled_back) == (3, (3, 8))

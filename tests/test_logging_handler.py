@@ -299,3 +299,35 @@ def test_what_flush_confirmed_survives_kill_9(options, fake_kafka):
     assert [line for line in lines(fake_kafka) if line.startswith("app ")] == [
         f"app line {number}" for number in range(100)
     ]
+
+
+def test_a_child_that_is_forked_while_a_producer_is_opened_does_not_wait_for_its_locks(options):
+    """The handler's thread holds Python's lock of the temporary directory for as long as it looks for one."""
+    program = """
+import logging, multiprocessing, sys, tempfile, threading, time
+from kafkasafe.logging_handler import KafkaHandler
+
+servers, directory = sys.argv[1:]
+found, main = tempfile._get_default_tempdir, threading.current_thread()
+
+def slow():
+    if threading.current_thread() is not main:
+        time.sleep(2)
+    return found()
+
+tempfile._get_default_tempdir = slow
+log = logging.getLogger("app")
+log.addHandler(KafkaHandler("logs", bootstrap_servers=servers.split(","), spool_dir=directory))
+log.warning("one")
+time.sleep(0.5)
+process = multiprocessing.get_context("fork").Process(target=log.warning, args=("child",))
+process.start()
+process.join(60)
+if process.is_alive():
+    process.kill()
+    sys.exit("the child hangs")
+"""
+    servers = ",".join(options["bootstrap_servers"])
+    command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 0, done.stderr

@@ -95,5 +95,7 @@ def group(module: str) -> str:
     """Of tests that run on one worker, because they share what takes seconds to start; none: on any."""
     if module.startswith("spark/"):
         return "spark"
-    alone = module.startswith(("core/", "simulation/", "spool/")) and module != "core/test_classify.py"
+    alone = (
+        module.startswith(("core/", "simulation/", "spool/", "tapes/")) and module != "core/test_classify.py"
+    )
     return "" if alone else module

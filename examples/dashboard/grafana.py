@@ -1,37 +1,55 @@
-"""The Grafana dashboard, as code: `python examples/dashboard/grafana.py` writes kafkasafe.json beside this file.
+"""Two Grafana boards as code: `python examples/dashboard/grafana.py` writes overview.json and internals.json.
 
-Import that file in Grafana (Dashboards, New, Import); it asks which Prometheus to read.
+Overview fits on one screen. It shows whether everything is delivered, and if not, how much is left and how long the
+room will last. Internals has a collapsed row for each part of kafkasafe. Import both boards in Grafana (Dashboards,
+New, Import). They ask for the Prometheus data source and link to each other.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard as d
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, VizLegendOptions, VizTooltipOptions
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.builders.stat import Panel as Stat
+from grafana_foundation_sdk.builders.statetimeline import Panel as StateTimeline
 from grafana_foundation_sdk.builders.timeseries import Panel as Timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
+    BigValueGraphMode,
     DataSourceRef,
     LegendDisplayMode,
     LegendPlacement,
     SortOrder,
     TooltipDisplayMode,
+    VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
+    DashboardLinkType,
+    DashboardRangeMapOptions,
+    FieldColorModeId,
+    RangeMap,
     Threshold,
     ThresholdsMode,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
     VariableOption,
     VariableRefresh,
 )
 from tools import rules
 
-FILE = Path(__file__).with_name("kafkasafe.json")
+FILES = {
+    "overview": Path(__file__).with_name("overview.json"),
+    "internals": Path(__file__).with_name("internals.json"),
+}
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _WIDTH = 24
 
@@ -41,13 +59,15 @@ class Shown:
     """One panel.
 
     Attributes:
-        title: Above it.
-        unit: As Grafana names units.
-        queries: (PromQL, legend); `[]` stands for the label matchers, so that `x[]` is of the clients chosen, and
-            `[job]` for those of metrics that have no client.
-        text: What it tells an operator.
-        levels: From which value on it is yellow, and red. Only of those that show one number.
-        top: The largest value that can be.
+        title: Title of the panel.
+        unit: Grafana's name of the unit.
+        queries: (PromQL, legend). `[]` stands for the label matchers, so that `x[]` selects the chosen clients; `[job]`
+            stands for the matchers of metrics without a client; `{chosen}` for the matchers among other ones.
+        text: Description for an operator.
+        levels: Values from which the panel is yellow, and red; only for panels that show one number.
+        top: Largest possible value.
+        words: (from, to, text, colour): texts that are shown instead of numbers.
+        nothing: Text that is shown if there is no number.
     """
 
     title: str
@@ -56,17 +76,19 @@ class Shown:
     text: str
     levels: tuple[float | None, float | None] = (None, None)
     top: float | None = None
+    words: tuple[tuple[float, float | None, str, str], ...] = ()
+    nothing: str | None = None
 
 
 def _new(counter: str, matchers: str = "[]", over: str = "$__rate_interval") -> str:
-    """What it grew by, its first value included where it began to exist meanwhile: `increase` does not see that."""
+    """The growth of a counter. Unlike `increase`, it includes the first value of a counter that appears meanwhile."""
     grown = f"increase({counter}{matchers}[{over}])"
     first = f"(min_over_time({counter}{matchers}[{over}]) unless {counter}{matchers} offset {over})"
     return f"({grown} + {first} or {grown})"
 
 
 def _total(counter: str) -> str:
-    """The same of the time that is shown, as one number."""
+    """The growth over the board's whole time range, as one number."""
     return f"sum({_new(counter, over='$__range')}) or vector(0)"
 
 
@@ -84,53 +106,89 @@ def _of_batches(part: float) -> str:
     return f"histogram_quantile({part}, sum by (query, le) (increase({buckets}[1h])))"
 
 
-_NUMBERS = (
+_LOST = Shown(
+    "Records lost",
+    "short",
+    ((_total("kafkasafe_data_loss_records_total"), "lost"),),
+    "Records that the cluster acknowledged and lost, in the time range of the board.",
+    (None, 1),
+)
+
+_UNDELIVERED = (
+    "count(kafkasafe_spool_oldest_record_age_seconds[] > 10 or kafkasafe_orphaned_spool_records[] > 0"
+    " or kafkasafe_rejected_kept_records[] > 0) or vector(0)"
+)
+"""Clients with undelivered records."""
+
+_DELIVERED = (
+    'sum by (outcome) (rate(kafkasafe_records_total{outcome=~"accepted|committed", {chosen}}'
+    "[$__rate_interval]))"
+)
+
+_SEVERITIES = (
+    "max by (alertname, client_id, query)"
+    ' (ALERTS{alertstate="firing", alertname=~"{alerts}", severity="page", {chosen}} * 3'
+    ' or ALERTS{alertstate="firing", alertname=~"{alerts}", {chosen}} * 2'
+    ' or ALERTS{alertstate="pending", alertname=~"{alerts}", {chosen}})'
+)
+
+_TILES = (
     Shown(
-        "Acknowledged records lost",
+        "All delivered",
         "short",
-        ((_total("kafkasafe_data_loss_records_total"), "lost"),),
-        "What the cluster acknowledged and lost, in the time that is shown.",
-        (None, 1),
+        (
+            (
+                _UNDELIVERED,
+                "clients with undelivered records",
+            ),
+        ),
+        "No: a client has a record that has been undelivered for more than 10 s, rejected records that are kept, or"
+        " records in another directory that no process delivers.",
+        (1, None),
+        words=((0, 0, "yes", "green"), (1, None, "no", "orange")),
     ),
     Shown(
-        "Restored records",
-        "short",
-        ((_total("kafkasafe_data_loss_restored_records_total"), "restored"),),
-        "Of those, what is in the log again, from the retained spool.",
-    ),
-    Shown(
-        "Undelivered records",
+        "Undelivered",
         "short",
         (("sum(kafkasafe_spool_records[])", "records"),),
-        "Durable, and not delivered yet.",
+        "Records that are safe on disk, but not in the topic yet.",
+    ),
+    Shown(
+        "Oldest record",
+        "s",
+        (("max(kafkasafe_spool_oldest_record_age_seconds[])", "age"),),
+        "Age of the oldest record that is not in the topic yet. In an outage it is the length of the outage.",
+        (60, 900),
     ),
     Shown(
         "Fullest spool",
         "percentunit",
         (("max(kafkasafe:spool_fill:ratio[])", "full"),),
-        "Where there is no room for another segment (94 % with the defaults) send() blocks, and then raises.",
+        "If a spool has no room for another segment (94 % with the defaults), send() blocks and then raises.",
         (0.5, 0.7),
+        top=1,
     ),
     Shown(
-        "Batches in doubt",
-        "short",
-        (("sum(kafkasafe_in_doubt_batches[])", "batches"),),
-        "Sent, and nobody knows yet whether they are in the log.",
+        "Ack latency, p99",
+        "s",
+        (
+            (
+                f"max({_quantile(0.99, 'kafkasafe_ack_latency_seconds_bucket')} >= 0)",
+                "p99",
+            ),
+        ),
+        "For the slowest client: time from sealing a batch until its acknowledgement is on disk.",
+        (1, 10),
+        nothing="no acks",
     ),
     Shown(
-        "Undecidable batches",
+        "Consumer lag",
         "short",
-        ((_total("kafkasafe_undecidable_batches_total"), "batches"),),
-        "The evidence is gone: your policy on_undecidable decided, or waits for you.",
-        (None, 1),
+        (("sum(kafkasafe_lag_records[])", "records"),),
+        "Records in the topics that the consumers have not read yet.",
+        nothing="no consumer",
     ),
-    Shown(
-        "Records skipped",
-        "short",
-        ((_total("kafkasafe_skipped_records_total"), "records"),),
-        "What resets of positions left out.",
-        (None, 1),
-    ),
+    _LOST,
     Shown(
         "Alerts",
         "short",
@@ -140,8 +198,104 @@ _NUMBERS = (
                 "firing",
             ),
         ),
-        "Of rules.yml, that are firing for the jobs and clients chosen.",
+        "Alerts of rules.yml that fire for the chosen jobs and clients.",
         (None, 1),
+    ),
+)
+
+_GRAPHS = (
+    Shown(
+        "Accepted and delivered records",
+        "cps",
+        (
+            (
+                _DELIVERED,
+                "{{outcome}}",
+            ),
+        ),
+        "accepted: send() took the record; committed: the cluster acknowledged it, and the spool noted that on disk.",
+    ),
+    Shown(
+        "Undelivered records",
+        "short",
+        (("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}}"),),
+        "These records are safe on disk.",
+    ),
+    Shown(
+        "Oldest undelivered record",
+        "s",
+        (("max by (client_id) (kafkasafe_spool_oldest_record_age_seconds[])", "{{client_id}}"),),
+        "Age of each client's oldest record that is not in the topic yet.",
+    ),
+    Shown(
+        "Room left for records",
+        "bytes",
+        (("min by (client_id) (kafkasafe:spool_room:bytes[])", "{{client_id}}"),),
+        "Bytes by which the spool may still grow, or the free room on its volume if that is less.",
+    ),
+    Shown(
+        "Ack latency, p99",
+        "s",
+        ((_quantile(0.99, "kafkasafe_ack_latency_seconds_bucket"), "{{client_id}}"),),
+        "Time from sealing a record's batch until its acknowledgement is on disk.",
+    ),
+    Shown(
+        "Consumer lag",
+        "short",
+        (("sum by (group, topic) (kafkasafe_lag_records[])", "{{group}} {{topic}}"),),
+        "Records that the consumers have not read yet, by group and topic.",
+    ),
+)
+
+_ALERTS = Shown(
+    "Alerts over time",
+    "short",
+    (
+        (
+            _SEVERITIES,
+            "{{alertname}} {{client_id}}{{query}}",
+        ),
+    ),
+    "page: cannot wait; ticket: can wait for working hours; pending: fires if its condition lasts."
+    " docs/runbook.md has a section for each alert.",
+    words=((1, 1, "pending", "yellow"), (2, 2, "ticket", "orange"), (3, 3, "page", "red")),
+    nothing="No alert",
+)
+
+_NUMBERS = (
+    _LOST,
+    Shown(
+        "Restored records",
+        "short",
+        ((_total("kafkasafe_data_loss_restored_records_total"), "restored"),),
+        "Lost records that are in the log again, because the spool had retained them.",
+    ),
+    Shown(
+        "Batches in doubt",
+        "short",
+        (("sum(kafkasafe_in_doubt_batches[])", "batches"),),
+        "Batches that were sent, but it is not known yet whether they are in the log.",
+    ),
+    Shown(
+        "Undecidable batches",
+        "short",
+        ((_total("kafkasafe_undecidable_batches_total"), "batches"),),
+        "The log no longer shows whether these batches were in it. on_undecidable decides, or resolve_undecidable().",
+        (None, 1),
+    ),
+    Shown(
+        "Records skipped",
+        "short",
+        ((_total("kafkasafe_skipped_records_total"), "records"),),
+        "Records that a reset of the position skipped.",
+        (None, 1),
+    ),
+    Shown(
+        "Clients without a broker",
+        "short",
+        (("count(kafkasafe_connected[] == 0) or vector(0)", "clients"),),
+        "Producers and consumers that can use no broker at the moment.",
+        (1, None),
     ),
 )
 
@@ -158,7 +312,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{outcome}}",
                     ),
                 ),
-                "accepted: taken by send(); committed: acknowledged, and marked so on disk.",
+                "accepted: send() took the record; committed: it was acknowledged, and the spool noted that on disk.",
             ),
             Shown(
                 "Ack latency",
@@ -170,20 +324,20 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} p50",
                     ),
                 ),
-                "How long a record waits for the cluster, its commit mark on disk included.",
+                "Time from sealing a record's batch until its acknowledgement is on disk.",
             ),
             Shown(
                 "Acknowledged within a second",
                 "percentunit",
                 (("kafkasafe:acked_within_1s:ratio_5m[]", "{{client_id}}"),),
-                "Of the records that were acknowledged in five minutes; for an objective of the service.",
+                "Share of the records acknowledged in five minutes; use it for a service level objective.",
                 top=1,
             ),
             Shown(
-                "Brokers can be used",
+                "Brokers usable",
                 "short",
                 (("min by (client_id) (kafkasafe_connected[])", "{{client_id}}"),),
-                "1: yes, 0: an outage. Producers and consumers.",
+                "1: yes, 0: outage; for producers and consumers.",
                 top=1,
             ),
             Shown(
@@ -199,7 +353,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} fsync p99",
                     ),
                 ),
-                "How long until a record may be promised; and the disk's part of it.",
+                "Time from sealing a record's batch until it is durable, and the duration of fsync.",
             ),
             Shown(
                 "Errors and retries",
@@ -214,7 +368,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{api}} {{error}}, again",
                     ),
                 ),
-                "What brokers answer, by the protocol's names, and what is sent again because of it.",
+                "Errors that brokers answer, by the protocol's names, and requests that are repeated because of them.",
             ),
             Shown(
                 "Pauses before retries",
@@ -225,28 +379,29 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{api}}",
                     ),
                 ),
-                "Seconds of pause per second, of all partitions together.",
+                "Seconds of pause per second, summed over all partitions.",
             ),
             Shown(
-                "Blocked by the cluster",
+                "Destinations blocked by the cluster",
                 "short",
                 (("sum(kafkasafe_blocked_destinations[]) or vector(0)", "destinations"),),
-                "Partitions, transactional ids, groups: a right or a topic is missing, or a broker fails on a batch.",
+                "Partitions, transactional ids, groups: a permission or a topic is missing, or a broker fails on a"
+                " batch.",
             ),
             Shown(
-                "Records that wait for it",
+                "Records blocked by the cluster",
                 "short",
                 (("sum(kafkasafe_blocked_records[]) or vector(0)", "records"),),
-                "They are kept, and tried again.",
+                "The spool keeps these records, and the producer tries them again.",
             ),
             Shown(
-                "Rejected, and orphaned",
+                "Rejected and orphaned records",
                 "short",
                 (
                     ("sum(kafkasafe_rejected_kept_records[])", "rejected, kept"),
                     ("sum(kafkasafe_orphaned_spool_records[])", "orphaned in other directories"),
                 ),
-                "kafkasafe spool resend brings the former back, spool drain the latter.",
+                "kafkasafe spool resend sends rejected records again; kafkasafe spool drain delivers orphaned ones.",
             ),
             Shown(
                 "Room for rejected records",
@@ -255,7 +410,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ("sum by (client_id) (kafkasafe_rejected_kept_bytes[])", "{{client_id}} kept"),
                     ("sum by (client_id) (kafkasafe_rejected_capacity_bytes[])", "{{client_id}} at most"),
                 ),
-                "Where it is used up, a partition with more to be rejected waits until others are resent or removed.",
+                "If it is used up, a partition with more rejected records waits until others are resent or removed.",
             ),
             Shown(
                 "Atomic batches by outcome",
@@ -266,10 +421,10 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{outcome}}",
                     ),
                 ),
-                "Delivered together or not at all: what became of them.",
+                "The records of an atomic batch are delivered together or not at all.",
             ),
             Shown(
-                "Atomic batches under way",
+                "Pending atomic batches",
                 "short",
                 (
                     (
@@ -277,13 +432,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{step}}",
                     ),
                 ),
-                "By step.",
+                "Pending atomic batches by step of their transaction.",
             ),
             Shown(
                 "Batches in doubt",
                 "short",
                 (("sum by (client_id) (kafkasafe_in_doubt_batches[])", "{{client_id}}"),),
-                "Sent, without an answer so far.",
+                "Batches that were sent and have no answer yet.",
             ),
             Shown(
                 "Doubts resolved",
@@ -294,7 +449,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{result}} by {{evidence}}",
                     ),
                 ),
-                "After a crash or a lost answer: was the batch in the log, and how that was found out.",
+                "After a crash or a lost answer: whether the batch was in the log, and how that was determined.",
             ),
             Shown(
                 "Sequence errors",
@@ -305,7 +460,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{error}} {{result}}",
                     ),
                 ),
-                "decided: it was proven which batches the cluster has; gap: it misses an earlier one as well.",
+                "decided: it was proven which batches the cluster has; gap: the cluster also lacks an earlier batch.",
             ),
             Shown(
                 "Lost and restored records",
@@ -320,19 +475,19 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Acknowledged records that the cluster no longer has.",
             ),
             Shown(
-                "Losses noticed, and checks without a result",
+                "Losses detected, and inconclusive checks",
                 "short",
                 (
                     (
                         _by("client_id, reason", "kafkasafe_data_loss_detected_total"),
-                        "{{client_id}} noticed by {{reason}}",
+                        "{{client_id}} detected by {{reason}}",
                     ),
                     (
                         f"sum({_new('kafkasafe_loss_checks_inconclusive_total')}) or vector(0)",
-                        "histories that were removed before they could be checked",
+                        "inconclusive: records removed before they could be checked",
                     ),
                 ),
-                "How often records were found to be gone, and how often that can no longer be checked.",
+                "How often records were found missing, and how often a check found nothing left to compare.",
             ),
             Shown(
                 "Last acknowledged offset",
@@ -357,19 +512,19 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ("sum by (client_id) (kafkasafe_spool_bytes[])", "{{client_id}}"),
                     ("sum by (client_id) (kafkasafe_spool_capacity_bytes[])", "{{client_id}} at most"),
                 ),
-                "What waits, and what is retained of what was acknowledged.",
+                "Undelivered records, and acknowledged records that are retained.",
             ),
             Shown(
                 "Free room on the volume",
                 "bytes",
                 (("min by (client_id) (kafkasafe_spool_volume_free_bytes[])", "{{client_id}}"),),
-                "Where it is less than the spool may still need, the volume is full before the spool is.",
+                "If the spool may grow by more than this, the volume fills before the spool does.",
             ),
             Shown(
                 "Undelivered records on disk",
                 "short",
                 (("sum by (client_id) (kafkasafe_spool_records[])", "{{client_id}}"),),
-                "They are safe there.",
+                "These records are safe on disk.",
             ),
             Shown(
                 "Undelivered batches",
@@ -378,23 +533,23 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ("sum by (client_id) (kafkasafe_unfinished_batches[])", "{{client_id}}"),
                     ("sum by (client_id) (kafkasafe_undurable_batches[])", "{{client_id}} not on disk yet"),
                 ),
-                "Accepted, and not acknowledged yet.",
+                "Batches that were accepted and are not acknowledged yet.",
             ),
             Shown(
                 "Oldest undelivered record",
                 "s",
                 (("max by (client_id) (kafkasafe_spool_oldest_record_age_seconds[])", "{{client_id}}"),),
-                "The length of the outage.",
+                "In an outage it is the length of the outage.",
             ),
             Shown(
-                "Life of producer ids",
+                "Age of producer ids",
                 "percentunit",
                 (("max by (client_id) (kafkasafe:producer_id_life:ratio[])", "{{client_id}}"),),
-                "At 100 % brokers forget which batches of an undelivered producer id they have.",
+                "At 100 % brokers forget which batches they have from a producer id with undelivered batches.",
                 top=1,
             ),
             Shown(
-                "Trouble of the spool",
+                "Spool errors",
                 "short",
                 (
                     (_by("client_id", "kafkasafe_spool_write_errors_total"), "{{client_id}} failed writes"),
@@ -403,30 +558,33 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         _by("client_id", "kafkasafe_spool_displaced_total"),
                         "{{client_id}} moved or deleted files",
                     ),
-                    (_by("client_id", "kafkasafe_spool_full_total"), "{{client_id}} sends refused: no room"),
+                    (
+                        _by("client_id", "kafkasafe_spool_full_total"),
+                        "{{client_id}} sends not accepted, no room",
+                    ),
                 ),
-                "How often. Damage is set aside and reported, never passed over.",
+                "Number of events. Damage is quarantined and reported, never ignored.",
             ),
             Shown(
                 "Displaced lanes",
                 "short",
                 (("sum by (client_id) (kafkasafe_spool_displaced_lanes[])", "{{client_id}}"),),
-                "Not where their path leads: nothing in them is called durable.",
+                "Lanes that are no longer at their path. The producer reports no record in them as durable.",
             ),
             Shown(
                 "Records found at the start",
                 "short",
                 ((_by("client_id", "kafkasafe_spool_replayed_records_total"), "{{client_id}}"),),
-                "What earlier runs of the process left undelivered.",
+                "Records that earlier runs of the process left undelivered.",
             ),
             Shown(
                 "Files of the spool",
                 "short",
                 (("sum by (client_id) (kafkasafe_spool_segments[])", "{{client_id}}"),),
-                "Segments.",
+                "Number of segments in all lanes.",
             ),
             Shown(
-                "Held back for earlier producers",
+                "Partitions held back for earlier producers",
                 "short",
                 (
                     (
@@ -434,7 +592,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} partitions",
                     ),
                 ),
-                "What they left in other lanes of the directory is delivered first.",
+                "Records that earlier producers left in other lanes of the directory are delivered first.",
             ),
             Shown(
                 "Copied to make room",
@@ -445,7 +603,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}}",
                     ),
                 ),
-                "What waits for a partition, while others are delivered, is written once more.",
+                "Undelivered records in old files are copied to new files, so that the old files can be deleted.",
             ),
         ),
     ),
@@ -461,7 +619,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{group}} {{topic}}",
                     ),
                 ),
-                "Offsets between position and end.",
+                "Number of offsets between the position and the end of the log.",
             ),
             Shown(
                 "Position and end",
@@ -476,7 +634,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Only where metrics were installed with partitions=True.",
             ),
             Shown(
-                "Positions that were reset",
+                "Position resets",
                 "short",
                 (
                     (
@@ -484,13 +642,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}} {{reason}}",
                     ),
                 ),
-                "no_position is a first start.",
+                "no_position means a first start.",
             ),
             Shown(
                 "Records skipped by resets",
                 "short",
                 ((_by("client_id, topic", "kafkasafe_skipped_records_total"), "{{client_id}} {{topic}}"),),
-                "They were never read.",
+                "The program never read these records.",
             ),
             Shown(
                 "End offset regressions",
@@ -505,13 +663,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}} diverged",
                     ),
                 ),
-                "How often; always with a proof: leader epochs, or the topic's id.",
+                "Number of regressions, each proven by leader epochs or by the topic id.",
             ),
             Shown(
-                "Records that were read and are gone",
+                "Records read, then lost",
                 "short",
                 ((_by("client_id, topic", "kafkasafe_diverged_records_total"), "{{client_id}} {{topic}}"),),
-                "What the program did with them may have to be undone.",
+                "Records that are no longer in the log. The program may have to undo what it did with them.",
             ),
             Shown(
                 "End offsets held",
@@ -522,7 +680,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}} {{reason}}",
                     ),
                 ),
-                "Lower ends that were answered and not believed: nothing proved that records are gone.",
+                "Lower ends that brokers answered, but that kafkasafe did not accept: nothing proved a loss.",
             ),
             Shown(
                 "Leader without a high watermark",
@@ -533,7 +691,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}}",
                     ),
                 ),
-                "Time that look-ups waited in the window after an election: OFFSET_NOT_AVAILABLE (78), KIP-207.",
+                "Time that offset look-ups took after an election: OFFSET_NOT_AVAILABLE (78), KIP-207.",
             ),
             Shown(
                 "Partitions that cannot be read",
@@ -549,13 +707,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ),
                     (
                         "sum by (client_id, topic) (kafkasafe_stopped_partitions[])",
-                        "{{client_id}} {{topic}} waits for the application",
+                        "{{client_id}} {{topic}} until the program seeks",
                     ),
                 ),
-                "Their position is kept, and the others go on.",
+                "Their positions are kept, and the other partitions go on.",
             ),
             Shown(
-                "Time that partitions could not be read",
+                "Time in which partitions could not be read",
                 "s",
                 (
                     (
@@ -563,19 +721,19 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{topic}}",
                     ),
                 ),
-                "It is counted once they can be read again.",
+                "Counted once a partition can be read again.",
             ),
             Shown(
-                "Deadlines that ended",
+                "Deadlines exceeded",
                 "short",
                 ((_by("client_id, api", "kafkasafe_retries_exhausted_total"), "{{client_id}} {{api}}"),),
-                "Operations without an answer in their time. A producer's records stay in the spool.",
+                "Operations without an answer before their deadline. A producer's records stay in the spool.",
             ),
             Shown(
                 "Time since the last poll",
                 "s",
                 (("max by (client_id) (kafkasafe_last_poll_age_seconds[])", "{{client_id}}"),),
-                "Of the program. It reads nothing meanwhile.",
+                "The program reads no records while it does not poll.",
             ),
         ),
     ),
@@ -586,13 +744,13 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Micro-batches by outcome",
                 "short",
                 ((_by("query, outcome", "kafkasafe_spark_batches_total", "[job]"), "{{query}} {{outcome}}"),),
-                "duplicate: committed before, and skipped; resumed: more than one transaction was needed.",
+                "duplicate: already committed, so skipped; resumed: more than one transaction was needed.",
             ),
             Shown(
                 "Exceptions",
                 "short",
                 ((_by("query", "kafkasafe_spark_query_failures_total", "[job]"), "{{query}}"),),
-                "Runs of queries that one ended.",
+                "Query runs that an exception ended.",
             ),
             Shown(
                 "Rows",
@@ -603,7 +761,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{query}} {{direction}}",
                     ),
                 ),
-                "in: read, as Spark says; out: committed.",
+                "in: rows read, as Spark reports them; out: rows committed.",
             ),
             Shown(
                 "Duration of micro-batches",
@@ -612,31 +770,31 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     (_of_batches(0.99), "{{query}} p99"),
                     (_of_batches(0.5), "{{query}} p50"),
                 ),
-                "As Spark says, planning included.",
+                "As Spark reports it, including planning.",
             ),
             Shown(
                 "Behind latest",
                 "short",
                 (("sum by (query) (kafkasafe_spark_offsets_behind_latest[job])", "{{query}}"),),
-                "Records between the end of the last micro-batch and the end of the logs.",
+                "Records between the end of the last micro-batch and the ends of the logs.",
             ),
             Shown(
-                "Queries that run",
+                "Active queries",
                 "short",
                 (("sum(kafkasafe_spark_active_queries[job])", "queries"),),
-                "Now.",
+                "Number of queries that are running.",
             ),
             Shown(
-                "Transactions begun again",
+                "Transactions restarted",
                 "short",
                 ((_by("query", "kafkasafe_spark_restarts_total", "[job]"), "{{query}}"),),
-                "What it took to commit each micro-batch once.",
+                "Transactions that were repeated so that each micro-batch is committed once.",
             ),
             Shown(
-                "Requests sent again",
+                "Requests retried",
                 "short",
                 ((_by("query", "kafkasafe_spark_retries_total", "[job]"), "{{query}}"),),
-                "Those with records.",
+                "Requests that carry records.",
             ),
             Shown(
                 "Bytes sent",
@@ -647,10 +805,10 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{query}}",
                     ),
                 ),
-                "Those of transactions that came to nothing too.",
+                "Includes aborted transactions.",
             ),
             Shown(
-                "What sources noticed",
+                "Source events",
                 "short",
                 (
                     (
@@ -658,7 +816,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} {{event}}: {{reason}}",
                     ),
                 ),
-                "held: a lower end was not believed; regressed: it was, with a proof; lost: a query goes on without.",
+                "held: a lower end was not accepted; regressed: it was proven; lost: a query goes on without records.",
             ),
             Shown(
                 "Records lost to queries",
@@ -669,10 +827,43 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{topic}} {{reason}}",
                     ),
                 ),
-                "They go on without them.",
+                "Records that queries could not read and skipped.",
             ),
         ),
     ),
+)
+
+
+def _lost(counter: str) -> str:
+    return f"(increase({counter}[][2m]) > 0 or {counter}[] unless {counter}[] offset 2m)"
+
+
+_ANNOTATIONS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "Losses",
+        "iconColor": "red",
+        "expr": "sum by (client_id, topic) ("
+        + " or ".join(
+            _lost(f"kafkasafe_{name}_records_total") for name in ("data_loss", "diverged", "skipped")
+        )
+        + ") > 0",
+        "step": "30s",
+        "titleFormat": "Records lost or skipped",
+        "textFormat": "{{client_id}}: {{topic}}",
+        "tagKeys": "client_id,topic",
+        "useValueForTime": False,
+    },
+    {
+        "name": "Restarts",
+        "iconColor": "blue",
+        "expr": "max by (job, instance, client_id) (kafkasafe_start_time_seconds[] > 0) * 1000",
+        "step": "30s",
+        "titleFormat": "Start",
+        "textFormat": "{{client_id}}",
+        "tagKeys": "client_id",
+        # The value is a time: Grafana draws one annotation at it, once for each value.
+        "useValueForTime": True,
+    },
 )
 
 
@@ -683,36 +874,50 @@ def _chosen(expression: str) -> str:
     return chosen.replace("[]", f"{{{clients}}}").replace("[job]", '{job=~"$job"}')
 
 
-def _panel(builder: Stat | Timeseries, shown: Shown) -> Stat | Timeseries:
+def _panel(
+    builder: Stat | Timeseries | StateTimeline, shown: Shown, *, instant: bool = False
+) -> Stat | Timeseries | StateTimeline:
     builder.title(shown.title).description(shown.text).unit(shown.unit).datasource(SOURCE).min(0)
     if shown.top is not None:
         builder.max(shown.top)
+    if shown.nothing is not None:
+        builder.no_value(shown.nothing)
+    if shown.words:
+        builder.mappings(list(_mappings(shown)))
     for number, (expression, legend) in enumerate(shown.queries):
-        builder.with_target(
-            Dataquery()
-            .expr(_chosen(expression))
-            .legend_format(legend)
-            .ref_id("ABCDEF"[number])
-            .datasource(SOURCE)
-        )
+        query = Dataquery().expr(_chosen(expression)).legend_format(legend).ref_id("ABCDEF"[number])
+        builder.with_target((query.instant() if instant else query).datasource(SOURCE))
     return builder
 
 
-def _number(shown: Shown) -> Stat | Timeseries:
+def _mappings(shown: Shown) -> Iterator[ValueMapping]:
+    for index, (low, high, text, colour) in enumerate(shown.words):
+        result = ValueMappingResult(text=text, color=colour, index=index)
+        if low == high:
+            yield ValueMap({f"{low:g}": result})
+        else:
+            yield RangeMap(DashboardRangeMapOptions(low, high, result))
+
+
+def _number(shown: Shown, of: int) -> Stat:
     yellow, red = shown.levels
-    steps = [Threshold(color="green", value=None)]
+    steps = [Threshold(color="blue" if shown.levels == (None, None) else "green", value=None)]
     if yellow is not None:
         steps.append(Threshold(color="yellow", value=yellow))
     if red is not None:
         steps.append(Threshold(color="red", value=red))
-    panel = Stat().span(_WIDTH // len(_NUMBERS)).height(4).color_mode(BigValueColorMode.BACKGROUND)
-    panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+    panel = Stat().span(_WIDTH // of).height(3).color_mode(BigValueColorMode.BACKGROUND)
+    # Show the current number. The last number before an outage would be misleading.
+    panel.graph_mode(BigValueGraphMode.NONE).reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
     panel.thresholds(d.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
-    return _panel(panel, shown)
+    _panel(panel, shown, instant=True)
+    return panel
 
 
-def _graph(shown: Shown) -> Stat | Timeseries:
-    panel = Timeseries().span(_WIDTH // 3).height(8).fill_opacity(10)
+def _graph(shown: Shown, height: int) -> Timeseries:
+    panel = Timeseries().span(_WIDTH // 3).height(height).fill_opacity(10)
+    # A client has the same colour in all panels.
+    panel.color_scheme(d.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
     panel.legend(
         VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)
@@ -720,7 +925,15 @@ def _graph(shown: Shown) -> Stat | Timeseries:
         .show_legend(True)
     )
     panel.tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
-    return _panel(panel, shown)
+    _panel(panel, shown)
+    return panel
+
+
+def _timeline(shown: Shown, height: int) -> StateTimeline:
+    panel = StateTimeline().span(_WIDTH).height(height).merge_values(True).show_value(VisibilityMode.AUTO)
+    panel.legend(VizLegendOptions().show_legend(False))
+    _panel(panel, shown)
+    return panel
 
 
 def _variable(name: str, label: str, query: str) -> d.QueryVariable:
@@ -737,17 +950,23 @@ def _variable(name: str, label: str, query: str) -> d.QueryVariable:
     )
 
 
-def build() -> str:
-    """The JSON of the dashboard."""
-    builder = (
-        d.Dashboard("kafkasafe")
-        .uid("kafkasafe")
-        .description("What is spooled, in doubt, lost, restored, held or diverged.")
+def _board(name: str, title: str, text: str) -> d.Dashboard:
+    return (
+        d.Dashboard(title)
+        .uid(name)
+        .description(text)
         .tags(["kafka", "kafkasafe"])
         .timezone("browser")
         .refresh("30s")
         .time("now-1h", "now")
         .tooltip(DashboardCursorSync.CROSSHAIR)
+        .link(
+            d.DashboardLink("kafkasafe")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags(["kafkasafe"])
+            .include_vars(True)
+            .keep_time(True)
+        )
         .with_variable(d.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(_variable("job", "Job", "label_values(kafkasafe_build_info, job)"))
         .with_variable(
@@ -756,14 +975,77 @@ def build() -> str:
             )
         )
     )
+
+
+def _overview() -> d.Dashboard:
+    board = _board(
+        "kafkasafe-overview",
+        "kafkasafe: overview",
+        "Is everything delivered, and how long will the room last?",
+    )
+    for shown in _TILES:
+        board.with_panel(_number(shown, len(_TILES)))
+    for shown in _GRAPHS:
+        board.with_panel(_graph(shown, 6))
+    return board.with_panel(_timeline(_ALERTS, 5))
+
+
+def _internals() -> d.Dashboard:
+    board = _board(
+        "kafkasafe-internals",
+        "kafkasafe: internals",
+        "Records that are spooled, in doubt, lost, restored, held or diverged.",
+    )
     for shown in _NUMBERS:
-        builder.with_panel(_number(shown))
+        board.with_panel(_number(shown, len(_NUMBERS)))
     for title, panels in _ROWS:
-        builder.with_row(d.Row(title))
+        row = d.Row(title)
         for shown in panels:
-            builder.with_panel(_graph(shown))
-    return JSONEncoder(sort_keys=True, indent=2).encode(builder.build()) + "\n"
+            row.with_panel(_graph(shown, 8))
+        board.with_row(row)
+    return board
+
+
+def _panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All panels of a board, including those in collapsed rows."""
+    for panel in board["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def _close(board: dict[str, Any]) -> None:
+    """Places the collapsed rows one below the other."""
+    rows = [panel for panel in board["panels"] if panel["type"] == "row"]
+    for number, row in enumerate(rows):
+        up = row["gridPos"]["y"] - (rows[0]["gridPos"]["y"] + number)
+        for panel in (row, *row["panels"]):
+            panel["gridPos"]["y"] -= up
+
+
+def build(name: str) -> str:
+    """The JSON of one board: `overview` or `internals`."""
+    builder = {"overview": _overview, "internals": _internals}[name]()
+    board: dict[str, Any] = json.loads(JSONEncoder().encode(builder.build()))
+    # The builders cannot set these.
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    board["annotations"] = {
+        "list": [
+            {**annotation, "expr": _chosen(annotation["expr"]), "datasource": source, "enable": True}
+            for annotation in _ANNOTATIONS
+        ]
+    }
+    kinds = sorted({panel["type"] for panel in _panels(board)} - {"row"})
+    board["__requires"] = [
+        {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "11.0.0"},
+        {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+        *({"type": "panel", "id": kind, "name": kind, "version": ""} for kind in kinds),
+    ]
+    for number, panel in enumerate(_panels(board), 1):
+        panel["id"] = number
+    _close(board)
+    return json.dumps(board, sort_keys=True, indent=2) + "\n"
 
 
 if __name__ == "__main__":
-    FILE.write_text(build())
+    for _name, _file in FILES.items():
+        _file.write_text(build(_name))

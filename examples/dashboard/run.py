@@ -21,7 +21,7 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import HERE, MissingPackageError, Prometheus, find, rules
+from tools import BOARDS, HERE, Prometheus, exit_code, find, panels, rules
 from workload import ALERTS, LASTING, PRODUCERS, Workload
 
 _PATIENCE_S = 120.0
@@ -83,16 +83,21 @@ def over(prometheus: Prometheus) -> None:
 
 
 def expressions(*, spark: bool = False) -> list[str]:
-    """All of PromQL that Grafana's dashboard and the console page hold, their variables filled in.
+    """All of PromQL that Grafana's boards and the console page hold, their variables filled in.
 
     Args:
         spark: Those of Spark queries; otherwise all others.
     """
-    dashboard = json.loads((HERE / "kafkasafe.json").read_text())
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    boards = [json.loads(file.read_text()) for file in BOARDS]
+    found = [target["expr"] for board in boards for panel in panels(board) for target in panel["targets"]]
+    # What is marked at one time is looked for at any time.
+    marks = [annotation["expr"] for board in boards for annotation in board["annotations"]["list"]]
+    found += [f"max_over_time(({mark})[$__range:1s])" for mark in marks]
     page = (HERE / "console.html").read_text()
     found += re.findall(r'data-expr="([^"]+)"', page) + re.findall(r'query "([^"]+)"', page)
     assert len(found) > 50, found
+    # Both boards have some of them.
+    found = list(dict.fromkeys(found))
     for variable, value in (
         ("$job", ".*"),
         ("$client_id", ".*"),
@@ -206,7 +211,7 @@ def chromium(*arguments: str) -> str:
     with tempfile.TemporaryDirectory(prefix="kafkasafe-chromium-", dir="/tmp") as profile:
         done = subprocess.run(
             [*command, f"--user-data-dir={profile}", *arguments],
-            env=os.environ | {"TMPDIR": profile},
+            env=os.environ | {"TMPDIR": profile, "TZ": "UTC"},
             capture_output=True,
             text=True,
             timeout=120,
@@ -228,7 +233,7 @@ def once(workload: Workload, prometheus: Prometheus, picture: Path | None) -> No
     alarmed(prometheus)
     print(f"each of {len(ALERTS)} alerts fires in its fault, and for no other client", flush=True)
     answered(prometheus, asked)
-    print(f"each of {len(asked)} expressions of the dashboard and the page has data", flush=True)
+    print(f"each of {len(asked)} expressions of the boards and the page has data", flush=True)
     linted(workload)
     print("promtool has nothing to say about the metrics", flush=True)
     if picture is not None:
@@ -268,7 +273,8 @@ def main() -> int:
     # The workload's spools are in a temporary directory, and its faults are meant.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    try:
+
+    def work() -> None:
         find("prometheus", "prometheus")
         with Workload() as workload, Prometheus(workload.target) as prometheus:
             print(f"metrics     http://{workload.target}/metrics", flush=True)
@@ -278,15 +284,11 @@ def main() -> int:
                 once(workload, prometheus, options.screenshot)
             else:
                 show(workload, prometheus)
-    except MissingPackageError as error:
-        print(error, file=sys.stderr)
-        return 3
-    except (AssertionError, TimeoutError) as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
+
+    try:
+        return exit_code(work)
     except KeyboardInterrupt:
         return 0
-    return 0
 
 
 if __name__ == "__main__":

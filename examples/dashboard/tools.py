@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ import yaml
 from kafkasafe.testing._real.processes import reserve_port, spawn
 
 HERE = Path(__file__).parent
+BOARDS = (HERE / "overview.json", HERE / "internals.json")
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
@@ -50,6 +53,52 @@ def find(program: str, package: str) -> str:
     return found
 
 
+def fetch(command: Sequence[str], **options: Any) -> None:
+    """Run a program that gets a package; `options` are `subprocess.run`'s.
+
+    Raises:
+        MissingPackageError: It failed. The message has the end of its output.
+    """
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        **options,
+    )
+    if done.returncode:
+        raise MissingPackageError(f"{' '.join(command)}:\n{done.stdout[-3000:]}")
+
+
+def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thread:
+    """Run something on a thread; its error is added to `failures`, to be raised at the end."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Do it, say what went wrong, and return 0; 1: a check failed; 3: a program is missing."""
+    try:
+        work()
+    except MissingPackageError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except (AssertionError, TimeoutError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def _install(package: str) -> None:
     print(f"installing Debian's package {package}", flush=True)
     apt = ["apt-get", "--quiet", "--yes", "-o", "DPkg::Lock::Timeout=300"]
@@ -59,18 +108,7 @@ def _install(package: str) -> None:
             [*apt, "update"],
             [*apt, "install", "--no-install-recommends", package],
         ):
-            done = subprocess.run(
-                command,
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=600,
-                check=False,
-            )
-            if done.returncode:
-                raise MissingPackageError(f"{' '.join(command)}:\n{done.stdout[-3000:]}")
+            fetch(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, timeout=600)
     if package == "prometheus" and shutil.which("systemctl"):
         # Works on a machine that was not started by systemd as well: it removes a link.
         subprocess.run(
@@ -104,17 +142,29 @@ def rules(*, patient: bool = True) -> dict[str, Any]:
     return loaded
 
 
+def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Those of a Grafana board that show something, those of collapsed rows too."""
+    for panel in board["panels"]:
+        if "targets" in panel:
+            yield panel
+        yield from panel.get("panels", ())
+
+
 class Prometheus:
-    """A real Prometheus on 127.0.0.1 that scrapes one endpoint every second. A context manager.
+    """A real Prometheus on 127.0.0.1 that scrapes one endpoint. A context manager.
 
     It is a child that the kernel kills with this process, on a port of its own, in a directory that is removed.
 
     Args:
         target: `host:port` of the endpoint.
+        every_s: Seconds between two scrapes.
+        patient: With the waiting times of rules.yml; otherwise alerts that wait for a minute or two wait for a second.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, every_s: int = 1, patient: bool = False) -> None:
         self._target = target
+        self.every_s = every_s
+        self._patient = patient
         self._binary = find("prometheus", "prometheus")
 
     def __enter__(self) -> Self:
@@ -123,11 +173,11 @@ class Prometheus:
         self._port, self._port_lock = reserve_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.console = f"{self.url}/consoles/console.html?seconds=120&window=15s"
-        (here / "rules.yml").write_text(yaml.safe_dump(rules(patient=False)))
+        (here / "rules.yml").write_text(yaml.safe_dump(rules(patient=self._patient)))
         (here / "consoles").mkdir()
         shutil.copy(HERE / "console.html", here / "consoles")
         config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": f"{self.every_s}s", "evaluation_interval": f"{self.every_s}s"},
             "rule_files": ["rules.yml"],
             "scrape_configs": [{"job_name": "kafkasafe", "static_configs": [{"targets": [self._target]}]}],
         }

@@ -16,6 +16,7 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
+from tools import start
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.errors import KafkaSafeError, RejectedError, SpoolFullError
@@ -28,7 +29,7 @@ ALERTS = {
     "EndOffsetRegressed": ("ledger",),
     "LogDiverged": ("ledger",),
     "SpoolNearFull": ("sensors",),
-    "SendsRefused": ("sensors",),
+    "SendsNotAccepted": ("sensors",),
     "SpoolStalled": ("sensors",),
     # Nothing of the sensors is delivered; one partition of the devices is stuck while others go on.
     "PartitionStuck": ("devices", "sensors"),
@@ -209,16 +210,7 @@ class Workload:
         consumer.end_offsets(consumer.assignment(), timeout_ms=500, partial=True)
 
     def _start(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                # Raised when the workload ends.
-                self._failures.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        self._threads.append(start(work, self._failures))
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
@@ -285,7 +277,7 @@ class Workload:
     def refuse_the_sensors(self) -> None:
         """Too few replicas for 20 minutes, and a restart.
 
-        SpoolStalled, SpoolNearFull, SendsRefused, PartitionStuck, ProducerIdNearExpiry. Records of an earlier life
+        SpoolStalled, SpoolNearFull, SendsNotAccepted, PartitionStuck, ProducerIdNearExpiry. Records of an earlier life
         are as old as their timestamps, so that the 20 minutes need not pass.
         """
         sensors = self._sensors

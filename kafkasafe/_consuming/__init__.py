@@ -1,7 +1,7 @@
-"""What `kafkasafe.consumer.SafeConsumer` decides about positions, in part classes of it (see docs/design.md).
+"""The decisions of `kafkasafe.consumer.SafeConsumer` about positions, in part classes (see docs/design.md).
 
-They are a chain, each above what it calls: `ground.py` (the state that is shared), `waiting.py`, `reporting.py`,
-`keeping.py`, `walking.py`, `positions.py`, `fetched.py`, `applying.py`. `partition.py` is what is known of one
-partition; `fetcher.py`, `coordinator.py` and `client.py` are kafka-python's classes with our decisions in them. What
-users call is in `kafkasafe/consumer.py`, which nothing in here imports.
+The parts are a chain, in which each part calls only earlier ones: `ground.py` (shared state), `waiting.py`,
+`reporting.py`, `keeping.py`, `walking.py`, `positions.py`, `fetched.py`, `applying.py`. `partition.py` is the state of
+one partition. `fetcher.py`, `coordinator.py` and `client.py` extend kafka-python's classes to use these decisions. The
+public methods are in `kafkasafe/consumer.py`, which no module here imports.
 """

@@ -1,4 +1,4 @@
-"""What has come out of procedures is applied: positions change, events are made, and what is undecided is raised."""
+"""Apply the results of procedures: move positions, emit events, raise errors that need the application's decision."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Applying(Fetched):
     """Part of `SafeConsumer`."""
 
     seek: Callable[[TopicPartition, int], None]
-    """The application's, which policies for divergence use, too."""
+    """`SafeConsumer.seek`. The policy `on_divergence` uses it, too."""
 
     def _carry_on(self, only: TopicPartition | None = None) -> None:
-        """Applies what has come out, and raises what the application has not heard of yet.
+        """Apply the results of finished procedures, and raise an error that was not raised before.
 
         Args:
-            only: Raise what is to be said of this partition, also once more, and of no other.
+            only: Raise only the error of this partition, even if it was raised before.
         """
         self._desk.work()
         for tp, part in list(self._parts.items()):
@@ -48,7 +48,7 @@ class Applying(Fetched):
             raise self._told(undecided)
 
     def _undecided(self, only: TopicPartition | None = None) -> list[Part]:
-        """Partitions with an error that only the application can end; `only` this one if it is such."""
+        """Return partitions that wait for the application's decision; with `only`, at most this one."""
         found = []
         for tp, part in list(self._parts.items()):
             if only is not None and tp != only:
@@ -57,7 +57,7 @@ class Applying(Fetched):
                 continue
             position = part.state.position
             if position is None or position.offset != part.position:
-                # Moved, but not by a decision: the new position is examined as well.
+                # The position moved, but not by a decision: check the new position, too.
                 part.error = part.undecided = part.checked = None
                 continue
             found.append(part)
@@ -65,7 +65,7 @@ class Applying(Fetched):
 
     @staticmethod
     def _told(undecided: list[Part]) -> Exception:
-        """The error that was raised the longest time ago."""
+        """Return the error that was raised least recently."""
         part = min(undecided, key=lambda part: part.told)
         part.told = time.monotonic()
         if part.error is None:  # pragma: no cover - that is what `undecided` means
@@ -74,7 +74,7 @@ class Applying(Fetched):
         return part.error.with_traceback(None)
 
     def _has_others(self) -> bool:
-        """Whether records can come from a partition that is not undecided."""
+        """Return whether records can come from a partition that does not wait for a decision."""
         for tp, state in self._assigned().items():
             part = self._parts.get(tp)
             if not state.paused and (part is None or part.state is not state or part.error is None):
@@ -92,7 +92,7 @@ class Applying(Fetched):
         elif isinstance(result, ResetTo):
             self._apply_reset(tp, part, result)
         elif part.state.position is None or part.state.position.offset != part.position:
-            part.checked = None  # it was about another position
+            part.checked = None  # the result is about a former position
         elif isinstance(result, Local):
             self._apply_local(tp, part, result)
         elif isinstance(result, Ranged):
@@ -103,12 +103,12 @@ class Applying(Fetched):
     def _on_inquiry_failed(self, tp: TopicPartition, part: Part, error: Exception) -> None:
         if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
             raise error
-        # Brokers before 2.3 do not let clients ask about epochs; without the right to ask, fetching fails by itself.
+        # Brokers before 2.3 refuse clients' questions about epochs. If a permission is missing, fetches fail anyway.
         self._log.seldom(
             logging.WARNING,
             "not_comparable",
             f"{tp.topic}-{tp.partition}",
-            "%s-%s: what was read cannot be compared with the log: %r",
+            "%s-%s: the records that were read cannot be compared with the log: %r",
             tp.topic,
             tp.partition,
             error,
@@ -126,10 +126,11 @@ class Applying(Fetched):
         if not state.awaiting_reset or state.reset_strategy != to.strategy:
             return
         self._subscription.seek(tp, OffsetAndMetadata(to.offset, "", UNDEFINED))
+        self._rereading.placed(tp, to.offset)
         part.checked = None
         leadership = self._leadership(tp)
         if leadership is not None:
-            # Before anything is fetched: which topic it is must be known then.
+            # Check before the first fetch: the topic's id must be known then.
             self._check(tp, part, leadership)
         reason, part.reset = part.reset, None
         if reason is None:
@@ -148,7 +149,7 @@ class Applying(Fetched):
             self._apply_walk(tp, part, ranged.walked)
             return
         if ranged.start <= part.position <= ranged.end:
-            # It is in the log (KIP-1007): whoever said it is not does not find a remote segment yet.
+            # The position is in the log (KIP-1007): the broker that denied it has not found a remote segment yet.
             part.state._awaiting_validation = False
             self._rest(
                 tp,
@@ -181,7 +182,7 @@ class Applying(Fetched):
 
     def _apply_walk(self, tp: TopicPartition, part: Part, walked: Walked) -> None:
         outcome = walked.outcome
-        # Another leader since then will be newer than this.
+        # If the leader has changed since then, `_begin_checks` finds a newer leadership than this one.
         seen = walked.leadership
         part.checked = None if seen is None else (seen[0], seen[1], walked.epoch)
         if part.topic_id is not None and walked.topic_id != part.topic_id:
@@ -189,7 +190,7 @@ class Applying(Fetched):
         if not isinstance(outcome, Diverged):
             part.adopt(walked.topic_id)
             if part.suspected:
-                # Up to the position all is well, so it is what was read behind it before that is gone.
+                # The log agrees up to the position, so the suspicion concerns records read after it (before a seek).
                 part.suspected = False
                 with self._lock:
                     part.lineage.truncate(part.position)
@@ -222,7 +223,7 @@ class Applying(Fetched):
             topic=tp.topic,
             partition=tp.partition,
             position=part.position,
-            at=outcome.at,
+            divergent_offset=outcome.divergent_offset,
             rolled_back=outcome.rolled_back,
             replaced=outcome.replaced,
             epochs=outcome.rolled_back_epochs,
@@ -231,7 +232,7 @@ class Applying(Fetched):
             round_trips=walked.round_trips,
         )
         part.undecided = Undecided(event, walked.topic_id)
-        # Until it is decided about, nothing is fetched.
+        # Do not fetch before the decision.
         part.state._awaiting_validation = True
         part.error, part.told = _diverged_error(event), 0.0
         self._emit(event)
@@ -241,11 +242,11 @@ class Applying(Fetched):
             try:
                 target = policy(event)
             except Exception as error:
-                # As if it had said None, but its own error tells more.
+                # Treat it like None, but raise the function's own error, which says more.
                 part.error = error
                 return
         else:
-            target = event.at if policy == "seek" else None
+            target = event.divergent_offset if policy == "seek" else None
         if target is not None:
             self.seek(tp, target)
 
@@ -253,7 +254,7 @@ class Applying(Fetched):
 def _diverged_error(event: LogDiverged) -> LogDivergedError:
     first, last = event.rolled_back
     other = (
-        "nothing is there now"
+        "the log has no records there now"
         if event.replaced is None
         else f"other records are now at {event.replaced[0]} to {event.replaced[1]}"
     )
@@ -263,12 +264,13 @@ def _diverged_error(event: LogDiverged) -> LogDivergedError:
         else "an unclean election or a lost disk"
     )
     choice = (
-        f"seek to {event.at} to go on"
-        if event.resume_offset == event.at
-        else f"seek to {event.at} to read what is there now, or to {event.resume_offset} to leave that out"
+        f"seek to {event.divergent_offset} to go on"
+        if event.resume_offset == event.divergent_offset
+        else f"seek to {event.divergent_offset} to read the records that are there now, or to {event.resume_offset} to"
+        " skip them"
     )
     return LogDivergedError(
         f"{event.topic}-{event.partition}: offsets {first} to {last}, which this consumer had read, are no longer in"
-        f" the log ({what}; {other}). Decide what that means for the results you derived from them, then {choice}.",
+        f" the log ({what}; {other}). Decide what this means for the results you derived from them, then {choice}.",
         event=event,
     )

@@ -1,4 +1,4 @@
-"""The connections that KafkaConsumer stands on: which broker is asked, and how a cluster that moved is found again."""
+"""KafkaConsumer's connections: which broker to ask, and how to find a cluster whose brokers have all changed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ __all__ = ["OURS"]
 
 
 class _ReachingManager(Manager):
-    """Finds the way back when all brokers that the metadata name are gone: by the bootstrap servers (KIP-899).
+    """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
 
     Attributes:
-        last_failure: Why the last connection, or question for metadata, failed.
+        last_failure: Why the last connection or metadata request failed.
     """
 
     def __init__(self, net: Any, **configs: Any) -> None:
         self.last_failure: BaseException | None = None
         parent: Any = super()
         parent.__init__(net, **configs)
-        name = (
-            "allow_auto_create_topics"  # an option that KafkaConsumer of kafka-python 3.0 forgets on the way
-        )
+        name = "allow_auto_create_topics"  # KafkaConsumer of kafka-python 3.0 does not pass this option on
         self.cluster = Metadata(**{**self.cluster.config, name: configs.get(name, True)})
         attach: Any = self.cluster.attach
         attach(self)
 
     @property
     def has_connection(self) -> bool:
-        """Whether a connection to a broker stands. From any thread."""
+        """Whether a connection to a broker is open. Any thread may ask."""
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
-        # KafkaConnectionManager calls it where it handles the error, which it only logs.
+        # KafkaConnectionManager calls this in its `except` clause, and otherwise only logs the error.
         failure = sys.exc_info()[1]
         late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
         cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)
-        # The last try ends with the time there is, which says nothing of why the tries before it failed.
+        # The last attempt may only have run into the time-out. Keep the more useful error of an earlier attempt.
         if failure is not None and not (cut_short and self.last_failure is not None):
             self.last_failure = failure
         parent: Any = super()
@@ -61,11 +59,12 @@ class _ReachingManager(Manager):
 
 
 def _tidy_client(**options: Any) -> Any:
-    """What KafkaConsumer stands on, but with our connections: they close their socket when they fail, and look names
-    up on a thread of their own.
+    """Make KafkaConsumer's network client, but with our connections.
+
+    These close their sockets when they fail, and resolve names on a separate thread.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: it must not make one of its own
+    client = make(manager=False, **options)  # with None it would make a manager of its own
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()
@@ -73,5 +72,5 @@ def _tidy_client(**options: Any) -> Any:
     return client
 
 
-# KafkaConsumer's options, where the default is another: a cluster that comes back is to be noticed soon.
+# Defaults that differ from KafkaConsumer's. The shorter back-off notices soon that a cluster is back.
 OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}

@@ -1,11 +1,11 @@
-"""kafka-python's coordinator of groups: joins that come to an end, and lineages that go with commits."""
+"""kafka-python's group coordinator, with fixes for joining groups, and with lineages added to commits."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -18,29 +18,31 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator; lineages go with committed offsets."""
+    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets."""
 
     owner: Keeping
     config: dict[str, Any]
+    _asked_in: Any = None
+    """The generation in which the group was asked for offsets."""
 
     def need_rejoin(self) -> bool:
-        """Whether to join, or to go on with it (as `AbstractCoordinator.rejoinNeededOrPending` of Kafka's own client).
+        """Return whether to join, or to go on joining (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
-        A leader whose topics got partitions needs to join until it has assigned them; kafka-python then no longer
-        asks for the outcome, and the member stays without partitions and heartbeats for ever.
+        If the topics of a group leader get more partitions, the leader needs to rejoin until it has assigned them. Then
+        kafka-python stops polling the join, and the member stays without partitions and heartbeats for ever.
         """
         parent: Any = super()
         me: Any = self
         return bool(parent.need_rejoin() or (me.rejoining and me._subscription.partitions_auto_assigned()))
 
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
-        """Joins the group, also where the answer came between two polls.
+        """Join the group, even if the response came between two polls.
 
-        kafka-python throws such an answer away and asks to join anew, which sends the whole group into another
-        rebalance; members that are polled in turns, or seldom and briefly, never came to an end.
+        kafka-python discards such a response and joins again, which causes another rebalance of the whole group. If
+        members poll in turns, or rarely and briefly, the group would never finish joining.
         """
         parent: Any = super()
-        # kafka-python says nothing of its types.
+        # kafka-python has no type annotations.
         me: Any = self
         task = me._join_task
         if task is not None and task.succeeded() and me.state is MemberState.REBALANCING:
@@ -54,7 +56,7 @@ class Coordinator(ConsumerCoordinator):
         return bool(await parent.join_group_async(timeout_ms=timeout_ms))
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """kafka-python's lets an error of the metadata request that follows a failed look-up out of `poll`."""
+        """Find the coordinator. In kafka-python, a failed metadata request after a failed look-up ends `poll`."""
         parent: Any = super()
         deadline = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
@@ -70,13 +72,29 @@ class Coordinator(ConsumerCoordinator):
                     logging.INFO,
                     "no_coordinator",
                     "",
-                    "No group coordinator yet: %r",
+                    "The group coordinator is not available yet: %r",
                     error,
                     error=type(error).__name__,
                 )
             if time.monotonic() >= deadline:
                 return False
             await self._manager._net.sleep(self.config["retry_backoff_ms"] / 1000)
+
+    async def fetch_committed_offsets_async(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
+    ) -> Any:
+        """Fetch committed offsets; in a new generation, without the late answers that kafka-python keeps.
+
+        1. The consumer requests the offset of a partition. The answer, 10, comes after the time-out, and is kept.
+        2. Another member gets the partition, reads the records 10 to 19, and commits 20.
+        3. The partition comes back. kafka-python would use the kept answer and read the records 10 to 19 again.
+        """
+        parent: Any = super()
+        me: Any = self
+        if me._generation is not self._asked_in:
+            self._asked_in = me._generation
+            me._offset_fetch_futures.clear()
+        return await parent.fetch_committed_offsets_async(partitions, timeout_ms)
 
     async def _send_offset_commit_request(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
         parent: Any = super()
@@ -87,8 +105,8 @@ class Coordinator(ConsumerCoordinator):
             if described == dict(offsets):
                 raise
             self.owner._log.warning(
-                "offset.metadata.max.bytes of the brokers is below 2048: what was read before cannot be kept with"
-                " committed offsets",
+                "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"
+                " the records read",
                 event="lineage_not_kept",
             )
             self.owner._keeps_lineage = False

@@ -1,4 +1,4 @@
-"""What was fetched: whether kafka-python may have it, and what an error of one partition means. Begins procedures."""
+"""Handle fetch responses: decide whether kafka-python may use them, and what errors of one partition mean."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kafkasafe.events import PartitionNotReady, PartitionReady
 __all__ = ["Fetched"]
 
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
-# Each round of asking about an offset out of range is three requests: so ten a second.
+# Checking an offset out of range takes three requests, so this pause allows ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
-# What a deleted topic answers, and for a moment a broker that just started: UNKNOWN_TOPIC_OR_PARTITION,
-# UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID.
+# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers answer them for a deleted topic, and
+# briefly after they have started.
 _OTHER_TOPIC: Final = frozenset({3, 100, 103})
 
 
@@ -33,7 +33,7 @@ class Fetched(Positions):
     """Part of `SafeConsumer`."""
 
     def _on_fetched(self, completed: Any) -> bool:
-        """Whether kafka-python may have it."""
+        """Return whether kafka-python may use a fetch response of one partition."""
         tp, data = completed.topic_partition, completed.partition_data
         part = self._part(tp)
         code: int = data.error_code
@@ -42,7 +42,7 @@ class Fetched(Positions):
             or not part.state.is_fetchable()
             or part.state.position.offset != completed.fetched_offset
         ):
-            return code == 0  # of another time; kafka-python throws it away
+            return code == 0  # outdated; kafka-python discards it
         if code:
             self._on_fetch_failed(tp, part, data)
             return False
@@ -69,9 +69,9 @@ class Fetched(Positions):
         self._manager.cluster.request_update()
 
     def _observe(self, part: Part, records: Any, fetched: int) -> bool:
-        """Notes the leader epochs of the batches; False: they contradict what was read before."""
+        """Record the leader epochs of the batches. Return False if they contradict the records read before."""
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
-        # Later brokers tell the epoch under which they lead, and which topic it is: that is proof enough.
+        # Newer brokers report their leader epoch and the topic id, which is proof enough without checksums.
         marked = part.checked is None or part.checked[2] < 0 or part.topic_id is None
         expected = fetched
         with self._lock:
@@ -80,7 +80,7 @@ class Fetched(Positions):
                 if end <= start:
                     continue
                 if marked or batch.epoch < 0:
-                    # Of an old compressed message only the last offset is told: it begins behind the one before.
+                    # An old compressed message has only its last offset. Its first one follows the message before.
                     base = expected if batch.wrapped else batch.base_offset
                     part.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
                 expected = end
@@ -98,7 +98,7 @@ class Fetched(Positions):
         code: int = data.error_code
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
-            # A follower: whatever its trouble is, the leader may have none, and is asked at once.
+            # The error came from a follower. The leader may not have this problem, so fetch from it at once.
             self._followers.leave([tp], time.monotonic())
             if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._manager.cluster.request_update()
@@ -124,13 +124,13 @@ class Fetched(Positions):
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         self._fetcher._maybe_update_current_leader(tp, data)
         if code in _OTHER_TOPIC:
-            part.checked = None  # it may be another one when it is there again
+            part.checked = None  # when the topic is back, it may be another one
         if verdict.refresh_metadata:
             self._manager.cluster.request_update()
         self._rest(tp, part, code, verdict.name, verdict.explanation)
 
     def _rest(self, tp: TopicPartition, part: Part, code: int, name: str, reason: str) -> None:
-        """Fetches from this partition again after a pause."""
+        """Pause fetches from this partition after an error."""
         now = time.monotonic()
         pause = _RANGE_PAUSE_S if code == OUT_OF_RANGE else pause_s(part.failures)
         self._resting[tp] = now + pause
@@ -145,7 +145,7 @@ class Fetched(Positions):
             part.position = part.state.position.offset
             part.inquiry = self._desk.begin(self._local(tp))
         remote = maybe_remote and bool(part.remote)
-        # An ordinary change of leaders is over with the first pause; what it is else may still be asked.
+        # An ordinary change of leaders ends within the first pause. A check for remote storage may take longer.
         enough = 5 if maybe_remote and part.remote is None else 1
         if part.code != code and (remote or part.failures > enough or code in _OTHER_TOPIC):
             self._emit_not_ready(tp, part)
@@ -154,9 +154,9 @@ class Fetched(Positions):
             part.overdue_since = now
             self._stats.exhausted["fetch"] += 1
             raise RemoteStorageNotReadyError(
-                f"{tp.topic}-{tp.partition} cannot be read at {part.state.position.offset} for"
+                f"{tp.topic}-{tp.partition} has not been readable at {part.state.position.offset} for"
                 f" {now - part.failing_since:.3g} s (error code {code}): {reason}. Its position stays; poll again to"
-                " wait on.",
+                " wait longer.",
                 topic=tp.topic,
                 partition=tp.partition,
                 code=code,

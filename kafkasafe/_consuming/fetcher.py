@@ -1,4 +1,4 @@
-"""kafka-python's fetcher, which asks a consumer for its decisions."""
+"""kafka-python's fetcher, extended to ask a SafeConsumer for decisions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Fetcher"]
 
 _MOST_LATE_ERRORS: Final = 1000
 _DECIDED_S: Final = 0.1
-"""How often is looked whether an atomic batch is decided that a partition waits for."""
+"""How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
 
 class Fetcher(BatchFetcher):
-    """kafka-python's fetcher, with the consumer's decisions."""
+    """kafka-python's fetcher with the decisions of a SafeConsumer."""
 
     owner: Applying
     _late_errors: collections.deque[Any]
-    """The newest errors that followers answered after they were left."""
+    """The latest errors from followers that the consumer had stopped reading from."""
 
     def serve(self, owner: Applying) -> None:
-        """Ask this consumer for decisions from here on."""
+        """Ask this consumer for decisions from now on."""
         self.owner = owner
         self._late_errors = collections.deque(maxlen=_MOST_LATE_ERRORS)
 
@@ -42,7 +42,7 @@ class Fetcher(BatchFetcher):
         self.owner._carry_on()
 
     def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
-        """On kafka-python's I/O thread."""
+        """Handle a failed fetch request, on kafka-python's I/O thread."""
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
         if self.owner._followers.failed(node_id, time.monotonic()):
@@ -55,13 +55,13 @@ class Fetcher(BatchFetcher):
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
         due_s = self.owner._due_s()
-        # A fetch to a follower may be sent within this call.
+        # This call may send a fetch to a follower, so do not wait longer than a follower may take.
         waits_s = [self.owner._followers.patience_s] if self.config["client_rack"] else []
         if self.owner._rereading.holds:
             waits_s.append(_DECIDED_S)
         for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
             timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
-        # It is one of the futures that kafka-python waits for.
+        # kafka-python waits for `_reset_task`, so completing this future wakes `poll`.
         if self.owner._is_busy():
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
@@ -78,7 +78,7 @@ class Fetcher(BatchFetcher):
         return [tp for tp in parent._fetchable_partitions() if resting.get(tp, 0.0) <= now]
 
     def _create_fetch_requests(self) -> Any:
-        """Without our rack where a follower was left, or the leader would send us there again and again."""
+        """Leave out the rack after leaving a follower: otherwise the leader would send the consumer back to it."""
         parent: Any = super()
         if not self.config["client_rack"]:
             return parent._create_fetch_requests()
@@ -93,14 +93,14 @@ class Fetcher(BatchFetcher):
         return requests
 
     def _leave_followers(self, now: float) -> None:
-        """A partition whose follower cannot be used is read from its leader, and metadata are asked for."""
+        """Switch partitions whose follower cannot be used to their leader, and refresh the metadata."""
         followers, cluster = self.owner._followers, self._manager.cluster
         left = set(followers.hang(now))
         for tp, state in self.owner._assigned().items():
             named = state.preferred_read_replica()
             if named is None:
                 continue
-            # In that back-off kafka-python would not fetch the partition at all.
+            # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
             if not cluster.is_replica_node(tp, named) or self._manager.connection_delay(named) > 0:
                 left.add(tp)
             if tp in left or followers.leaves(tp, now):
@@ -112,7 +112,7 @@ class Fetcher(BatchFetcher):
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
-        """On kafka-python's I/O thread. A follower that was left may answer late: its errors mean nothing any more."""
+        """Mark late errors from followers that the consumer has left, to ignore them. On kafka-python's I/O thread."""
         parent: Any = super()
         for topic in response.responses:
             for row in topic.partitions:
@@ -122,7 +122,7 @@ class Fetcher(BatchFetcher):
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
-        """On kafka-python's I/O thread, however the request ended."""
+        """Note the end of a fetch request, successful or not, on kafka-python's I/O thread."""
         parent: Any = super()
         self.owner._followers.answered(node_id)
         parent._clear_pending_fetch_request(node_id, result)

@@ -1,6 +1,6 @@
-"""What the parts of a consumer stand on: the state that they share, our own connections, who leads.
+"""The base of the parts of a consumer: the state that they share, our own connections, and partition leadership.
 
-`SafeConsumer.__init__` makes the state. All decisions are made on the thread that polls.
+`SafeConsumer.__init__` creates the state. All decisions are made on the thread that polls.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = EventLog("consumer")
 
 
 class Ground:
-    """Part of `SafeConsumer`: what the other parts stand on."""
+    """Part of `SafeConsumer`: the shared state."""
 
-    # kafka-python's.
+    # Attributes of kafka-python.
     config: dict[str, Any]
     _client: Any
     _cluster: Any
@@ -45,14 +45,14 @@ class Ground:
     _manager: Any
     _subscription: Any
 
-    # Ours.
+    # Our own attributes.
     counters: collections.Counter[str]
     _desk: Desk
     _followers: Followers[TopicPartition]
     _keeps_lineage: bool
-    """False: the brokers do not take it with committed offsets."""
+    """False: the brokers refuse lineages as metadata of committed offsets."""
     _lock: threading.Lock
-    """Of the lineages' text, which is also made on kafka-python's I/O thread, and of `_transport`."""
+    """Protects the lineages, which kafka-python's I/O thread also reads, and `_transport`."""
     _log: EventLog
     _lookups: LookUps
     _memory: LineageMemory
@@ -60,7 +60,7 @@ class Ground:
     _polls: Polls
     _rereading: Rereading
     _resting: dict[TopicPartition, float]
-    """Partitions that are not fetched from, and until when."""
+    """Partitions that are not fetched until a time, monotonic seconds."""
     _safe: ConsumerConfig
     _save_due: float
     _save_ends_due: float
@@ -68,7 +68,7 @@ class Ground:
     _tracker: EndOffsetTracker
     _transport: Cluster | None
 
-    if TYPE_CHECKING:  # users call it: it is where `SafeConsumer` is
+    if TYPE_CHECKING:  # `SafeConsumer` defines it
 
         @property
         def client_id(self) -> str: ...
@@ -78,15 +78,15 @@ class Ground:
         return "read_committed" if int(self._fetcher._isolation_level) else "read_uncommitted"
 
     def _network(self) -> Cluster:
-        """Our own connections, made when they are needed first."""
+        """Return our own connections, which are made on first use."""
         transport = self._transport
         if transport is not None and not self._closed:
-            return transport  # without the lock: each question of a look-up comes here several times
+            return transport  # without the lock, because each look-up calls this several times
         with self._lock:
             if self._closed:
                 raise kafka_errors.IllegalStateError("The consumer is closed")
             if self._transport is None:
-                # The version that was found is no option: brokers may be upgraded while this runs.
+                # Do not pass the detected broker version on: brokers may be upgraded while this runs.
                 options = {**self.config, "api_version": self._safe.kafka.get("api_version")}
                 transport = connect(options)
                 transport.start()
@@ -94,7 +94,7 @@ class Ground:
             return self._transport
 
     def _assigned(self) -> dict[TopicPartition, Any]:
-        """kafka-python's I/O thread assigns."""
+        """Copy the assignment under its lock, because kafka-python's I/O thread changes it."""
         with self._subscription._lock:
             return dict(self._subscription.assignment)
 
@@ -110,7 +110,7 @@ class Ground:
 
 
 def ignore(_: object) -> None:
-    """For procedures whose failures need no note."""
+    """Ignore failed attempts of a procedure."""
 
 
 def code_error(code: int, message: str) -> Exception:

@@ -1,4 +1,4 @@
-"""The headers of what was fetched: of record batches, and of messages from before format 2. Nothing is decoded."""
+"""Parse the headers of fetched record batches, and of messages in formats before 2, without decoding records."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _HAS_DELETE_HORIZON: Final = 0x40
 
 
 class _Header:
-    """What is looked at of a batch, or of a message from before format 2.
+    """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset; of an old compressed message its last one, which is all it says.
-        last_offset: Inclusive.
-        epoch: Leader epoch, -1: none.
-        crc: Its checksum.
-        wrapped: An old compressed message, of several records.
-        rewritten: Compaction has been there.
+        base_offset: First offset. For an old compressed message the last one, because its header has no other.
+        last_offset: Last offset (inclusive).
+        epoch: Leader epoch; -1 if there is none.
+        crc: Checksum.
+        wrapped: Whether it is an old compressed message with several records.
+        rewritten: Whether compaction has rewritten the batch.
     """
 
     __slots__ = ("base_offset", "crc", "epoch", "last_offset", "rewritten", "wrapped")
@@ -47,7 +47,7 @@ class _Header:
 
 
 def headers(records: Any) -> Iterator[_Header]:
-    """Of all whole batches."""
+    """Yield the headers of all complete batches."""
     view = memoryview(records)
     at, size = 0, len(view)
     while size - at >= _OLD_HEADER.size:

@@ -1,4 +1,4 @@
-"""What was read is remembered: in files, and as the metadata of committed offsets."""
+"""Store the history of the records read: in files, and as the metadata of committed offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafkasafe._core.memory import Remembered
 
 __all__ = ["Keeping"]
 
-# The file of `lineage_path` is written at most so often, and after a failure not sooner than this.
+# Shortest time between two writes of the file `lineage_path`; then the same after a failed write.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
@@ -30,7 +30,7 @@ class Keeping(Reporting):
         try:
             self._memory.save()
         except OSError:
-            # Reading goes on: without the file only the next life knows less. `close` raises it.
+            # Reading goes on: a missing file only means that the next run knows less. `close` raises the error.
             log.exception(
                 "%s could not be written",
                 self._safe.lineage_path,
@@ -44,7 +44,7 @@ class Keeping(Reporting):
             self._save_due = time.monotonic() + _SAVE_S
 
     def _keep_all(self, records: Mapping[TopicPartition, list[Any]]) -> None:
-        """Remember all partitions, up to what was handed out; `records` are about to be."""
+        """Store the history of all partitions, up to the returned records, including `records`, returned next."""
         for tp, part in self._parts.items():
             some = records.get(tp)
             self._keep(tp, part, some[-1].offset + 1 if some else 0)
@@ -53,20 +53,20 @@ class Keeping(Reporting):
         position = part.state.position
         with self._lock:
             lineage = part.lineage.copy()
-        # Without a position (a reset is under way): what was read before stands.
+        # Without a position (during a reset) keep the whole history.
         if position is not None:
             lineage.truncate(max(position.offset, least))
         marks = tuple(mark for mark in part.marks.marks if mark.base_offset < lineage.end_offset)
         self._memory.keep(tp.topic, tp.partition, Remembered(part.topic_id, lineage, marks))
 
     def _save_ends(self) -> None:
-        """Before the application has the answer: after a kill -9 the next life must not give a lower one."""
+        """Save the end offsets before the application gets them: after a kill -9 the next run must not return less."""
         if self._safe.offsets_path is None or time.monotonic() < self._save_ends_due:
             return
         try:
             self._tracker.save(if_changed=True)
         except OSError:
-            # The answer is right all the same; without the file only the next life knows less. `close` raises it.
+            # The answer is correct. A missing file only means that the next run knows less. `close` raises the error.
             log.exception(
                 "%s could not be written",
                 self._safe.offsets_path,
@@ -79,7 +79,7 @@ class Keeping(Reporting):
     def _with_lineage(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """On kafka-python's I/O thread. Metadata that the application gave stay what they are."""
+        """Add lineages to offsets, on kafka-python's I/O thread. The application's own metadata are not changed."""
         if not self._keeps_lineage or not all(
             isinstance(offset, OffsetAndMetadata) for offset in offsets.values()
         ):
@@ -105,17 +105,17 @@ class Keeping(Reporting):
     def _committable(
         self, unhanded: Mapping[TopicPartition, int] = _NOTHING_UNHANDED
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions, for commits that name no offsets; on any thread.
+        """Return the positions for commits that name no offsets. Any thread may call it.
 
-        `unhanded` has the first offset that was fetched and not handed to the application, by partition.
+        `unhanded` has, by partition, the first offset that was fetched and not returned to the application.
 
         1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
-        3. Both logs have leader epoch 0. The next incarnation would find offset 10 good, and skip 0 to 9.
+        3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
 
-        So the position of a partition is left out while it is undecided and looks like one of the new log; also once
-        the metadata name another topic, until that is examined. A commit that was sent before that carries the id of
-        the topic that was read (`_described`).
+        So a position is left out while the application has not decided and the position looks like one of the new log.
+        It is also left out once the metadata name another topic, until that is checked. A commit that was sent before
+        that carries the id of the topic that was read (`_described`).
         """
         found = {}
         with self._subscription._lock:
@@ -135,7 +135,7 @@ class Keeping(Reporting):
         return undecided is not None and undecided.forbids(offset)
 
     def _is_another_topic(self, tp: TopicPartition) -> bool:
-        """Whether the metadata name a topic that is newer than the one that was read."""
+        """Return whether the metadata name a newer topic than the one that was read."""
         part, leadership = self._parts.get(tp), self._leadership(tp)
         if part is None or part.topic_id is None or leadership is None:
             return False

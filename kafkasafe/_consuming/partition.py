@@ -1,4 +1,4 @@
-"""What is known of an assigned partition, and what the procedures about it find: plain values, no requests."""
+"""The state of an assigned partition, and the results of procedures about it: plain values, no requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kafkasafe.events import LogDiverged
 __all__ = ["Leadership", "Local", "Part", "Ranged", "ResetReason", "ResetTo", "Undecided", "Walked"]
 
 Leadership = tuple[bytes | None, int, int]
-"""Topic id, leader, leader epoch; as the metadata have it."""
+"""Topic id, leader and leader epoch, from the metadata."""
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
-"""Why, and the position before."""
+"""The reason of a reset, and the position before it."""
 
 
 class Walked:
-    """What a walk found, in the log of which topic, and under which leader epoch."""
+    """The result of a walk, with the topic id and the leader epoch of the log that was compared."""
 
     __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
 
@@ -27,12 +27,12 @@ class Walked:
         self.round_trips = round_trips
         self.recreated = recreated
         self.topic_id: bytes | None = None
-        # What kafka-python's metadata said when it began: the same again is no news.
+        # The leadership in kafka-python's metadata when the walk began: the same value later is not a change.
         self.leadership: Leadership | None = None
 
 
 class Ranged:
-    """What is behind an offset out of range: the log's bounds, and the walk if there was one."""
+    """The result of checking an offset out of range: the bounds of the log, and the walk if there was one."""
 
     __slots__ = ("end", "start", "walked")
 
@@ -43,7 +43,7 @@ class Ranged:
 
 
 class Local:
-    """Where the leader's own part of the log begins; None: it has no other."""
+    """The start of the leader's local part of the log; None if the log has no remote part."""
 
     __slots__ = ("start",)
 
@@ -52,7 +52,7 @@ class Local:
 
 
 class ResetTo:
-    """Where a reset leads."""
+    """The target of a reset."""
 
     __slots__ = ("offset", "start", "strategy")
 
@@ -63,11 +63,11 @@ class ResetTo:
 
 
 class Undecided:
-    """A divergence that the application has not decided about.
+    """A divergence about which the application has not decided.
 
     Attributes:
-        event: What was found.
-        topic_id: Of the topic that has the name now. `Part.topic_id` stays that of the topic that was read.
+        event: The divergence.
+        topic_id: Id of the topic that has the name now. `Part.topic_id` stays that of the topic that was read.
     """
 
     __slots__ = ("event", "topic_id")
@@ -78,43 +78,43 @@ class Undecided:
 
     @property
     def is_told_by_epochs(self) -> bool:
-        """Whether a committed offset of the former log is recognised as such by its leader epoch.
+        """Whether the leader epoch of a committed offset shows that it belongs to the former log.
 
-        A log that was cut goes on under newer epochs. The epochs of a recreated topic begin at 0 again: any offset
+        A truncated log goes on under newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
         looks like one of the new log.
         """
         return self.event.reason == "truncated" and bool(self.event.epochs)
 
     def forbids(self, offset: int) -> bool:
-        """Whether this offset must not be committed: it would skip records of the new log that were never read."""
-        return offset > self.event.at and not self.is_told_by_epochs
+        """Return whether this offset must not be committed, because it would skip unread records of the new log."""
+        return offset > self.event.divergent_offset and not self.is_told_by_epochs
 
 
 class Part:
-    """What is known of an assigned partition.
+    """The state of an assigned partition.
 
     Attributes:
-        state: kafka-python's; another one stands for another assignment.
-        lineage: What was read. Changed under `SafeConsumer._lock`.
-        marks: The newest batches that were read, where leader epochs do not tell enough.
-        topic_id: Of the topic that was read; also while it is undecided that another topic has the name.
-        former_ids: Of topics of that name that are gone. kafka-python's metadata may still have them.
-        doubted: A connection to the leader was lost, and no leader epoch tells who leads since.
-        checked: Under whom the position was found good; None: it has to be checked.
-        inquiry: The procedure under way, one at a time.
-        position: Offset for which it was begun.
-        suspected: A batch, or the broker, spoke of another log than the one that was read.
-        undecided: A divergence that was found, and not decided about yet.
-        error: What `poll` raises until the position changes.
-        told: When it was raised last; 0: not yet.
-        reset: Why the position is about to be reset; None: the application asked for it.
-        failures: Fetches that failed one after the other.
-        failing_since: When the first of them did.
-        failing_code: Error code of the last one.
-        failing_reason: What that means.
-        code: Error code that was told of last, 0: none.
-        overdue_since: When fetches began to fail, or `poll` last said that it takes too long.
-        remote: Whether the position lies in remote storage; None: not known yet. Only looked at when a fetch failed.
+        state: kafka-python's state object. Another object stands for another assignment.
+        lineage: History of the records read. Changed under `SafeConsumer._lock`.
+        marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
+        topic_id: Id of the topic that was read, even while another topic has the name and no decision was made.
+        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
+        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
+        checked: The leadership under which the position was found valid; None: it must be checked.
+        inquiry: The running procedure; at most one.
+        position: Offset for which the procedure was begun.
+        suspected: A batch, or the broker, indicates another log than the one that was read.
+        undecided: A divergence about which the application has not decided.
+        error: The error that `poll` raises until the position changes.
+        told: When `poll` last raised it, monotonic seconds; 0: not yet.
+        reset: The reason of a coming reset; None if the application asked for it.
+        failures: Number of consecutive failed fetches.
+        failing_since: When the first of them failed, monotonic seconds.
+        failing_code: Error code of the last failed fetch.
+        failing_reason: The meaning of this code.
+        code: Error code of the last event about failures; 0: none.
+        overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
+        remote: Whether the position is in remote storage; None: not known yet. Only checked after a failed fetch.
     """
 
     __slots__ = (
@@ -164,7 +164,7 @@ class Part:
         self.remote: bool | None = None
 
     def adopt(self, topic_id: bytes | None) -> None:
-        """This topic has the name from here on; None: the brokers do not say which."""
+        """Note the id of the topic that has the name now; None if the brokers do not report ids."""
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:

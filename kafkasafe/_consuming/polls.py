@@ -1,4 +1,4 @@
-"""When the program polled last, for those who look from another thread."""
+"""The time of the program's last poll. Other threads may read it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Polls:
         self._ended_at: float | None = None
 
     def __enter__(self) -> None:
-        """A poll begins."""
+        """Note the start of a poll."""
         self._under_way += 1
 
     def __exit__(self, *_: object) -> None:
-        """It ends, whether by records or by an error."""
+        """Note the end of a poll, with records or with an error."""
         self._ended_at = time.monotonic()
         self._under_way -= 1
 
     def age_s(self) -> float | None:
-        """Seconds since the last poll, 0 during one; None before the first. From any thread."""
+        """Return the seconds since the last poll; 0 during a poll, None before the first one. Any thread may ask."""
         if self._under_way:
             return 0.0
         return None if self._ended_at is None else max(0.0, time.monotonic() - self._ended_at)

@@ -1,4 +1,4 @@
-"""Where positions come from: commits, resets, and whether they are good under whoever leads now. Begins procedures."""
+"""Find positions: from commits and resets, and check whether they are valid under the present leader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafkasafe.events import EndOffsetRegressed
 
 __all__ = ["Positions"]
 
-# Pause before an end offset that is held is asked for again.
+# Pause between look-ups of a held end offset, seconds.
 _SETTLE_S: Final = 0.5
 
 
@@ -27,7 +27,7 @@ class Positions(Walking):
     """Part of `SafeConsumer`."""
 
     def _decided(self, tp: TopicPartition) -> None:
-        """The application has chosen a position: no reset, no examination of the old one."""
+        """Note that the application has chosen a position, and cancel resets and checks of the old one."""
         self._rereading.moved(tp)
         part = self._part(tp)
         if part is None:
@@ -37,13 +37,13 @@ class Positions(Walking):
         part.suspected = False
         undecided, part.undecided = part.undecided, None
         if undecided is not None:
-            # It knows what is gone. Whatever it chose, this is not to be told again.
+            # The application knows of the divergence, so never report it again, whatever position it chose.
             with self._lock:
-                part.lineage.truncate(undecided.event.at)
-                part.marks.truncate(undecided.event.at)
+                part.lineage.truncate(undecided.event.divergent_offset)
+                part.marks.truncate(undecided.event.divergent_offset)
                 part.adopt(undecided.topic_id)
         elif not part.lineage.entries:
-            part.topic_id = None  # the position is of the topic that has the name now, whichever that is
+            part.topic_id = None  # the position belongs to the topic that has the name now
 
     def _part(self, tp: TopicPartition) -> Part | None:
         state = self._subscription.assignment.get(tp)
@@ -65,29 +65,33 @@ class Positions(Walking):
         return part
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
-        """kafka-python's, but the leader epoch and the lineage of a committed offset are not thrown away."""
+        """Like kafka-python's method, but keep the leader epoch and the lineage of a committed offset."""
         self._rereading.settle(timeout_ms)
         if self._subscription.has_all_fetch_positions():
             return True
         missing = self._subscription.missing_fetch_positions()
         if missing and self.config["group_id"] is not None:
-            number = self._rereading.draw()
+            number = self._rereading.draw(missing)
             try:
                 committed = self._coordinator.fetch_committed_offsets(missing, timeout_ms=timeout_ms)
             except kafka_errors.KafkaTimeoutError:
                 return False
+            except BaseException:
+                self._rereading.answered(missing)
+                raise
+            self._rereading.answered(missing)
             for tp in missing:
                 self._rereading.begin(tp, number, committed[tp].offset if tp in committed else None)
             for tp, offset in committed.items():
                 part = self._part(tp)
-                if part is None:  # a rebalance was faster
+                if part is None:  # revoked by a rebalance meanwhile
                     continue
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._subscription.seek(tp, OffsetAndMetadata(offset.offset, "", epoch))
                 with self._lock:
                     lineage, topic_id = _restored(offset.metadata, epoch, offset.offset, part.lineage)
                     if lineage is not part.lineage:
-                        # Whoever committed it may have read another topic of the name, or another log.
+                        # The member that committed it may have read another topic of this name, or another log.
                         part.lineage, part.topic_id, part.marks = lineage, topic_id, BatchMemory()
         for tp in self._subscription.missing_fetch_positions():
             part = self._part(tp)
@@ -113,7 +117,7 @@ class Positions(Walking):
         return ResetTo(strategy, end, start)
 
     def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
-        """An end to go on from: one that is held although the log is shorter would be out of range at once."""
+        """Find an end offset to go on from. A held offset beyond the real end would be out of range at once."""
         began = time.monotonic()
         while True:
             end = yield from self._end(tp, ignore)
@@ -131,7 +135,7 @@ class Positions(Walking):
 
     @at_once()
     def _begin_checks(self) -> None:
-        """Whoever leads now may have another log than whoever led when the position was found good."""
+        """Check positions after a change of leaders: the new leader may have another log than the former one."""
         assigned = list(self._assigned())
         for tp in [tp for tp in self._parts if tp not in self._subscription.assignment]:
             self._part(tp)
@@ -143,13 +147,13 @@ class Positions(Walking):
                 continue
             leadership = self._leadership(tp)
             if leadership is not None and leadership[0] in part.former_ids:
-                # What is known is newer.
+                # The metadata are older than what this consumer knows.
                 self._manager.cluster.request_update()
                 part.state._awaiting_validation = True
             elif leadership is None:
                 if part.checked is None and part.lineage.entries:
-                    # Metadata may come before the fetch is sent: nothing is to be read unchecked. And it is
-                    # the fetch of a partition without a leader that makes kafka-python ask for them.
+                    # New metadata may arrive before the fetch is sent, and no record may be read unchecked. Request
+                    # metadata here, because kafka-python only does so when it fetches a partition without a leader.
                     part.state._awaiting_validation = True
                     self._manager.cluster.request_update()
             elif (
@@ -161,7 +165,7 @@ class Positions(Walking):
         position = part.state.position.offset
         part.doubted = False
         if not part.lineage.entries or part.lineage.start_offset >= position:
-            # Nothing was read before the position: there is nothing to lose.
+            # Nothing was read before the position, so no record can be lost.
             if part.suspected:
                 with self._lock:
                     part.lineage = Lineage((), position)
@@ -182,11 +186,11 @@ class Positions(Walking):
         )
 
     def _begin_at_its_start(self, tp: TopicPartition, part: Part) -> None:
-        """The position is one of a topic that was deleted, of which nothing was read.
+        """Go to the start of a recreated topic, if nothing was read of the former one.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
-        2. The new topic gets 15 records. All of them are later than the position was.
-        3. Offset 10 is in the new log as well. Reading on there would skip the records 0 to 9.
+        2. The new topic gets 15 records. All of them are newer than the position.
+        3. Offset 10 exists in the new log, too. Reading on there would skip the records 0 to 9.
         """
         position = part.state.position.offset
         strategy = self._subscription._default_offset_reset_strategy
@@ -204,14 +208,14 @@ class Positions(Walking):
 def _restored(
     metadata: str | None, epoch: int, offset: int, remembered: Lineage
 ) -> tuple[Lineage, bytes | None]:
-    """What a committed offset tells of what was read before it, and of which topic (None: it does not say).
+    """Return the history that a committed offset carries, and the topic id (None if it has none).
 
-    `remembered` itself where that is what counts.
+    If the stored history is the better one, return `remembered` itself.
     """
     try:
         lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")
     except LineageError:
-        pass  # the application's own, or none
+        pass  # the application's own metadata, or none
     else:
         lineage.truncate(offset)
         return lineage, topic_id
@@ -219,7 +223,7 @@ def _restored(
         remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
     ):
         return remembered, None
-    # Read by others since.
+    # Other members have read the partition since then.
     return Lineage.resumed(epoch, offset), None
 
 
@@ -228,4 +232,4 @@ def _is_newer(now: Leadership, then: Leadership) -> bool:
         return True  # another topic
     if now[2] >= 0:
         return now[2] > then[2]
-    return now[1] != then[1]  # brokers before 2.4 do not tell the epoch
+    return now[1] != then[1]  # brokers before 2.4 do not report the epoch

@@ -1,4 +1,4 @@
-"""What is said of events: to the application's hook, the log and the metrics."""
+"""Report events to the application's hook, the log and the metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.waiting import Waiting
 from kafkasafe._core.health import ConsumerHealth, ConsumerSeen, consumer_health
+from kafkasafe._io.metric_readings import consumer_readings
 from kafkasafe._io.stats import PartitionProgress, Reading
 from kafkasafe.events import (
     ConsumerEvent,
@@ -23,7 +24,6 @@ from kafkasafe.events import (
     PositionReset,
     PositionRewound,
 )
-from kafkasafe.metrics import consumer_readings
 
 __all__ = ["Reporting"]
 
@@ -46,11 +46,11 @@ class Reporting(Waiting):
         try:
             self._safe.on_event(event)
         except Exception:
-            # The hook is the application's: it must not decide what becomes of the partition.
+            # The hook belongs to the application, and its errors must not affect the partition.
             self._log.exception("on_event failed for %s", event, event="hook_failed")
 
     def _say(self, level: int, event: ConsumerEvent) -> None:
-        """The level that never repeats by itself is said each time: a loss, a position that was moved."""
+        """Log an event. INFO is limited; WARNING and ERROR (a loss, a moved position) are logged each time."""
         fields = {"topic": event.topic, "partition": event.partition}
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         if level == logging.INFO:
@@ -80,17 +80,17 @@ class Reporting(Waiting):
             case PartitionReady(after_s=after_s):
                 stats.not_ready_s[topic] += after_s
             case PositionRewound():
-                pass  # nothing is lost or skipped; the producer counts its dropped batches
+                pass  # no record is lost or skipped; the producer counts its dropped batches
             case PartitionNotReady():
-                pass  # counted when it is over
+                pass  # `PartitionReady` counts it
             case LossCheckInconclusive():
                 stats.history_trimmed[topic] += 1
 
     def health(self) -> ConsumerHealth:
-        """Whether the program polls and all its partitions are read; apart from that, whether a broker is connected.
+        """Return whether the program polls and all its partitions are read; separately, whether a broker is connected.
 
-        For probes (docs/operations.md). Any thread may call it, as often as it likes, also after `close`: it waits for
-        no broker and no lock.
+        It is meant for probes (docs/operations.md): it never waits for a broker or a lock. Any thread may call it at
+        any time, even after `close`.
         """
         grouped = self.config["group_id"] is not None
         stopped = {
@@ -109,12 +109,12 @@ class Reporting(Waiting):
         )
 
     def _readings(self) -> Iterable[Reading]:
-        """For `kafkasafe.metrics`."""
+        """Return the readings that `kafkasafe.metrics` collects."""
         health = None if self._closed else self.health()
         return consumer_readings(self._stats, self._progress(), self.config["group_id"] or "", health)
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
-        """Where it is on each assigned partition, for metrics; on any thread."""
+        """Return the progress on each assigned partition, for metrics. Any thread may call it."""
         now, found = time.monotonic(), {}
         for tp, state in self._assigned().items():
             part, position = self._parts.get(tp), state.position

@@ -1,18 +1,18 @@
-"""What a consumer reads again: partitions whose atomic batches were dropped, or that others had meanwhile.
+"""Read partitions again after their atomic batches were dropped, or after other members had them meanwhile.
 
-kafka-python's consumer keeps its position of a partition that it has before and after a rebalance.
+If a consumer has a partition both before and after a rebalance, kafka-python keeps its position.
 
 1. Records 0 to 9 are read, and are in an atomic batch with the offset 10.
-2. The group goes to its next generation, and refuses that batch: it is dropped.
-3. The consumer is at 10 still. Its next batch would move the group past records that are in no output.
+2. The group goes to its next generation and refuses that batch, so the batch is dropped.
+3. The consumer is still at 10. Its next batch would move the group past records that are in no output.
 
-So a partition of which a batch was dropped is read again from the group's offset; and after each rebalance that offset
-is compared with what this consumer's own batches have made of it (`kafkasafe._core.readings`).
+So if a batch is dropped, its partitions are read again from the group's offset. After each rebalance the group's offset
+is compared with the one that this consumer's own batches have set (`kafkasafe._core.readings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -26,49 +26,100 @@ from kafkasafe.events import PositionRewound
 __all__ = ["Rereading"]
 
 _REREAD: Final = (
-    "An atomic batch with offsets of this consumer was dropped, or its partitions were other members' meanwhile: what"
-    " it has handed out since is read again. Throw away what is collected, and go on with poll()"
+    "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
+    " records that it has returned since then will be read again. Discard the collected records, and go on with poll()"
 )
 
 
 class Rereading:
-    """Of one consumer. On the thread that polls.
+    """Decides which partitions of one consumer are read again. Used on the thread that polls.
 
     Args:
-        subscription: kafka-python's.
-        coordinator: kafka-python's.
-        emit: Takes events.
+        subscription: kafka-python's subscription state.
+        coordinator: kafka-python's group coordinator.
+        emit: Function that takes events.
+        rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
     """
 
-    def __init__(self, subscription: Any, coordinator: Any, emit: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        subscription: Any,
+        coordinator: Any,
+        emit: Callable[[Any], None],
+        rewound: Callable[[], None],
+    ) -> None:
         self._subscription = subscription
         self._coordinator = coordinator
         self._emit = emit
+        self._rewound = rewound
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._states: dict[TopicPartition, Any] = {}
-        """Of the readings: another state stands for another assignment."""
-        self._restart: set[TopicPartition] = set()
+        """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
+        self._restart: dict[TopicPartition, int] = {}
+        """Partitions that must be read again, as the program was told, and its position when it was told."""
         self._held: set[TopicPartition] = set()
+        self._told: set[TopicPartition] = set()
+        """Of those that are held: the program was told, and has discarded what it had of them."""
+        self._asked: dict[frozenset[TopicPartition], int] = {}
+        """Numbers of questions for the group's offsets that are not answered."""
+        self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
-        """The program may hold records that come again, and was not told so."""
+        """The program may hold records that will be read again, here or elsewhere, and no error has said so yet."""
 
     @property
     def holds(self) -> bool:
         """Whether a partition waits for a batch that is not decided."""
         return bool(self._held)
 
-    def draw(self) -> int:
-        """A number for readings that begin. Before the group is asked for its offsets."""
-        return self._readings.draw()
-
-    def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
-        """Its position is taken from the group.
+    def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
+        """Another object returns fetched records to the program.
 
         Args:
-            tp: Which.
-            number: From `draw`.
-            offset: The group's; None: it has none.
+            unhanded: Gives the first offset that was not returned yet, by partition. Everything was returned of a
+                partition that is missing.
+        """
+        self._unhanded = unhanded
+
+    def draw(self, partitions: Collection[TopicPartition]) -> int:
+        """Return a number for new readings. Call it before the group's offsets are requested.
+
+        kafka-python keeps a request that is not answered in time, and takes its answer when the same partitions are
+        requested again. So the readings get the number of that request.
+
+        Args:
+            partitions: Those of the request.
+        """
+        asked = frozenset(partitions)
+        if asked not in self._asked:
+            self._asked[asked] = self._readings.draw()
+        return self._asked[asked]
+
+    def answered(self, partitions: Collection[TopicPartition]) -> None:
+        """The request for them has ended."""
+        self._asked.pop(frozenset(partitions), None)
+
+    def placed(self, tp: TopicPartition, offset: int) -> None:
+        """The position does not come from the group: it has none, or the application chose the beginning or the end."""
+        run = self._readings.get(tp)
+        if run is not None and self._states.get(tp) is self._subscription.assignment.get(tp):
+            run.first = offset
+
+    def unassigned(self) -> None:
+        """The application may have changed its assignment."""
+        self._look()
+
+    def handed_out_late(self) -> None:
+        """Records were returned from a partition that moved at the same moment."""
+        self._stale = True
+
+    def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
+        """Begin a reading whose position comes from the group.
+
+        Args:
+            tp: The partition.
+            number: A number from `draw`.
+            offset: The group's offset; None if it has none.
         """
         state = self._subscription.assignment.get(tp)
         if state is not None:
@@ -76,32 +127,42 @@ class Rereading:
             self._states[tp] = state
 
     def moved(self, tp: TopicPartition) -> None:
-        """The application has chosen a position: what comes goes on from nothing that was read."""
+        """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
         state = self._subscription.assignment.get(tp)
-        if state is not None:
-            self._restart.discard(tp)
-            self._release(tp, state)
-            self._readings.begin(tp, self._readings.draw(), None)
-            self._states[tp] = state
+        if state is None:
+            return
+        self._restart.pop(tp, None)
+        self._told.discard(tp)
+        self._release(tp, state)
+        run = self._readings.get(tp) if self._states.get(tp) is state else None
+        if run is not None and state.position is not None and run.accepted == state.position.offset:
+            # To what is in no batch yet, as programs do after an error. It does go on from those batches: if one of
+            # them is dropped, its records are nowhere.
+            run.step_back()
+            return
+        self._readings.begin(tp, self._readings.draw(), None)
+        self._states[tp] = state
 
     def settle(self, timeout_ms: float | None) -> None:
-        """Before anything is fetched: partitions that are to be read again have no position after it, or are held.
+        """Reset or hold the partitions that must be read again. Called before each fetch.
 
         Args:
-            timeout_ms: How long the group may take to say its offsets; None: `request_timeout_ms`.
+            timeout_ms: Time-out of the request for the group's offsets; None: `request_timeout_ms`.
         """
         if not self._readings.used:
             self._note_generation()
             return
         assigned = self._look()
-        due = set(self._readings.look(assigned)) | (self._restart & assigned.keys())
+        due = set(self._readings.look(assigned)) | (self._restart.keys() & assigned.keys())
         compared = []
         for tp in due:
             state = assigned[tp]
             if self._readings.waits(tp):
-                # Also once more after a rebalance: kafka-python takes the mark away.
+                # Repeat this after a rebalance, because kafka-python clears the mark.
                 state.mark_pending_revocation(True)
                 self._held.add(tp)
+                if tp in self._restart:
+                    self._told.add(tp)
             elif tp in self._restart or self._run(tp).broken:
                 self._again(tp, state, "dropped")
             else:
@@ -110,10 +171,15 @@ class Rereading:
                 compared.append(tp)
         if not compared:
             return
+        self.draw(compared)
         try:
             committed = self._coordinator.fetch_committed_offsets(set(compared), timeout_ms=timeout_ms)
         except kafka_errors.KafkaTimeoutError:
             return
+        except BaseException:
+            self.answered(compared)
+            raise
+        self.answered(compared)
         current = self._look()
         for tp in compared:
             if current.get(tp) is not assigned[tp]:
@@ -122,41 +188,45 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # The offset is asked for once more, for the reading that begins.
+                # The new reading requests the group's offset again.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
-        self, fate: Callable[[], Fate], positions: Mapping[TopicPartition, Any]
+        self, fate: Callable[[], Fate], positions: Mapping[TopicPartition, Any], *, is_member: bool
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[Claim]]:
-        """A batch is about to move the group.
+        """Add this consumer's positions to a batch.
 
         Args:
-            fate: What becomes of the batch. From any thread.
-            positions: Up to where records were handed out.
+            fate: Returns the result of the batch. Any thread may call it.
+            positions: Positions after the records that were returned to the program.
+            is_member: The batch names the consumer as a member of a generation, or the consumer is no member by choice
+                (`assign`).
 
         Returns:
-            The positions that moved, and of which readings they are, by partition; and the batch's claims.
+            By partition, the positions that moved, and the readings to which they belong; and the batch's claims.
 
         Raises:
-            BatchDroppedError: What was handed out, and is in no batch, comes again.
+            BatchDroppedError: Records that were returned and are in no batch will be read again.
         """
         self._readings.used = True
         assigned = self._look()
         moved = {}
         for tp, position in positions.items():
             state = assigned.get(tp)
-            if state is None:
+            # A program may get records after it was told: asyncio's consumer returns those that it has in memory.
+            if state is None or (tp in self._told and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
                 self._readings.begin(tp, self._readings.draw(), None)
                 self._states[tp] = state
             if self._run(tp).handed != position.offset:
                 moved[tp] = position
-        due = self._restart.union(self._readings.look(assigned)).intersection(moved)
-        if due or self._stale:
-            # All of it: the batch that the program has collected is thrown away as a whole.
+        due = {*self._restart, *self._readings.look(assigned)}.intersection(moved)
+        # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
+        if due or self._stale or (moved and not is_member):
+            # Restart all moved partitions, because the program discards its collected batch as a whole.
             self._stale = False
-            self._restart.update(moved)
+            self._restart.update((tp, position.offset) for tp, position in moved.items())
             raise BatchDroppedError(_REREAD)
         claims = []
         readings = {}
@@ -168,10 +238,12 @@ class Rereading:
         return moved, readings, claims
 
     def _look(self) -> dict[TopicPartition, Any]:
-        """What is assigned; readings of what is not any more end."""
+        """Return the assignment, and end the readings of revoked partitions."""
         with self._subscription._lock:
             assigned = dict(self._subscription.assignment)
-        for tp in [tp for tp, state in self._states.items() if assigned.get(tp) is not state]:
+        for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
+            # What the program has of it others read as well, or it does so itself.
+            self._stale |= self._holds_records(tp, state)
             self._end(tp)
         self._note_generation()
         return assigned
@@ -182,6 +254,7 @@ class Rereading:
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
+                self._asked.clear()  # the coordinator asks anew as well
             self._generation = made
 
     def _run(self, tp: TopicPartition) -> Any:
@@ -191,12 +264,9 @@ class Rereading:
         return run
 
     def _again(self, tp: TopicPartition, state: Any, reason: Any) -> None:
-        """As if it had just been assigned: its position is the group's offset."""
+        """Treat a partition as newly assigned, so that its position becomes the group's offset."""
         position = None if state.position is None else int(state.position.offset)
-        consumed = self._subscription.all_consumed_offsets().get(tp)
-        is_told = tp in self._restart
-        if not is_told and position is not None:
-            self._stale |= consumed is None or consumed.offset != self._run(tp).handed
+        self._stale |= self._holds_records(tp, state)
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
                 return
@@ -204,16 +274,29 @@ class Rereading:
             if state.paused:
                 fresh.pause()
             self._subscription.assignment[tp] = fresh
+        self._rewound()
         self._end(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
+
+    def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
+        """Whether the program may have records of it that are in no batch, and no error has said so."""
+        if state.position is None:
+            return False
+        offset = int(state.position.offset)
+        consumed = min(offset, self._unhanded().get(tp, offset))
+        if tp in self._restart:
+            return consumed != self._restart[tp]
+        return bool(self._run(tp).in_no_batch(consumed))
 
     def _end(self, tp: TopicPartition) -> None:
         self._readings.end(tp)
         self._states.pop(tp, None)
-        self._restart.discard(tp)
+        self._restart.pop(tp, None)
+        self._told.discard(tp)
         self._held.discard(tp)
 
     def _release(self, tp: TopicPartition, state: Any) -> None:
+        self._told.discard(tp)
         if tp in self._held:
             self._held.discard(tp)
             state.mark_pending_revocation(False)

@@ -1,4 +1,4 @@
-"""What stands in the way of a look-up, for the error of one whose time is over."""
+"""Remember why a look-up has no answer yet, for the error if it times out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError
 __all__ = ["Trouble"]
 
 _OFFSET_NOT_AVAILABLE: Final = 78
-# A leader that did not say whether it has a remote part is asked again after this, seconds.
+# If a leader did not say whether the log has a remote part, ask again after this time, seconds.
 _REMOTE_AGAIN_S: Final = 1.0
 
 
 class Trouble:
-    """What stands in the way of one look-up.
+    """The reason why one look-up has no answer yet.
 
-    Where an error looks like remote storage that is not ready, the leader is asked whether the log has a remote part:
-    each of these errors has other causes too.
+    Some errors suggest that remote storage is not ready, but each of them has other causes, too. So the leader is asked
+    whether the log has a remote part.
     """
 
     __slots__ = ("_asked_at", "_desk", "_last", "_lookups", "_remote", "_tp")
@@ -39,11 +39,11 @@ class Trouble:
         self._asked_at = -math.inf
 
     def note(self, error: Exception) -> None:
-        """A try failed."""
+        """Note a failed attempt."""
         self._last = error
         known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
         if isinstance(error, RemoteStorageNotReadyError):
-            return  # that is known, then
+            return  # the cause is known
         if not known and _code_of(error) in {*REMOTE, OUT_OF_RANGE}:
             now = time.monotonic()
             if now - self._asked_at >= _REMOTE_AGAIN_S:
@@ -51,15 +51,15 @@ class Trouble:
                 self._remote = self._desk.begin(self._lookups.has_remote_part(*self._tp))
 
     def too_late(self, timeout_s: float) -> Exception:
-        """The error of a look-up whose time is over."""
+        """Return the error of a look-up that timed out."""
         topic, partition = self._tp
         last, code = self._last, _code_of(self._last)
         said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
-        message = f"No offset of {topic}-{partition} within {timeout_s:g} s; at last: {said}"
+        message = f"No offset of {topic}-{partition} within {timeout_s:g} s; last result: {said}"
         error: Exception
         if code == _OFFSET_NOT_AVAILABLE:
             error = OffsetNotAvailableError(
-                f"{message}. Its new leader is catching up; nothing was concluded, call again.",
+                f"{message}. Its new leader is catching up, so the look-up has no result: call again.",
                 topic=topic,
                 partition=partition,
             )
@@ -67,7 +67,7 @@ class Trouble:
             code in {*REMOTE, OUT_OF_RANGE} and self._remote is not None and self._remote.result
         ):
             error = RemoteStorageNotReadyError(
-                f"{message}. Remote storage is not ready; nothing was concluded, call again.",
+                f"{message}. Remote storage is not ready, so the look-up has no result: call again.",
                 topic=topic,
                 partition=partition,
                 code=UNDEFINED if code is None else code,
@@ -79,7 +79,7 @@ class Trouble:
 
 
 def _code_of(error: Exception | None) -> int | None:
-    """Kafka's error code, where a broker answered one."""
+    """Return Kafka's error code, if a broker answered one."""
     if isinstance(error, RemoteStorageNotReadyError):
         return error.code
     if not isinstance(error, kafka_errors.BrokerResponseError):

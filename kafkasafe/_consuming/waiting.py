@@ -1,4 +1,4 @@
-"""How long `poll` waits, and what ends it."""
+"""How long `poll` waits, and what ends the wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Waiting(Ground):
     """Part of `SafeConsumer`."""
 
     def _due_s(self) -> float | None:
-        """Seconds until a pause of a partition or procedure ends, or a follower hangs; None: there is nothing such."""
+        """Return the seconds until a pause of a partition or procedure, or a follower's time, ends; else None."""
         now = time.monotonic()
         rests = [until - now for until in list(self._resting.values()) if until > now]
         rests += [due for due in (self._desk.due_s(), self._followers.due_s(now)) if due is not None]
@@ -26,7 +26,7 @@ class Waiting(Ground):
         return any(part.inquiry is not None for part in self._parts.values())
 
     def _ring(self) -> None:
-        """An answer is there: wakes `poll`. On our network thread; kafka-python's futures belong to its own."""
+        """Wake `poll` after an answer. This runs on our network thread; kafka-python's futures belong to its own."""
         alarm = self._fetcher._reset_task
         if isinstance(alarm, Future) and not alarm.is_done and not self._closed:
             with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile

@@ -1,4 +1,7 @@
-"""What the leader has of what was read: procedures, which are generators of requests and pauses, and only find out."""
+"""Procedures that compare the leader's log with the records read.
+
+They are generators of requests and pauses. They only find facts and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, RecordsFetche
 
 __all__ = ["Walking"]
 
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: the leader has changed, or knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
 
@@ -42,7 +45,7 @@ class Walking(Keeping):
     """Part of `SafeConsumer`."""
 
     def _start(self, tp: TopicPartition) -> Procedure[int]:
-        """Where the leader's log begins at this moment: what can be fetched from it, whatever was answered before."""
+        """Look up where the leader's log begins now, without regard to earlier answers."""
         return (yield from self._lookups.listed(*tp, EARLIEST)).offset
 
     def _local(self, tp: TopicPartition) -> Procedure[Local]:
@@ -66,7 +69,7 @@ class Walking(Keeping):
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             told = info.partitions.get(tp.partition)
-            # Nor need a broker know yet what another one has told kafka-python.
+            # And this broker may not know yet what another broker has told kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
             if ids & former_ids:
                 self._manager.cluster.request_update()
@@ -92,7 +95,7 @@ class Walking(Keeping):
             return walked
 
     def _fresh(self, topic: str) -> Procedure[TopicInfo]:
-        """What metadata say now of a topic, once it exists."""
+        """Request fresh metadata of a topic, and retry until the topic exists."""
         transport = self._network()
         tries = 0
         while True:
@@ -120,25 +123,28 @@ class Walking(Keeping):
         except kafka_errors.IllegalStateError:  # closed meanwhile
             raise
         except kafka_errors.KafkaError as error:
-            # Brokers before 2.3 do not let every client ask about epochs.
-            outcome = Unknown(f"the broker does not tell about epochs: {error!r}")
+            # Brokers before 2.3 do not allow every client to ask about epochs.
+            outcome = Unknown(f"the broker does not answer questions about epochs: {error!r}")
         else:
             outcome = walk.outcome
         if marks and not (isinstance(outcome, Diverged) and outcome.exact):
             compared = yield from self._compare(tp, marks, position, start, current)
             rounds = walk.round_trips + compared.round_trips
             match outcome, compared.outcome:
-                case Diverged(at=at, rolled_back_epochs=epochs), Diverged(at=first) as found if first <= at:
+                case (Diverged() as by_epochs, Diverged() as found) if (
+                    found.divergent_offset <= by_epochs.divergent_offset
+                ):
+                    epochs = by_epochs.rolled_back_epochs
                     return Walked(dataclasses.replace(found, rolled_back_epochs=epochs), current, rounds)
                 case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
                     return Walked(found, current, rounds)
                 case _:
-                    pass  # what the epochs say stands
+                    pass  # keep the result of the epochs
         if isinstance(outcome, Unknown) and walk.steps:
             ours = lineage.copy()
             ours.truncate(position)
             if 0 <= current < ours.newest_epoch:
-                # It answered to its own epoch, and that is older than what we have read: epochs never decrease.
+                # The leader's own epoch is older than the epochs that were read. Epochs never decrease in one topic.
                 end = yield from self._log_end(tp)
                 return Walked(_all_gone(lineage, position, end), current, walk.round_trips, recreated=True)
         if isinstance(outcome, Diverged):
@@ -152,7 +158,7 @@ class Walking(Keeping):
     def _compare(
         self, tp: TopicPartition, marks: Sequence[BatchMark], position: int, start: int, current: int
     ) -> Procedure[BatchWalk]:
-        """Compares batches that were read with the leader's."""
+        """Compare batches that were read with the leader's batches."""
         end = yield from self._log_end(tp)
         walk = BatchWalk(marks, position=position, log_start_offset=start, log_end_offset=end)
         tries = 0
@@ -160,7 +166,7 @@ class Walking(Keeping):
             answer = yield from self._batch_at(tp, offset, current)
             found = next((each for each in headers(answer.records) if each.last_offset >= offset), None)
             if found is None:
-                # Behind the high watermark: a new leader that catches up. Nothing could be fetched now anyway.
+                # The batch is above the high watermark: a new leader is catching up. No fetch would succeed now.
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -172,7 +178,7 @@ class Walking(Keeping):
         transport = self._network()
 
         def send(reply: Reply[Any]) -> None:
-            # The first batch comes whole, however large.
+            # Brokers return the first batch as a whole, whatever its size.
             transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
 
         def failed(_: Exception, verdict: Verdict) -> None:
@@ -194,7 +200,7 @@ class Walking(Keeping):
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
-        """kafka-python and our transport have metadata of their own each."""
+        """Return the newest leader epoch in kafka-python's metadata and in our transport's, which are separate."""
         leadership = self._leadership(tp)
         info = self._network().topic(tp.topic)
         told = info.partitions.get(tp.partition) if info is not None else None
@@ -221,7 +227,7 @@ class Walking(Keeping):
 
 
 def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
-    """The topic of this name is another one."""
+    """Return the divergence for a topic that was replaced by another one of the same name."""
     ours = lineage.copy()
     ours.truncate(position)
     first, last = ours.start_offset, ours.end_offset - 1

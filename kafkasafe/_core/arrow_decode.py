@@ -5,7 +5,8 @@ are walked one by one only for what is in their headers (which of them are deliv
 begin), and the fields of all their records are then read together.
 
 How keys and values are gathered: their starts and ends, in turn, are the offsets of one Arrow array that lies over
-the records as they are, of which every second item is what stands between two fields. `take` copies the others.
+the records as they are, of which every second item is what stands between two fields. `take` copies the others. As
+views (Arrow's `binary_view`), they stay where they are, and only their places are written down.
 
 Which batches are delivered is decided as Kafka's consumer does: never control batches; with `read_committed` none of a
 producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
@@ -38,7 +39,7 @@ from kafkasafe._core.batch import (
     read_header,
 )
 
-__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode"]
+__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
 
 _arrow: Any = pa  # what it takes from its compiled modules has no types
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -64,6 +65,9 @@ SCHEMA: Final = _arrow.schema(
 
 COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
 
+_VIEW: Final = _arrow.binary_view()
+_INLINE: Final = 12  # bytes of a value that Arrow keeps in the view itself
+
 _LOG_OVERHEAD: Final = 12
 _LENGTH: Final = struct.Struct(">i")
 _CONTROL_KEY: Final = struct.Struct(">hh")
@@ -76,9 +80,18 @@ _INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
-_STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
+_STEP: Final = 16  # records that are read one by one before a run of equal lengths is tried
 _LONG_RUN: Final = 256  # and only where it pays
 _FEW: Final = 16  # from here on records are cheaper one by one
+
+
+def schema_of(columns: Iterable[str], *, views: bool = False) -> Any:
+    """The schema of these columns, in the order of `SCHEMA`; with `views` keys and values are `binary_view`."""
+    wanted = set(columns)
+    fields = [field for field in SCHEMA if field.name in wanted]
+    if views:
+        fields = [field.with_type(_VIEW) if field.name in {"key", "value"} else field for field in fields]
+    return _arrow.schema(fields)
 
 
 class OldFormatError(ValueError):
@@ -154,13 +167,15 @@ class Decoder:
 
     Args:
         buffer: The records of one partition in a Fetch response: whole batches, the last one may be cut. Not changed,
-            and not needed any more once all is read: what `read` gives has its own memory.
+            and not needed any more once all is read: what `read` gives has its own memory, if it has no views.
         from_offset: Records before it are left out (the first batch may begin before what was asked for).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Leave out what the aborted transactions wrote.
         columns: Names of the columns to make, default all of `SCHEMA`. What is left out costs little.
         check_crcs: Compare each batch's CRC.
         max_body_bytes: Bound of one batch's decompressed records.
+        views: Keys and values are views of `buffer` (of the decompressed records, where they were compressed), which
+            then must not change any more.
 
     Attributes:
         schema: Of what `read` gives.
@@ -182,18 +197,18 @@ class Decoder:
         columns: Iterable[str] | None = None,
         check_crcs: bool = True,
         max_body_bytes: int = MAX_BODY_BYTES,
+        views: bool = False,
     ) -> None:
         wanted = set(COLUMNS if columns is None else columns)
         if unknown := wanted - set(COLUMNS):
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
         if len(buffer) > _INT32_MAX:
             raise ValueError(f"A buffer of {len(buffer)} bytes; a response has less than 2 GiB")
-        self.schema = _arrow.schema([field for field in SCHEMA if field.name in wanted])
+        self.schema = schema_of(wanted, views=views)
         self.next_offset = from_offset
         self.leader_epoch = -1
         self.partial_bytes = 0
-        # Single bytes of a memoryview are slow to read.
-        self._buffer = buffer if isinstance(buffer, (bytes, bytearray)) else bytes(buffer)
+        self._buffer = buffer
         self._at = 0
         self._end = 0
         self._ended = False
@@ -207,6 +222,12 @@ class Decoder:
         self._error: CorruptBatchError | OldFormatError | None = None
         self._rest: Any = None
         self._behind_rest = from_offset, -1
+
+    def own_buffer(self) -> Buffer:
+        """Copies and returns the buffer, if it may be part of a larger piece of memory."""
+        if isinstance(self._buffer, memoryview):
+            self._buffer = bytes(self._buffer)
+        return self._buffer
 
     def read(self, max_records: int | None = None, max_bytes: int = _CHUNK_BYTES) -> Any:
         """The next records.
@@ -360,7 +381,7 @@ class Decoder:
         """The records of these batches."""
         if not found:
             return _empty(self.schema), np.empty(0, np.int64), np.empty(0, np.int32)
-        source: bytes | bytearray
+        source: Buffer
         if all(batch.body is None for batch in found):
             source = self._buffer
             areas = [(batch.at + HEADER_BYTES, batch.at + batch.header.size_bytes) for batch in found]
@@ -384,7 +405,7 @@ def _empty(schema: Any) -> Any:
 
 
 def _parse(
-    source: bytes | bytearray,
+    source: Buffer,
     areas: Sequence[tuple[int, int]],
     headers: Sequence[BatchHeader],
     from_offset: int,
@@ -452,16 +473,18 @@ def _parse(
                 made[name] = _arrow.array(np.repeat(types, counts)[first:])
             case "leader_epoch":
                 made[name] = _arrow.array(epochs)
-            case "key":
-                made[name] = _gather(source, keys[0][first:], keys[1][first:])
-            case "value":
-                made[name] = _gather(source, values[0][first:], values[1][first:])
-            case _:
+            case "key" | "value":
+                starts, lengths = keys if name == "key" else values
+                column = _views if schema.field(name).type == _VIEW else _gather
+                made[name] = column(source, starts[first:], lengths[first:])
+            case _ if headed:
                 made[name] = _headers(source, header_counts[first:], at[first:], ends[first:])
+            case _:
+                made[name] = _no_headers(len(offsets) - first)
     return _arrow.RecordBatch.from_arrays(list(made.values()), schema=schema), offsets[first:], epochs
 
 
-def _starts(source: bytes | bytearray, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
+def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
     """Where each record begins: each must be read to know the next, except in a run of equal lengths.
 
     A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
@@ -528,7 +551,7 @@ def _field(
     return (at, lengths), at + np.maximum(lengths, 0)
 
 
-def _gather(source: bytes | bytearray, starts: _Numbers, lengths: _Numbers) -> Any:
+def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
     """A binary column; see the top of this file."""
     count = len(starts)
     null = lengths < 0
@@ -544,7 +567,53 @@ def _gather(source: bytes | bytearray, starts: _Numbers, lengths: _Numbers) -> A
     return over.take(_arrow.array(np.arange(0, 2 * count, 2), mask=null if nulls else None))
 
 
-def _headers(source: bytes | bytearray, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
+def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
+    """A `binary_view` column: of each value the length, its first 4 bytes, and where it is in `source`.
+
+    Values of up to 12 bytes are in the view itself.
+    """
+    count = len(starts)
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0] = np.maximum(lengths, 0)
+    large = np.flatnonzero(lengths > _INLINE)
+    buffers = []
+    if large.size:
+        buffers.append(_arrow.py_buffer(source))
+        views[large, 1] = _overlapping(source, np.dtype(np.int32))[starts[large]]
+        views[large, 3] = starts[large]
+    if large.size < count:
+        small = np.flatnonzero(lengths <= _INLINE)
+        sizes, at = views[small, 0], starts[small]
+        inline = np.zeros((small.size, _INLINE), np.uint8)
+        # So near to the end of the source there are no 12 bytes to copy.
+        near = at > len(source) - _INLINE
+        if not near.all():
+            pieces = _overlapping(source, np.dtype((np.void, _INLINE)))[at[~near]]
+            inline[~near] = pieces.view(np.uint8).reshape(-1, _INLINE)
+        data = np.frombuffer(source, np.uint8)
+        for index in np.flatnonzero(near).tolist():
+            inline[index, : sizes[index]] = data[at[index] : at[index] + sizes[index]]
+        inline[np.arange(_INLINE) >= sizes[:, None]] = 0
+        views.view(np.uint8).reshape(count, 16)[small, 4:] = inline
+    null = lengths < 0
+    valid = _arrow.array(~null).buffers()[1] if null.any() else None
+    return _arrow.Array.from_buffers(_VIEW, count, [valid, _arrow.py_buffer(views), *buffers])
+
+
+def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array with an item that begins at each byte of the source."""
+    return np.ndarray((len(source) - kind.itemsize + 1,), kind, source, strides=(1,))
+
+
+def _no_headers(count: int) -> Any:
+    """The headers column of records that have none."""
+    zeros = _arrow.py_buffer(np.zeros(count + 1, np.int32))
+    return _arrow.Array.from_buffers(
+        HEADERS, count, [None, zeros], children=[_arrow.nulls(0, HEADERS.value_type)]
+    )
+
+
+def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
     """The headers column: the first header of all records that have one, then the second, and so on.
 
     Args:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import heapq
 import struct
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Final, Generic, SupportsIndex, TypeVar
 
 __all__ = ["Backlog", "Ordered", "Row"]
@@ -67,6 +69,7 @@ class _Packed:
         "count",
         "identified",
         "records",
+        "with_id",
     )
 
     def __init__(self) -> None:
@@ -82,6 +85,7 @@ class _Packed:
         self._ids: list[tuple[int, int]] = []
         self.count = 0
         self.records = 0
+        self.with_id = 0
         self.identified = False
         """Whether the last one has an id."""
 
@@ -110,6 +114,7 @@ class _Packed:
             self._fresh = bytearray()
         self.count += 1
         self.records += row.count
+        self.with_id += row.identity is not None
         self.identified = row.identity is not None
 
     def first(self) -> Row:
@@ -132,13 +137,27 @@ class _Packed:
             self._front, self._at = b"", 0
         self.count -= 1
         self.records -= row.count
+        self.with_id -= row.identity is not None
         return row
+
+    def has(self, position: int) -> bool:
+        index = bisect_right(self._sizes, position, key=itemgetter(0)) - 1
+        if index < 0:
+            return False
+        if self._front:
+            index -= 1
+        if index < 0:
+            rows: bytes | bytearray = self._front[self._at :]
+        else:
+            rows = _whole(self._blocks[index]) if index < len(self._blocks) else self._fresh
+        return any(row[1] == position for row in _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
         self._void = True
+        self.with_id = 0
         self.identified = False
 
 
@@ -194,6 +213,15 @@ class Backlog(Generic[B]):
         """Records in them."""
         packed = self._packed
         return 0 if packed is None else packed.records
+
+    @property
+    def packed_with_id(self) -> int:
+        """How many of them have an id."""
+        return 0 if self._packed is None else self._packed.with_id
+
+    def has_packed(self, position: int) -> bool:
+        """Whether the batch at this position is one of them."""
+        return self._packed is not None and self._packed.has(position)
 
     @property
     def packed_sizes(self) -> Iterable[tuple[int, int]]:

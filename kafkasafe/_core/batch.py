@@ -30,7 +30,6 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import crc32c
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 __all__ = [
     "HEADER_BYTES",
@@ -47,6 +46,7 @@ __all__ = [
     "frame",
     "identity_of",
     "iter_headers",
+    "load_codec",
     "read_header",
     "stamp_address",
     "stamp_identity",
@@ -61,8 +61,6 @@ Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
 """Record headers by record index; records without headers are left out."""
 
 _T = TypeVar("_T")
-
-_arrow: Any = pa  # what it takes from its compiled modules has no types
 
 HEADER_BYTES: Final = 61
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
@@ -869,7 +867,7 @@ def _parse_few(body: bytes, count: int) -> _Parsed:
     return keys, values, headers, deltas, range(count) if offsets == list(range(count)) else offsets
 
 
-def _read_varint(body: bytes | bytearray, at: int) -> tuple[int, int]:
+def _read_varint(body: Buffer, at: int) -> tuple[int, int]:
     """A zigzag varint of 64 bits and where the next field begins; IndexError at the end of the body."""
     number = shift = 0
     while True:
@@ -974,7 +972,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
     return np.concatenate(found)
 
 
-def _run_of_equal_lengths(body: bytes | bytearray, start: int, stride: int, most: int) -> int:
+def _run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
     """How many records behind this one have its length; exact, since each proves where the next begins."""
     prefix = body[start : _read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
@@ -1054,12 +1052,29 @@ _DEFAULT_LEVELS: Final = {Compression.ZSTD: 3}
 _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 
 
+def load_codec(compression: Compression) -> None:
+    """Import what `encode` needs for a compression.
+
+    Otherwise the first compressed batch does, on the thread that happens to encode it. A producer calls this before its
+    threads start.
+    """
+    if compression not in {Compression.NONE, Compression.GZIP}:
+        _arrow()
+
+
+def _arrow() -> Any:
+    """pyarrow, which has the codecs. Importing it takes 22 MB, so it is imported only for compressed batches."""
+    import pyarrow as pa
+
+    return pa
+
+
 def _compress(body: Buffer, compression: Compression, level: int | None) -> bytes:
     name = _CODECS[compression]
     level = _DEFAULT_LEVELS.get(compression) if level is None else level
     if level is not None and compression is not Compression.SNAPPY:
-        lowest = _arrow.Codec.minimum_compression_level(name)
-        highest = _arrow.Codec.maximum_compression_level(name)
+        lowest = _arrow().Codec.minimum_compression_level(name)
+        highest = _arrow().Codec.maximum_compression_level(name)
         if not lowest <= level <= highest:
             raise ValueError(f"Compression level {level} of {compression.name}: it has {lowest} … {highest}")
     match compression:
@@ -1069,15 +1084,15 @@ def _compress(body: Buffer, compression: Compression, level: int | None) -> byte
         case Compression.SNAPPY:
             return _compress_snappy(body)
         case Compression.LZ4:
-            return _compress_lz4(body, _arrow.Codec(name, compression_level=level))
+            return _compress_lz4(body, _arrow().Codec(name, compression_level=level))
         case _:
             # Without asbytes, len() of a view of the result is not the compressed size.
-            return cast("bytes", _arrow.Codec(name, compression_level=level).compress(body, asbytes=True))
+            return cast("bytes", _arrow().Codec(name, compression_level=level).compress(body, asbytes=True))
 
 
 def _compress_snappy(body: Buffer) -> bytes:
     """Xerial's framing, which Kafka's Java clients write: they take a raw block too, but others do not."""
-    codec = _arrow.Codec("snappy")
+    codec = _arrow().Codec("snappy")
     pieces: list[Buffer] = [_XERIAL_HEADER]
     for start in range(0, len(body), _XERIAL_BLOCK_BYTES):
         block = codec.compress(body[start : start + _XERIAL_BLOCK_BYTES], asbytes=True)
@@ -1114,13 +1129,19 @@ def _decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
                 body = _decompress_snappy(stored, limit)
             case _:
                 body = _decompress_stream(stored, compression.name.lower(), limit)
-    except (zlib.error, OSError, _arrow.ArrowException) as error:
+    except _codec_errors(compression) as error:
         raise CorruptBatchError(
             f"The records cannot be decompressed ({compression.name}): {error}"
         ) from error
     if len(body) > limit:
         raise CorruptBatchError(f"The records are larger than {limit} bytes when decompressed")
     return body
+
+
+def _codec_errors(compression: Compression) -> tuple[type[Exception], ...]:
+    if compression in {Compression.NONE, Compression.GZIP}:
+        return (zlib.error,)
+    return (OSError, _arrow().ArrowException)
 
 
 def _decompress_gzip(stored: bytes, limit: int) -> bytes:
@@ -1141,7 +1162,7 @@ def _decompress_stream(stored: bytes, codec: str, limit: int) -> bytes:
     pieces = []
     left = limit + 1
     step = max(_MIN_READ_BYTES, 4 * len(stored))
-    with _arrow.CompressedInputStream(_arrow.BufferReader(stored), codec) as stream:
+    with _arrow().CompressedInputStream(_arrow().BufferReader(stored), codec) as stream:
         while left and (piece := stream.read(min(step, left))):
             pieces.append(piece)
             left -= len(piece)
@@ -1174,4 +1195,4 @@ def _decompress_snappy_block(block: bytes, limit: int) -> bytes:
             break
     if size > min(limit, len(block) * _SNAPPY_MAX_RATIO):
         raise CorruptBatchError(f"A snappy block of {len(block)} bytes that claims to hold {size}")
-    return cast("bytes", _arrow.Codec("snappy").decompress(block, size, asbytes=True))
+    return cast("bytes", _arrow().Codec("snappy").decompress(block, size, asbytes=True))

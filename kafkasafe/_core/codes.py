@@ -476,7 +476,7 @@ _ROWS: Final = (
         29,
         "TOPIC_AUTHORIZATION_FAILED",
         _FATAL,
-        "Grant this user the right (ACL) on the topic.",
+        "Grant this user the permission (ACL) on the topic.",
         produce=_produce(
             Action.RETRY,
             "this user may not write to the topic",
@@ -489,7 +489,8 @@ _ROWS: Final = (
         31,
         "CLUSTER_AUTHORIZATION_FAILED",
         _FATAL,
-        "Grant this user the right on the cluster (for idempotent writes to brokers before 2.8: IDEMPOTENT_WRITE).",
+        "Grant this user the permission on the cluster (for idempotent writes to brokers before 2.8:"
+        " IDEMPOTENT_WRITE).",
         produce=_produce(Action.RETRY, "this user may not write idempotently", absent=True),
     ),
     _row(
@@ -655,7 +656,7 @@ _ROWS: Final = (
         65,
         "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
         _FATAL,
-        "Grant this user the right on the delegation token.",
+        "Grant this user the permission on the delegation token.",
     ),
     _row(
         66,

@@ -446,16 +446,16 @@ class Diverged:
     """Records that were read are not in the leader's log any more.
 
     Attributes:
-        at: First differing offset.
+        divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of records that were read and are gone.
         replaced: First and last offset (inclusive), within `rolled_back`, where other records are known to stand now.
             None: none are known, as when the log became shorter.
         common_epoch: The largest epoch that both logs have; None when they are not known to share one.
         rolled_back_epochs: Epochs of the records that are gone, oldest first.
-        exact: False: the logs may differ before `at` already, in what was not read or has no epochs.
+        exact: False: the logs may differ before `divergent_offset` already, in what was not read or has no epochs.
     """
 
-    at: int
+    divergent_offset: int
     rolled_back: tuple[int, int]
     replaced: tuple[int, int] | None
     common_epoch: int | None
@@ -602,7 +602,7 @@ class EpochWalk:
         self._judge(asked, requested, epoch, end_offset)
         cut = self._ours.end_offset
         if isinstance(self.outcome, Diverged):
-            cut = self.outcome.at
+            cut = self.outcome.divergent_offset
         elif self.outcome is None and self._asked is not None:
             cut = self._ours.end_of(self._asked)
         kind = ReplyKind.UNDEFINED if end_offset < 0 else ReplyKind.END

@@ -13,7 +13,7 @@ So the highest answer is remembered, and a lower one is *held*: the old value st
 - another topic id: the topic is a new one.
 
 Which of the two it is cannot be told without epochs (old brokers). There a lower answer that has been repeated for
-`hold_timeout_s` is reported as undecidable; what to believe is then the caller's decision (`EndOffsets.accept`).
+`hold_timeout_s` is reported as unproven; what to believe is then the caller's decision (`EndOffsets.accept`).
 
 The same holds for the start of a log. Its proof is where the epoch of its first record ends: if below the remembered
 start, that record is gone, and what the log has in front of it is new. If not, this leader has merely not deleted yet
@@ -38,11 +38,11 @@ __all__ = [
     "HeldReason",
     "Isolation",
     "Key",
-    "Lowered",
-    "LoweredReason",
     "Proof",
+    "Regressed",
+    "RegressedReason",
     "Result",
-    "Undecidable",
+    "Unproven",
     "Value",
 ]
 
@@ -99,7 +99,7 @@ class HeldReason(enum.Enum):
     offset may (`EndOffsets.observe_start`)."""
 
 
-class LoweredReason(enum.Enum):
+class RegressedReason(enum.Enum):
     """Why an offset is lower than before."""
 
     TRUNCATED = "truncated"
@@ -109,7 +109,7 @@ class LoweredReason(enum.Enum):
     RECREATED = "recreated"
     """It is another topic of the same name."""
     ACCEPTED = "accepted"
-    """Not proven: the caller decided an undecidable case."""
+    """Not proven: the caller decided an unproven case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class Regressed:
     """The offset went back, and why.
 
     Attributes:
@@ -190,12 +190,12 @@ class Lowered:
 
     offset: int
     previous: int
-    reason: LoweredReason
+    reason: RegressedReason
     proof: Proof | None
 
 
 @dataclass(frozen=True, slots=True)
-class Undecidable:
+class Unproven:
     """A lower answer that stayed, on a broker without epochs: early for long, or records are gone.
 
     The old value stands until the caller calls `EndOffsets.accept`, of a start `EndOffsets.accept_start`.
@@ -211,7 +211,7 @@ class Undecidable:
     since_s: float
 
 
-Result = Value | Held | Lowered | Undecidable
+Result = Value | Held | Regressed | Unproven
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class EndOffsets:
         """Nothing is remembered.
 
         Args:
-            hold_timeout_s: How long a lower answer without epochs is held before it is called undecidable.
+            hold_timeout_s: How long a lower answer without epochs is held before it is called unproven.
         """
         self._hold_timeout_s = hold_timeout_s
         self._known: dict[Key, _Known] = {}
@@ -327,8 +327,8 @@ class EndOffsets:
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value: it is the end. Held: it is lower than before, the old value stands. Lowered: it is a new topic.
-            Undecidable: it has been lower for `hold_timeout_s`, and nobody can be asked.
+            Value: it is the end. Held: it is lower than before, the old value stands. Regressed: it is a new topic.
+            Unproven: it has been lower for `hold_timeout_s`, and nobody can be asked.
 
         Raises:
             ValueError: `offset` is negative.
@@ -343,7 +343,7 @@ class EndOffsets:
             previous, known.recreated = known.end_before, None
             known.end, known.end_epoch, known.newest_epoch = offset, leader_epoch, leader_epoch
             if offset < previous:
-                return Lowered(offset, previous, LoweredReason.RECREATED, proof)
+                return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
             # However high: that leader is deposed, and an unclean election may have cut what it still counts.
@@ -376,7 +376,7 @@ class EndOffsets:
         # An answer without epoch comes from a broker that cannot be asked about epochs either.
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
         if ask is None and since_s >= self._hold_timeout_s:
-            return Undecidable(known.end, offset, since_s)
+            return Unproven(known.end, offset, since_s)
         return Held(known.end, offset, HeldReason.LOWER, since_s, ask)
 
     def prove(
@@ -400,7 +400,7 @@ class EndOffsets:
             leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
 
         Returns:
-            Lowered: records are gone. Held: they are not, or the answer tells nothing. Value: nothing is held.
+            Regressed: records are gone. Held: they are not, or the answer tells nothing. Value: nothing is held.
         """
         known = self._of(key)
         if known.held_since is None:
@@ -422,16 +422,16 @@ class EndOffsets:
             return Held(known.end, known.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch)
         known.newest_epoch = max(leader_epoch, known.newest_epoch)
         reason = (
-            LoweredReason.UNCLEAN_ELECTION
+            RegressedReason.UNCLEAN_ELECTION
             if known.newest_epoch > known.end_epoch
-            else LoweredReason.TRUNCATED
+            else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
         # The answer itself may be early as well: only what the proof says is gone is given up.
         return self._lower(known, max(known.answered, end_offset), reason, proof)
 
-    def accept(self, key: Key) -> Lowered | None:
-        """Believe the lower answer that is held; the caller's decision in an undecidable case.
+    def accept(self, key: Key) -> Regressed | None:
+        """Believe the lower answer that is held; the caller's decision in an unproven case.
 
         Returns:
             None when none is held.
@@ -440,16 +440,16 @@ class EndOffsets:
         return (
             None
             if known.held_since is None
-            else self._lower(known, known.answered, LoweredReason.ACCEPTED, None)
+            else self._lower(known, known.answered, RegressedReason.ACCEPTED, None)
         )
 
-    def _lower(self, known: _Known, offset: int, reason: LoweredReason, proof: Proof | None) -> Lowered:
+    def _lower(self, known: _Known, offset: int, reason: RegressedReason, proof: Proof | None) -> Regressed:
         previous = known.end
         known.end, known.end_epoch = offset, known.newest_epoch
         # The new log may have grown past the place where it parted from the old one.
         known.cut(offset if proof is None else proof.end_offset)
         known.release()
-        return Lowered(offset, previous, reason, proof)
+        return Regressed(offset, previous, reason, proof)
 
     # --- earliest ---
 
@@ -475,7 +475,7 @@ class EndOffsets:
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value: it is the start; of a new topic it may be lower. Held: it is lower than before. Undecidable: it has
+            Value: it is the start; of a new topic it may be lower. Held: it is lower than before. Unproven: it has
             been lower for `hold_timeout_s`, and nothing can prove whether it is the same log.
 
         Raises:
@@ -519,7 +519,7 @@ class EndOffsets:
             leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
 
         Returns:
-            Lowered: it is another log. Held: it is the same one, or the answer tells nothing. Undecidable: see
+            Regressed: it is another log. Held: it is the same one, or the answer tells nothing. Unproven: see
             `observe_start`. Value: nothing is held.
         """
         known = self._of(key)
@@ -538,11 +538,11 @@ class EndOffsets:
             # A topic that was recreated counts its epochs from 0 again.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
-        reason = LoweredReason.UNCLEAN_ELECTION if leader_epoch > newest else LoweredReason.TRUNCATED
+        reason = RegressedReason.UNCLEAN_ELECTION if leader_epoch > newest else RegressedReason.TRUNCATED
         return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
-    def accept_start(self, key: Key) -> Lowered | None:
-        """Believe the lower start that is held; the caller's decision in an undecidable case.
+    def accept_start(self, key: Key) -> Regressed | None:
+        """Believe the lower start that is held; the caller's decision in an unproven case.
 
         Other than an end, a start that is too low does no harm: what it names can be read. One that is held although
         the log is another one hides records.
@@ -552,24 +552,26 @@ class EndOffsets:
         """
         known = self._of(key)
         return (
-            None if known.start_held_since is None else self._lower_start(known, LoweredReason.ACCEPTED, None)
+            None
+            if known.start_held_since is None
+            else self._lower_start(known, RegressedReason.ACCEPTED, None)
         )
 
     def _hold_start(
         self, known: _Known, since_s: float, reason: HeldReason, ask_epoch: int | None
-    ) -> Held | Undecidable:
+    ) -> Held | Unproven:
         if ask_epoch is None and since_s >= self._hold_timeout_s:
-            return Undecidable(known.start, known.start_answered, since_s)
+            return Unproven(known.start, known.start_answered, since_s)
         return Held(known.start, known.start_answered, reason, since_s, ask_epoch)
 
     @staticmethod
-    def _lower_start(known: _Known, reason: LoweredReason, proof: Proof | None) -> Lowered:
+    def _lower_start(known: _Known, reason: RegressedReason, proof: Proof | None) -> Regressed:
         previous, offset = known.start, known.start_answered
         if proof is not None:
             known.cut(proof.end_offset)
         known.start, known.start_epoch = offset, UNDEFINED
         known.release_start()
-        return Lowered(offset, previous, reason, proof)
+        return Regressed(offset, previous, reason, proof)
 
     # --- by timestamp ---
 

@@ -19,6 +19,7 @@ spool_max_bytes = queue_size max_queue_size
 spool_max_bytes: it counts bytes = queue_buffering_max_kbytes queue_buffering_max_messages
 spool_segment_bytes = segment_bytes segment_size spool_segment_size
 spool: 'always', 'on_error' or 'never' = spool_mode spool_policy in_memory memory_only
+run_ahead_bytes = buffer_size run_ahead max_run_ahead
 spool_sync = fsync spool_fsync sync
 linger_ms = linger queue_buffering_max_ms batch_linger_ms
 delivery_timeout_ms = message_timeout_ms delivery_timeout
@@ -32,12 +33,20 @@ metadata_max_age_ms = topic_metadata_refresh_interval_ms metadata_refresh_interv
 partitioner: an object with a method partition() = partitioner_class
 enable_idempotence: it is always on = idempotence idempotent
 delivery = exactly_once eos processing_guarantee delivery_guarantee delivery_semantics transactional
+retain_acked_ms: in milliseconds = retain_acked_s
+offsets_hold_timeout_ms: in milliseconds = offsets_hold_timeout_s
 retain_acked_bytes: also by time = retention retain retention_bytes retention_ms retention_time retain_acked
 rejected_max_bytes = rejected_size max_rejected_bytes
+on_rejected: {hook} = dead_letter dead_letter_callback dead_letter_handler
 on_rejected: {hook} = dlq dlq_topic dlq_name dead_letter_topic dead_letter_queue
 on_rejected: {hook} = deadletter_topic dead_letters on_dead_letter errors_deadletterqueue_topic_name
 on_event = error_cb event_cb error_callback on_error event_callback listener
-prometheus = stats_cb statistics_interval_ms enable_metrics
+on_data_loss = on_acked_loss
+data_loss_check_ms = acked_loss_check_ms
+restore_recreated_topics = heal_recreated_topics
+blocked_timeout_ms = refused_timeout_ms
+on_blocked_topic = on_refused_topic
+prometheus = metrics stats_cb statistics_interval_ms enable_metrics
 transactional_id = transaction_id
 security_protocol = protocol
 sasl_mechanism = sasl_mechanisms
@@ -64,13 +73,13 @@ lineage_path = lineage_file checkpoint checkpoint_path checkpoint_dir
 on_divergence = on_truncation divergence
 """
 
-_HOOK: Final = (
-    "a function that gets each rejected record; there is no dead-letter topic yet, produce from that function"
-)
+_HOOK: Final = "a function that gets each rejected record, and can produce it to a dead-letter topic"
 
 # No option at all, and what there is.
 _ELSEWHERE: Final = {
     "durable": "`future.durable()` and `producer.durable()` wait until records are on disk",
+    "flush_spool": "`producer.durable()` waits until all accepted records are on disk",
+    "resume_parked": "call `producer.resolve_undecidable(...)`",
     "durability": "`future.durable()` and `producer.durable()` wait until records are on disk; see also spool_sync",
     "on_delivery": "`send(...).add_callback(...)` and `add_errback` call a function of yours",
     "dr_cb": "`send(...).add_callback(...)` and `add_errback` call a function of yours",

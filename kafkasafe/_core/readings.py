@@ -85,7 +85,7 @@ class Run:
         reading: What batches say of it.
         reached: The group's offset, as far as this reading moved it; None: not known.
         sent: The offset that was accepted last; None: none, and it is not known where the reading began.
-        first: The position where it began, where the group had none; None: not known.
+        first: The position where it began, where the group's offset does not say it; None: not known.
         broken: A batch of it was dropped, or left undecided.
     """
 
@@ -134,6 +134,28 @@ class Run:
         """Up to where batches that were accepted take the group; None: not known."""
         taken = (claim.offset for claim in self._claims if claim.fate() is not Fate.FORGOTTEN)
         return max(taken, default=self.sent)
+
+    @property
+    def accepted(self) -> int | None:
+        """As `handed`, without what the program has not committed yet."""
+        taken = (claim.offset for claim in self._claims if claim.fate() not in {Fate.FORGOTTEN, Fate.OPEN})
+        return max(taken, default=self.sent)
+
+    def in_no_batch(self, consumed: int) -> bool:
+        """Whether the program may hold records that are in no batch.
+
+        Args:
+            consumed: Up to where records were handed out.
+        """
+        handed = self.handed
+        return consumed != (self.first if handed is None else handed)
+
+    def step_back(self) -> None:
+        """The consumer goes on from `accepted` once more: what the program has not committed is void."""
+        for claim in self._claims:
+            if claim.fate() is Fate.OPEN:
+                claim.void = True
+        self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
         """The consumer is moved away: what the program has not committed is void."""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Piece", "Place", "Row", "read"]
+__all__ = ["Piece", "Place", "Row", "read", "read_alike"]
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -25,6 +25,7 @@ Row: TypeAlias = tuple[Any, ...]
 _MANY: Final = 64  # from here on numpy's fixed cost is the smaller one
 _SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
 _LAST_SHIFT: Final = 56  # of a varint of nine bytes; what Kafka writes is shorter
+_FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
 
@@ -90,6 +91,123 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
         return (_read_few if count < _MANY else _read_many)(body, at, count, place)
     except (IndexError, ValueError):
         return None
+
+
+def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
+    """Records that have the same layout as the first one: each field is as many bytes as there, none has headers.
+
+    The bytes at the same place of all records are a column, so no record is looked at by itself, and `body` may be
+    a memoryview: it is not copied. Each record begins where the one before it ends, because each has the first one's
+    length: that the lengths are the same is compared, as everything is that makes the layout.
+
+    Args:
+        body: The records of the batch, decompressed.
+        at: Where the first one begins.
+        count: The largest number to read.
+        place: What they have in common.
+
+    Returns:
+        At least `_MANY` records; None: there are fewer of this layout, and `read` has to read what is here.
+    """
+    if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
+        return None
+    try:
+        return _read_alike(body, at, count, place)
+    except (IndexError, ValueError):
+        return None
+
+
+def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
+    front = bytes(body[at : at + _FRONT])
+    size, after_size = _varint(front, 0)
+    _, after_time = _varint(front, after_size + 1)
+    _, after_offset = _varint(front, after_time)
+    key_size, key_at = _varint(front, after_offset)
+    value_size_at = key_at + max(key_size, 0)
+    back = bytes(body[at + value_size_at : at + value_size_at + 10])
+    value_size, length = _varint(back, 0)
+    value_at = value_size_at + length
+    headers_at = value_at + max(value_size, 0)
+    step = after_size + size
+    if size < 0 or key_size < -1 or value_size < -1 or headers_at + 1 != step:
+        return None
+    count = min(count, (len(body) - at) // step)
+    if count < _MANY:
+        return None
+    # Of the numbers that differ, the layout is which of their bytes are followed by another one.
+    mask = np.full(key_at, 0xFF, np.uint8)
+    mask[after_size + 1 : after_offset] = 0x80
+    wanted = np.frombuffer(front, np.uint8, key_at) & mask
+    wanted[after_size] = 0  # the attributes, which no version of Kafka writes
+    fronts = np.ndarray((count, key_at), np.uint8, body, at, (step, 1))
+    backs = np.ndarray((count, length), np.uint8, body, at + value_size_at, (step, 1))
+    ends = np.ndarray((count,), np.uint8, body, at + headers_at, (step,))
+    same = (fronts & mask) == wanted
+    same_backs = backs == np.frombuffer(back, np.uint8, length)
+    if not (same.all() and same_backs.all()) or ends.any():
+        alike = same.all(axis=1) & same_backs.all(axis=1) & (ends == 0)
+        if not alike.all():
+            count = int(alike.argmin())
+            if count < _MANY:
+                return None
+    rows = _rows(
+        place,
+        _column(fronts[:count, after_time:after_offset]),
+        _column(fronts[:count, after_size + 1 : after_time]),
+        (_copies(body, at + key_at, step, key_size, count), repeat(key_size)),
+        (_copies(body, at + value_at, step, value_size, count), repeat(value_size)),
+        (map(list, repeat(())), repeat(-1)),
+    )
+    return Piece(at + step * count, [size] * count, rows)
+
+
+def _rows(
+    place: Place,
+    offset_deltas: _Numbers,
+    time_deltas: _Numbers,
+    keys: tuple[Iterable[Any], Iterable[int]],
+    values: tuple[Iterable[Any], Iterable[int]],
+    headers: tuple[Iterable[Any], Iterable[int]],
+) -> Iterator[Row]:
+    """Rows from columns; the last three are each a field and its size."""
+    timestamps: Iterable[int]
+    if place.append_timestamp is None:
+        timestamps = (time_deltas + place.base_timestamp).tolist()
+    else:
+        timestamps = repeat(place.append_timestamp)
+    return zip(
+        repeat(place.topic),
+        repeat(place.partition),
+        repeat(place.leader_epoch),
+        (offset_deltas + place.base_offset).tolist(),
+        timestamps,
+        repeat(place.timestamp_type),
+        keys[0],
+        values[0],
+        headers[0],
+        repeat(None),
+        keys[1],
+        values[1],
+        headers[1],
+        strict=False,
+    )
+
+
+def _column(varints: _Bytes) -> _Numbers:
+    """The numbers of rows of bytes, which are all as long as each other."""
+    number = (varints[:, 0] & 0x7F).astype(np.int64)
+    for index in range(1, varints.shape[1]):
+        number |= (varints[:, index] & 0x7F).astype(np.int64) << (7 * index)
+    return (number >> 1) ^ -(number & 1)
+
+
+def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int) -> Iterable[bytes | None]:
+    """Fields of this size, at places that are as far from each other as `step`."""
+    if size <= 0:
+        return repeat(None if size < 0 else b"")
+    # numpy makes bytes of what has no type ("void") faster than slices do.
+    copies: list[bytes | None] = np.ndarray((count,), np.dtype((np.void, size)), body, at, (step,)).tolist()
+    return copies
 
 
 def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
@@ -203,25 +321,8 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
             raise _IrregularError
     elif not np.array_equal(places, ends):
         raise _IrregularError
-    if place.append_timestamp is None:
-        timestamps: Iterable[int] = (deltas + place.base_timestamp).tolist()
-    else:
-        timestamps = repeat(place.append_timestamp)
-    rows: Iterator[Row] = zip(
-        repeat(place.topic),
-        repeat(place.partition),
-        repeat(place.leader_epoch),
-        (offset_deltas + place.base_offset).tolist(),
-        timestamps,
-        repeat(place.timestamp_type),
-        keys,
-        values,
-        headers,
-        repeat(None),
-        key_sizes,
-        value_sizes,
-        header_sizes,
-        strict=False,
+    rows = _rows(
+        place, offset_deltas, deltas, (keys, key_sizes), (values, value_sizes), (headers, header_sizes)
     )
     return Piece(end, lengths.tolist(), rows)
 
@@ -259,6 +360,10 @@ def _fields(
     if shortest < -1 or (lengths > ends - at).any():
         raise _IrregularError
     sizes = lengths.tolist()
+    if shortest > 0 and shortest == lengths.max():
+        # Every place of the body as the beginning of such a field; of these, the ones that are.
+        every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
+        return every[at].tolist(), sizes, at + lengths
     behind = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
     fields: list[bytes | None]
     fields = [body[start:end] for start, end in zip(at.tolist(), behind.tolist(), strict=True)]

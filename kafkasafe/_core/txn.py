@@ -1,21 +1,22 @@
-"""One micro-batch, one Kafka transaction: what the driver does next, and what it may believe. Without I/O.
+"""One Kafka transaction for each micro-batch: the driver's next step, and which answers it may trust. Without I/O.
 
-A micro-batch is named by (application id, batch id) and must reach its topics exactly once, though it may be computed
-any number of times, by drivers and tasks that die anywhere. Its *marker*, the next batch id, is written in the same
-transaction as its records: whoever comes later reads it and knows.
+A micro-batch is identified by (application id, batch id). It must reach its topics exactly once, although drivers and
+tasks that die at any point may compute it any number of times. The transaction that holds its records also holds its
+*marker*, which is the next batch id. A later driver reads the marker to see whether the micro-batch was committed.
 
-The order is the proof (docs/spark.md has the obligations and the crash table):
+The order of the steps is the proof (docs/spark-guarantees.md has the six properties and the crash tables):
 
-    FENCE        InitProducerId: older drivers and their tasks are locked out, their open transaction is ended
-    READ_MARKER  only now: before the fence the marker could still change
-    OPEN         the partitions and the marker's partition join the transaction
+    FENCE        InitProducerId locks older drivers and their tasks out and ends their open transaction
+    READ_MARKER  reads the marker; before the fence the marker could still change
+    OPEN         adds the partitions and the marker's partition to the transaction
     WRITE        tasks append under the driver's (producer id, epoch), each partition by exactly one task
-    VERIFY       the brokers' own count of each partition is what the tasks reported
-    MARK         the marker, inside the transaction
+    VERIFY       compares the brokers' own count of each partition with the tasks' reports
+    MARK         writes the marker inside the transaction
     COMMIT       EndTxn
 
-Any trouble from OPEN to MARK leads back to FENCE, which aborts what was written. After COMMIT was sent nothing is
-aborted any more: it is repeated until it is answered, or left to the next driver, whose FENCE waits for its outcome.
+A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
+driver never aborts. It repeats EndTxn until it is answered, or leaves it to the next driver, whose FENCE waits for the
+outcome.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
 
 
 class Step(enum.Enum):
-    """What is to be done next; the last three are ends."""
+    """The next thing to do; the last three are ends."""
 
     FENCE = "fence"
     READ_MARKER = "read marker"
@@ -62,21 +63,21 @@ class Step(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What came of a step."""
+    """The outcome of a step."""
 
     DONE = "done"
     """The step succeeded."""
     KNOWN = "known"
     """READ_MARKER: the marker says that the batch is committed."""
     BROKEN = "broken"
-    """The step failed in a way that a new transaction can mend: an attempt too many, a crash, a time-out."""
+    """The step failed, and a new transaction can fix it: a second attempt of a task, a crash, a time-out."""
     REFUSED = "refused"
-    """The step failed in a way that no repetition mends, or another driver has taken over."""
+    """The step failed in a way that no repetition can fix, or another driver has taken over."""
     UNKNOWN = "unknown"
-    """COMMIT: no answer came. The outcome is asked for, never assumed."""
+    """COMMIT: no answer came. The driver asks for the outcome and never assumes one."""
 
 
-# An illegal event is a failed look-up.
+# An event that the table lacks is illegal.
 TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.FENCE: {Event.DONE: Step.READ_MARKER, Event.REFUSED: Step.FAILED},
     Step.READ_MARKER: {
@@ -89,8 +90,8 @@ TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.WRITE: {Event.DONE: Step.VERIFY, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.VERIFY: {Event.DONE: Step.MARK, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.MARK: {Event.DONE: Step.COMMIT, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
-    # BROKEN: the coordinator said that this transaction is not there to be committed (it timed out). Even then the
-    # fence and the marker decide, not this answer: an earlier try may have committed.
+    # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. Even then the
+    # fence and the marker decide, and not this answer: an earlier attempt may have committed.
     Step.COMMIT: {
         Event.DONE: Step.WRITTEN,
         Event.UNKNOWN: Step.FENCE,
@@ -103,14 +104,14 @@ ENDS: Final = frozenset({Step.WRITTEN, Step.DUPLICATE, Step.FAILED})
 
 
 class IllegalEventError(RuntimeError):
-    """A step cannot end like this: a bug of the caller."""
+    """The current step has no such outcome, which is a bug of the caller."""
 
 
 class MicroBatch:
-    """Where one attempt of a driver to write one micro-batch stands.
+    """The state of one driver's attempt to write one micro-batch.
 
     Args:
-        max_restarts: How often it may go back to FENCE before it fails.
+        max_restarts: How often it may return to FENCE before it fails.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -124,29 +125,29 @@ class MicroBatch:
 
     @property
     def step(self) -> Step:
-        """What is to be done next."""
+        """The next thing to do."""
         return self._step
 
     @property
     def restarts(self) -> int:
-        """How often the transaction was begun again."""
+        """How often the attempt returned to FENCE for a new transaction."""
         return self._restarts
 
     @property
     def resumed(self) -> bool:
-        """Whether the end needed more than one transaction, or more than one look."""
+        """Whether the attempt returned to FENCE at least once, for a new transaction or to ask for the outcome."""
         return self._restarts > 0
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to be done."""
+        """Whether the current step is an end."""
         return self._step in ENDS
 
     def on(self, event: Event) -> Step:
-        """The step that follows.
+        """Takes an outcome and returns the next step.
 
         Raises:
-            IllegalEventError: The current step cannot end like this.
+            IllegalEventError: The current step has no such outcome.
         """
         try:
             following = TRANSITIONS[self._step][event]
@@ -163,18 +164,18 @@ class MicroBatch:
 
     @property
     def committed_by_us(self) -> bool:
-        """At DUPLICATE: whether it is our own commit, of which the answer was lost, that was found."""
+        """At DUPLICATE: whether the committed batch is this attempt's own, whose answer was lost."""
         return self._step is Step.DUPLICATE and self._commit_sent
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Under what the tasks of one transaction append.
+    """The identity under which the tasks of one transaction append.
 
     Attributes:
-        transactional_id: Of the transaction.
-        producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator; a newer one shuts this one out.
+        transactional_id: Transactional id of the transaction.
+        producer_id: Producer id that the coordinator granted.
+        epoch: Epoch that the coordinator granted; a newer one fences this one.
     """
 
     transactional_id: str
@@ -188,14 +189,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What is remembered of the last committed micro-batch.
+    """The durable record of the last committed micro-batch.
 
     Attributes:
-        next_batch_id: One more than its id.
-        query_id: Of the Spark query that wrote it: batch ids of different queries say nothing about each other.
-            Empty where there was none (batch use, Spark Connect).
-        rows: How many it wrote; None in markers of version 1, which did not keep it.
-        plan: `plan_digest` of it; empty: not known.
+        next_batch_id: The micro-batch's id plus one.
+        query_id: Id of the Spark query that wrote it. Batch ids of different queries cannot be compared. Empty if there
+            is no query (batch use, Spark Connect).
+        rows: Number of rows that it wrote; None in markers of version 1, which did not store it.
+        plan: The micro-batch's `plan_digest`; empty if it is not known.
     """
 
     next_batch_id: int
@@ -204,7 +205,7 @@ class Marker:
     plan: str = ""
 
     def encode(self) -> str:
-        """As text, for a group's offset metadata and for the marker topic."""
+        """The marker as text, for a group's offset metadata and for the marker topic."""
         fields = {
             "v": 2,
             "next": self.next_batch_id,
@@ -216,10 +217,10 @@ class Marker:
 
     @classmethod
     def decode(cls, text: str | None) -> Marker:
-        """Reads `encode`'s text, and that of version 1.
+        """Reads the text of `encode`, or of a marker of version 1.
 
         Raises:
-            ValueError: It is none. Nobody may guess what was meant.
+            ValueError: The text is not a marker. It must not be guessed at.
         """
         try:
             fields = json.loads(text or "")
@@ -240,13 +241,13 @@ class Marker:
 
 
 class MarkerLog:
-    """Finds one id's newest committed marker in the log of its partition, which is read whole, `read_uncommitted`.
+    """Finds one application id's newest committed marker in a partition's log, read whole with `read_uncommitted`.
 
-    `read_committed` ends where another id's transaction is open. Those say nothing about this id, and its own were
-    ended by the fence.
+    `read_committed` would stop at the open transaction of another id. That transaction says nothing about this id, and
+    the fence has ended this id's own transactions.
 
     Args:
-        key: Of the id's records.
+        key: Key of this id's records.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -257,7 +258,7 @@ class MarkerLog:
     def record(
         self, producer_id: int, key: bytes | None, value: bytes | None, *, transactional: bool
     ) -> None:
-        """The next record."""
+        """Takes the next record of the log."""
         if key != self._key or value is None:
             return
         if transactional:
@@ -266,56 +267,56 @@ class MarkerLog:
             self.content = value.decode()
 
     def outcome(self, producer_id: int, *, committed: bool) -> None:
-        """The next control record: the end of a producer's transaction."""
+        """Takes the next control record, which ends a producer's transaction."""
         content = self._open.pop(producer_id, None)
         if committed and content is not None:
             self.content = content
 
     @property
     def undecided(self) -> bool:
-        """Whether a transaction of the id itself has no outcome yet."""
+        """Whether one of this id's own transactions has no outcome yet."""
         return bool(self._open)
 
 
 def plan_digest(entry: str) -> str:
-    """What identifies one planning of a micro-batch: when Spark planned it, and where its sources end.
+    """Identifies one planning of a micro-batch: the time at which Spark planned it, and the end of each source.
 
-    The time belongs to it: offsets alone are not proof, since those of a source of files are positions in a list that
-    the checkpoint keeps, and the same position may stand for other files after the checkpoint was restored.
+    Offsets alone are no proof, so the time is part of the digest. An offset of a file source is a position in a list
+    that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other files.
 
     Args:
-        entry: Of Spark's offset log: a version, a line of metadata, a line for each source.
+        entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
 
     Returns:
-        A digest; empty where `entry` is no such entry.
+        A digest; empty if `entry` is not such an entry.
     """
     lines = entry.splitlines()
     try:
         planned_ms = json.loads(lines[1])["batchTimestampMs"]
     except (ValueError, TypeError, LookupError):
         return ""
-    # The other metadata are settings, which another version of Spark may write in another way.
+    # The other metadata are settings, which another version of Spark may write differently.
     return hashlib.blake2b(json.dumps([planned_ms, lines[2:]]).encode(), digest_size=16).hexdigest()
 
 
 class MarkerVerdict(enum.Enum):
-    """What the marker says of a batch."""
+    """What the marker says about a batch."""
 
     WRITE = "write"
     DUPLICATE = "duplicate"
-    """This very batch is committed."""
+    """This batch is committed."""
     COUNT = "count"
-    """Its plan is not known, here or there: the number of rows is to decide."""
+    """The batch's plan or the marker's is not known, so the number of rows must decide."""
     MISSING = "missing"
-    """None, though earlier batches must have written one."""
+    """There is no marker, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
-    """Written by another query: the checkpoint is not the one that belongs to this application id."""
+    """Another query wrote the marker: the checkpoint does not belong to this application id."""
     OTHER_ROWS = "other rows"
-    """Other rows are committed under this batch id: the checkpoint lost its last batch, and Spark planned it again."""
+    """This batch id is committed with other rows: the checkpoint lost its last batch, and Spark planned it again."""
     UNPROVEN = "unproven"
-    """A batch of this id is committed, and nothing says whether it held these rows (a marker of version 1)."""
+    """This batch id is committed, but its marker of version 1 does not show whether it has the same rows."""
     GAP = "gap"
-    """Batches before this one were never written here."""
+    """Batches before this one were never written to this topic."""
     ROLLED_BACK = "rolled back"
     """Batches after this one are committed: the checkpoint is older than the topic."""
 
@@ -329,22 +330,25 @@ def judge_marker(
     plan: str = "",
     rows: int | None = None,
 ) -> MarkerVerdict:
-    """Whether a streaming query's batch is to be written.
+    """Decides whether to write a streaming query's batch.
 
-    Spark plans a batch durably before it runs it and repeats only the last one planned, with the same input. So in a
-    healthy checkpoint the marker is the batch's id (not written yet) or one more (written, but Spark does not know).
-    Anything else means that checkpoint and topic do not belong together, and both ways to go on could be wrong. "One
-    more" is also what a checkpoint shows that was restored from a copy one batch old: Spark plans that batch again,
-    with other rows. So a batch is skipped only if it is shown to be the committed one: by its entry in
-    Spark's offset log, else by its number of rows.
+    Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. In a
+    healthy checkpoint the marker therefore has two possible values: the batch's id (the batch is not written yet), or
+    that id plus one (it is written, but Spark does not know it). Any other value means that checkpoint and topic do not
+    belong together, and then writing and skipping could both be wrong.
+
+    The batch id plus one has a second cause: the checkpoint was restored from a copy that is one batch old. Spark then
+    plans that batch again, with other rows. So a batch is skipped only if it is proven to be the committed one: by its
+    entry in Spark's offset log, or otherwise by its number of rows.
 
     Args:
-        marker: What was read after the fence; None for none.
-        batch_id: Spark's.
-        query_id: Spark's; empty: not known.
-        strict: False: a marker that does not fit is replaced: everything is written that is not shown to be committed.
-        plan: `plan_digest` of the batch; empty: not known.
-        rows: How many rows the batch has; None: not counted.
+        marker: The marker that was read after the fence; None if there is none.
+        batch_id: Spark's batch id.
+        query_id: Spark's query id; empty if it is not known.
+        strict: If False, a marker that does not fit is replaced, and each batch is written unless it is proven to be
+            committed.
+        plan: The batch's `plan_digest`; empty if it is not known.
+        rows: Number of rows in the batch; None if they were not counted.
     """
     verdict = _marker_fits(marker, batch_id, query_id, plan, rows)
     if strict or verdict in {MarkerVerdict.DUPLICATE, MarkerVerdict.COUNT}:
@@ -366,7 +370,7 @@ def _marker_fits(
     if marker.next_batch_id == batch_id:
         return MarkerVerdict.WRITE
     if marker.plan and plan:
-        # Not the rows: a query that is not deterministic may make another number of them out of the same input.
+        # Do not compare rows: a query that is not deterministic may produce another number from the same input.
         return MarkerVerdict.DUPLICATE if marker.plan == plan else MarkerVerdict.OTHER_ROWS
     if marker.rows is None:
         return MarkerVerdict.UNPROVEN
@@ -376,12 +380,12 @@ def _marker_fits(
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Whether a batch query is to be written: as in Delta, unless its version or a later one is committed.
+    """Decides whether to write a batch query: as in Delta, unless its version or a later one is committed.
 
     Args:
-        marker: What was read after the fence; None for none.
+        marker: The marker that was read after the fence; None if there is none.
         version: The caller's `txnVersion`.
-        strict: False: a streaming query's marker is replaced instead of refused.
+        strict: If False, a streaming query's marker is replaced; otherwise it is refused.
     """
     if marker is not None and marker.query_id:
         return MarkerVerdict.OTHER_QUERY if strict else MarkerVerdict.WRITE
@@ -391,17 +395,17 @@ def judge_version(marker: Marker | None, version: int, *, strict: bool) -> Marke
 
 
 # --------------------------------------------------------------------------------------------------------------
-# What tasks say, and what brokers say
+# Reports of the tasks, and answers of the brokers
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one task appended to one partition.
+    """The records that one task appended to one partition.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        rows: Records, ≥ 1.
+        rows: Number of records, ≥ 1.
         attempt: Number of the task's attempt, from 0.
     """
 
@@ -413,11 +417,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a partition's leader says of the transaction's producer id.
+    """The state that a partition's leader has for the transaction's producer id.
 
     Attributes:
-        epoch: Newest epoch seen.
-        last_sequence: Of the last record appended (inclusive), -1 if none.
+        epoch: The newest epoch of the producer id.
+        last_sequence: Sequence of the last appended record (inclusive); -1 if there is none.
     """
 
     epoch: int
@@ -429,15 +433,15 @@ def judge_partitions(
     reports: Iterable[Report],
     appended: Mapping[tuple[str, int], Appended | None],
 ) -> str:
-    """Compares what tasks reported with what the logs hold; empty if they agree, else what is wrong.
+    """Compares the tasks' reports with the logs; returns the first difference, or an empty string if they agree.
 
-    A transaction's sequences begin at 0 on each partition (its epoch is new), so n records end at sequence n - 1.
+    The epoch of a transaction is new, so its sequences begin at 0 on each partition, and n records end at n - 1.
 
     Args:
-        grant: Of the transaction.
-        reports: Of all tasks.
-        appended: By (topic, partition) for every partition of the transaction and of the reports: what its leader
-            says of the producer id, None if it does not know it.
+        grant: The grant of the transaction.
+        reports: The reports of all tasks.
+        appended: For each (topic, partition) of the transaction and of the reports, its leader's state for the producer
+            id; None if the leader does not know the producer id.
     """
     rows: dict[tuple[str, int], int] = {}
     for report in reports:
@@ -451,7 +455,7 @@ def judge_partitions(
     for (topic, partition), state in appended.items():
         here = rows.get((topic, partition), 0)
         there = 0 if state is None or state.epoch != grant.epoch else state.last_sequence + 1
-        # Sequences wrap; no transaction of a micro-batch gets there.
+        # Sequences wrap at 2**31, which the transaction of a micro-batch does not reach.
         if here != there:
             return f"{topic}-{partition} holds {there} records of this transaction, tasks reported {here}"
     return ""

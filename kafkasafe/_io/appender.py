@@ -1,21 +1,28 @@
-"""One task's appends to the partitions of an open transaction (or, without a transactional id, of none).
+"""Append one task's batches to the partitions of an open transaction, or to partitions without a transaction.
 
-The task does not own the transaction, it only has a `Grant`. On each partition its batches go out one at a time, so
-that a resent batch is always the newest that the leader knows, which it recognises even after a restart.
+The task does not own the transaction; it only has a `Grant`. A grant without a transactional id has no transaction. On
+each partition the task sends one batch at a time. A resent batch is therefore always the newest batch that the leader
+has, and the leader recognises it even after a restart.
 
-The claim. Sequences begin at 0 with every transaction, so two attempts of one task would both begin at 0, and a leader
-takes a batch with the same sequences for a repetition *whatever is in it*: the second attempt would be told success for
-bytes that were dropped. Speculation, a stage that is run again while its old tasks still live, and an executor that was
-given up too early all make such attempts. So the first batch on each partition is a small one whose header holds a
-number that only this attempt knows (its base timestamp: records' timestamps are stored relative to it, readers see no
-difference). After its acknowledgement the header is read back from the log. If another number stands there, another
-attempt was first, and this one ends before it has sent anything else.
+The claim solves this problem:
 
-Batches that are larger than the topic's `max.message.bytes` are divided, on the task's thread; what is refused once is
-the size that later batches for the topic are divided to before they are sent.
+1. Attempts 0 and 1 of one task run at the same time. Speculation causes this, and so does a stage that Spark runs again
+   while its old tasks are still running, or an executor that Spark gave up too early.
+2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
+3. Attempt 0 appends its first batch.
+4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it takes the batch
+   for a repetition, drops it, and answers with success.
 
-Threads: `append` and `finish` belong to one thread; replies come on the network thread, which also sends the next batch
-so that the wire does not wait for the task to encode.
+So the first batch on each partition is small, and its header holds a number that only this attempt knows. The number
+is the base timestamp: the records' timestamps are stored relative to it, so readers see no difference. Once the batch
+is acknowledged, the task reads the header back from the log. A different number shows that another attempt was first,
+and this one ends before it sends anything else.
+
+A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker
+refuses a size, later batches for the topic are divided to at most half of it before they are sent.
+
+Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch,
+so that sending does not wait while the task encodes.
 """
 
 from __future__ import annotations
@@ -45,35 +52,36 @@ __all__ = ["CLAIM_ROWS", "Appender", "FencedError", "RestartError", "claim_base"
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Records of a first batch: each costs five bytes more, and the batch is read back."""
+"""Limit for the records of a first batch: each one takes five more bytes, and the batch is read back."""
 
 _CLAIM_RANGE_MS: Final = 1 << 34
 _FENCED: Final = frozenset({47, 90})
 # OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
-# UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE: this transaction is spoilt, the next one need not be.
+# UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE: this transaction must be aborted, but the next one can succeed.
 _SPOILT: Final = frozenset({45, 46, 48, 49, 59, 120})
 _TOO_LARGE: Final = 10
 _POLL_S: Final = 0.5
 
 
 class RestartError(SparkError):
-    """This transaction cannot be filled any more. Nothing of it is visible; a new one can be begun."""
+    """This transaction can take no more records. None of its records is visible, and a new transaction can begin."""
 
 
 class FencedError(SparkError, ProducerFencedError):
-    """A newer epoch of the transactional id was granted: another owner writes, or the transaction timed out."""
+    """The transactional id has a newer epoch: another owner writes, or the transaction timed out."""
 
 
 def claim_base(timestamp: int) -> int:
-    """A base timestamp for a first batch, one that nobody else chooses."""
+    """A random base timestamp for a first batch, which no other attempt chooses."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 
 @dataclass(slots=True)
 class _Place:
-    """A partition.
+    """The state of one partition.
 
-    Invariant: `sending` is the batch in flight, or in its pause, or being read back; the batches behind it wait.
+    Invariant: `sending` is the batch that is in flight, pausing before a retry, or being read back. Later batches are
+    in `waiting`.
     """
 
     topic: str
@@ -81,31 +89,32 @@ class _Place:
     waiting: collections.deque[bytearray] = field(default_factory=collections.deque)
     sending: bytearray | None = None
     in_flight: bool = False
-    too_large: bool = False  # `sending` is to be divided first
+    too_large: bool = False  # `sending` must be divided before it is sent
     claimed: bool = False
-    claim_at: int = -1  # where the first batch was acknowledged, until it has been read back
+    claim_at: int = -1  # offset of the first batch, from its acknowledgement until it was read back
     sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
     give_up_at: float = 0.0
-    error: BaseException | None = None  # of the last try
+    error: BaseException | None = None  # of the last attempt
 
 
 class Appender:
     """Appends batches under a grant and reports what it appended.
 
     Args:
-        transport: Started; stays the caller's.
-        grant: Of the transaction. The partitions must be part of it. With an empty transactional id: an idempotent
-            producer's own id and epoch, no transaction.
+        transport: A started transport. The caller still owns it and closes it.
+        grant: The grant of the transaction, of which the partitions must be part. If its transactional id is empty,
+            there is no transaction, and the grant holds an idempotent producer's own id and epoch.
         attempt: Number of the task's attempt.
-        delivery_timeout_s: How long one batch may take.
+        delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
-        buffer_bytes: How many bytes may wait before `append` blocks.
-        claims: False where nobody else can have the grant: nothing is read back, and any first batch will do.
-        on_acked: Gets (topic, partition, offset of the first record) of each batch that is acknowledged, in order for
-            each partition, on the network thread. With `claims` not of a partition's first. Those of a batch that was
-            divided are several.
+        buffer_bytes: Number of pending bytes above which `append` blocks.
+        claims: False if no other attempt can have the grant. Then no batch is read back, and the first batch may be
+            any batch.
+        on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
+            batch, in order for each partition. If `claims` is true, it is not called for a partition's first batch. For
+            a divided batch it is called once for each part.
     """
 
     def __init__(
@@ -128,30 +137,30 @@ class Appender:
         self._buffer_bytes = buffer_bytes
         self._claims = claims
         self._on_acked = on_acked
-        # Guards everything below. Nothing is called while it is held but `notify`.
+        # Guards all fields below. While it is held, the only call is `notify`.
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
-        self._most_bytes: dict[str, int] = {}  # by topic: of a batch, since a larger one was refused
+        self._most_bytes: dict[str, int] = {}  # by topic: largest batch, once the broker refused a larger one
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
 
     def has(self, topic: str, partition: int) -> bool:
-        """Whether something was appended to the partition: if not, the next batch is its claim."""
+        """Whether the partition already has a batch. If not, the next batch is its claim."""
         return (topic, partition) in self._places
 
     def append(self, topic: str, partition: int, data: bytearray) -> None:
-        """Takes a batch, in order; it goes out behind those that were taken before.
+        """Queues a batch; the batches of a partition are sent in order.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            data: One batch, base offset 0; stamped here. The first one of a partition has a base timestamp of
-                `claim_base`.
+            data: One batch with base offset 0, which `append` stamps. The first batch of a partition has a base
+                timestamp from `claim_base`.
 
         Raises:
-            RestartError: As `finish`; so do the others.
+            RestartError: As `finish`, as do its other errors.
         """
         with self._changed:
             place = self._places.get((topic, partition))
@@ -174,13 +183,13 @@ class Appender:
         self._wait(lambda: self._buffered <= self._buffer_bytes)
 
     def finish(self) -> list[Report]:
-        """Waits until everything is acknowledged by all in-sync replicas.
+        """Waits until all in-sync replicas have acknowledged every batch.
 
         Raises:
-            RestartError: Another attempt writes to a partition, or the transaction is spoilt.
-            FencedError: The grant is not valid any more.
-            RejectedError: The cluster refuses a batch for good.
-            KafkaError: Another error that no retry helps; KafkaTimeoutError after `delivery_timeout_s`.
+            RestartError: Another attempt writes to a partition, or the transaction must be aborted.
+            FencedError: The grant is no longer valid.
+            RejectedError: The cluster rejects a batch permanently.
+            KafkaError: Another error that a retry cannot fix; KafkaTimeoutError after `delivery_timeout_s`.
         """
         self._wait(lambda: self._buffered == 0)
         return [
@@ -191,7 +200,7 @@ class Appender:
     # --- on either thread ---
 
     def _go_on(self, place: _Place) -> None:
-        """Sends what is due on the partition, if nothing is on its way."""
+        """Sends the partition's next request if it is due and none is in flight."""
         with self._changed:
             if (
                 self._error is not None
@@ -239,7 +248,9 @@ class Appender:
                 error.errno = reply.error_code
                 self._failed(place, error, "produce")
             elif reply.base_offset < 0 and (self._on_acked is not None or not place.claimed):
-                self._fail(RestartError(f"{place.topic}-{place.partition} did not say where a batch went"))
+                self._fail(
+                    RestartError(f"{place.topic}-{place.partition} acknowledged a batch without its offset")
+                )
             elif place.claimed:
                 if self._on_acked is not None:
                     self._on_acked(place.topic, place.partition, reply.base_offset)
@@ -258,7 +269,7 @@ class Appender:
                 error.errno = answer.error_code
                 self._failed(place, error, "fetch")
             elif not answer.headers:
-                # Acknowledged, but this leader's high watermark is not there yet (KIP-207).
+                # The batch is acknowledged, but this leader's high watermark has not reached it yet (KIP-207).
                 self._failed(place, for_code(78)(f"{place.topic}-{place.partition}: Fetch"), "fetch")
             else:
                 self._judge_claim(place, answer.headers[0])
@@ -267,14 +278,15 @@ class Appender:
     # --- with the lock held ---
 
     def _judge_claim(self, place: _Place, found: batch.BatchHeader) -> None:
-        assert place.sending is not None  # noqa: S101  # it is what was read back
+        assert place.sending is not None  # noqa: S101  # the batch that was read back
         ours = batch.read_header(place.sending)
         where = f"{place.topic}-{place.partition}"
         if found.compression is not ours.compression:
             self._fail(
                 RejectedError(
-                    f"The broker recompresses {where} as {found.compression.name.lower()}: whose batch it is cannot"
-                    " be seen then. Set kafka.compression.type to the topic's compression.type, or that to 'producer'."
+                    f"The broker recompresses {where} as {found.compression.name.lower()}, so the owner of a"
+                    " batch cannot be recognised. Set kafka.compression.type to the topic's compression.type, or the"
+                    " topic's compression.type to 'producer'."
                 )
             )
         elif (found.producer_id, found.producer_epoch, found.base_sequence, found.base_timestamp) != (
@@ -289,7 +301,7 @@ class Appender:
             self._acked(place)
 
     def _acked(self, place: _Place) -> None:
-        assert place.sending is not None  # noqa: S101  # it is what was acknowledged
+        assert place.sending is not None  # noqa: S101  # the batch that was acknowledged
         self._buffered -= len(place.sending)
         place.sending, place.failures, place.again_at, place.error = None, 0, 0.0, None
         self._changed.notify_all()
@@ -327,8 +339,8 @@ class Appender:
         if batch.read_header(data).count == 1:
             self._fail(
                 RejectedError(
-                    f"{place.topic}-{place.partition}: a record of {len(data)} bytes, as it was sent, is larger than"
-                    " the topic's max.message.bytes: raise that, or drop the row.",
+                    f"{place.topic}-{place.partition}: a record of {len(data)} bytes, as sent, is larger than the"
+                    " topic's max.message.bytes. Raise that limit, or drop the row.",
                     code=_TOO_LARGE,
                     reason="larger than the topic's max.message.bytes",
                 )
@@ -337,8 +349,8 @@ class Appender:
         half = len(data) // 2
         if self._most_bytes.setdefault(place.topic, half) == half:
             log.info(
-                "Batches for %s are divided: its max.message.bytes is below their %d bytes. A kafka.batch.size that is"
-                " not larger than that spares it.",
+                "Batches for %s are divided: its max.message.bytes is below their %d bytes. Set kafka.batch.size to at"
+                " most max.message.bytes to avoid this.",
                 place.topic,
                 len(data),
                 topic=place.topic,
@@ -366,8 +378,8 @@ class Appender:
                         continue
                     if now > place.give_up_at:
                         raise WaitTimeoutError(
-                            f"{place.topic}-{place.partition} took no batch within {self._delivery_timeout_s:g} s"
-                            f" (kafka.delivery.timeout.ms); last error: {place.error!r}"
+                            f"{place.topic}-{place.partition} acknowledged no batch within"
+                            f" {self._delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error: {place.error!r}"
                         )
                     if place.again_at <= now:
                         due.append(place)
@@ -384,7 +396,7 @@ class Appender:
 
     def _divide(self, place: _Place) -> None:
         data = place.sending
-        assert data is not None  # noqa: S101  # only this thread takes it away
+        assert data is not None  # noqa: S101  # only this thread removes it
         most = self._most_bytes[place.topic]
         header = batch.read_header(data)
         parts = divide(data, max(2, -(-len(data) // most)))

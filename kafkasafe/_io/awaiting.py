@@ -7,17 +7,19 @@ slices: nothing here holds it up for longer than a few hundred looks take.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import enum
 import types
 from collections.abc import Callable, Generator, Hashable, Iterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.waits import Waiting
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
 

@@ -1,4 +1,4 @@
-"""How long every pause before another try is: one kind of tenacity's waits.
+"""How long every pause before another try is.
 
 Whether to try again is decided in the core (`kafkasafe.classify`); when, here and nowhere else.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import tenacity
-from tenacity.wait import wait_base
+if TYPE_CHECKING:
+    import tenacity
 
 __all__ = ["PAUSES", "Backoff"]
 
 _ENOUGH: Final = 32  # attempts after which no bound grows any more
 
 
-class Backoff(wait_base):
+class Backoff:
     """Exponential pauses with jitter; may be given to tenacity as `wait`.
 
     The bound of a pause is `first_s` after the first failure, doubles with each further one and ends at `max_s`. The
@@ -40,7 +40,8 @@ class Backoff(wait_base):
         jitter: float = 1.0,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        self._bound = tenacity.wait_exponential(multiplier=first_s, max=max_s)
+        self._first_s = first_s
+        self._max_s = max_s
         self._least_s = least_s
         self._jitter = jitter
         self._dice = dice
@@ -52,19 +53,14 @@ class Backoff(wait_base):
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt: tenacity asks."""
-        bound_s = float(self._bound(retry_state))
+        return self.pause_s(retry_state.attempt_number)
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after failure number `failures` (≥ 1) in a row."""
+        bound_s = min(self._first_s * 2.0 ** (min(failures, _ENOUGH) - 1), self._max_s)
         shortest_s = max(self._least_s, bound_s * (1 - self._jitter))
         return shortest_s + max(0.0, bound_s - shortest_s) * self._dice()
 
-    def pause_s(self, failures: int) -> float:
-        """Seconds to wait after failure number `failures` (≥ 1) in a row, where no call is repeated by tenacity."""
-        # The way tenacity itself makes one for its `for attempt in Retrying(...)`, which has no function either.
-        state = tenacity.RetryCallState(_ITERATION, fn=None, args=(), kwargs={})
-        state.attempt_number = min(failures, _ENOUGH)
-        return self(state)
-
-
-_ITERATION: Final = tenacity.Retrying()
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
 """Between two tries of a look-up, a fetch, a step of a transaction: at most ten requests a second (KAFKA-19599 saw

@@ -67,6 +67,13 @@ class GivenOffsets:
         # What earlier incarnations left may be committed before the first offsets are given.
         self._first = numbers.draw()
 
+    def moves(self, given: m.GroupOffsets) -> bool:
+        """Whether an offset is another one than that of the batch before, or the first."""
+        runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
+        return any(
+            run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)
+        )
+
     def offer(
         self, fate: Callable[[], Fate], given: m.GroupOffsets, *, told: bool
     ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:

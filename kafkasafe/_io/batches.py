@@ -5,6 +5,10 @@ the position behind what it took; paused, unassigned and sought-away partitions,
 `BatchFetcher` gives it another class of that name while whole batches are asked for, whose records are RecordBatches.
 So all that decides about positions stands before and behind this, and is the same for both.
 
+Requests of a consumer that only reads batches become larger than kafka-python's (`_core/fetch_size`). A consumer for
+which `poll` returned records keeps kafka-python's size: it decodes in Python, so larger responses gain little, and what
+is fetched again after a change between the two would be more.
+
 What is left of a fetch when the application changes between records and batches (or to other columns) is thrown away
 and fetched again from the position: nothing of it was given to anybody.
 """
@@ -13,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -22,8 +28,9 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._core.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError
+from kafkasafe._core.arrow_decode import COLUMNS, Decoder, OldFormatError, schema_of
 from kafkasafe._core.batch import CorruptBatchError
+from kafkasafe._core.fetch_size import LARGE_FETCH_BYTES, FetchSize
 from kafkasafe._io.records import Records
 
 __all__ = ["BatchFetcher", "BatchPolling"]
@@ -39,11 +46,24 @@ _ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "heade
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is made of fetched records.
+
+    Attributes:
+        columns: Names of the columns.
+        views: Whether keys and values are views of what was received.
+    """
+
+    columns: frozenset[str]
+    views: bool = False
+
+
 class _Batches:
     """kafka-python's `PartitionRecords`, with Arrow instead of records.
 
     Attributes:
-        columns: Which columns it makes.
+        kind: What it makes.
         topic_partition: Whose records.
         next_fetch_offset: Behind what was taken.
         leader_epoch: Of what is right before that, -1 when it is not known.
@@ -53,7 +73,7 @@ class _Batches:
 
     def __init__(
         self,
-        columns: frozenset[str],
+        kind: _Kind,
         fetch_offset: int,
         topic_partition: TopicPartition,
         records: Any,
@@ -65,7 +85,7 @@ class _Batches:
         on_drain: Any,
         **_: object,
     ) -> None:
-        self.columns = columns
+        self.kind = kind
         self.topic_partition = topic_partition
         self.next_fetch_offset = fetch_offset
         self.leader_epoch = -1
@@ -83,8 +103,9 @@ class _Batches:
             from_offset=fetch_offset,
             aborted=[(entry.producer_id, entry.first_offset) for entry in aborted_transactions or ()],
             read_committed=bool(isolation_level),
-            columns=columns,
+            columns=kind.columns,
             check_crcs=check_crcs,
+            views=kind.views,
         )
 
     def __bool__(self) -> bool:
@@ -95,9 +116,17 @@ class _Batches:
         if self._decoder is None:
             return
         self._decoder = self._old = None
+        self._buffer = b""  # it may be part of a large response
         if self._metric_aggregator:
             self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
         self._on_drain(self)
+
+    def own(self) -> bool:
+        """Copies what is left, so that it does not keep the whole response. Returns False if it cannot."""
+        if self._decoder is None or self._old is not None or self.kind.views:
+            return False
+        self._buffer = self._decoder.own_buffer()
+        return True
 
     def take(self, most: int) -> Any:
         """A RecordBatch of at most so many records; None: there are no more, and this is drained.
@@ -152,30 +181,57 @@ class _Batches:
             "value": [row.value for row in rows],
             "headers": [[{"key": name, "value": value} for name, value in row.headers] for row in rows],
         }
-        fields = [field for field in SCHEMA if field.name in self.columns]
+        schema = schema_of(self.kind.columns, views=self.kind.views)
         return _arrow.RecordBatch.from_arrays(
-            [_arrow.array(made[field.name], field.type) for field in fields], schema=_arrow.schema(fields)
+            [_arrow.array(made[field.name], field.type) for field in schema], schema=schema
         )
+
+
+def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
+    """`Records`, which may wait long for `poll`: they keep no response of which they are a small part."""
+    buffer = records._buffer
+    if isinstance(buffer, memoryview):
+        response: Any = buffer.obj
+        if 2 * len(buffer) < len(response):
+            records = MemoryRecords(bytes(buffer))
+    return Records(fetch_offset, tp, records, *more, **options)
 
 
 class BatchFetcher(Fetcher):
     """kafka-python's fetcher, which can give RecordBatches."""
 
-    _wanted: frozenset[str] | None = None  # columns; None: records
+    _wanted: _Kind | None = None  # None: records
     _left_bytes: int = _CALL_BYTES
     _taken: bool = False  # the last look found records, which are still to be returned
+    _gave_records: bool = False  # not only batches
+    _gave_batches: bool = False
+    _size: FetchSize | None = None  # None: the application's own
+    _usual_bytes: int
     _completed_fetches: Any
     _manager: Any
     _next_partition_records: Any
+    _paused_completed_fetches: Any
     _paused_partition_records: Any
     _subscriptions: Any
     _sensors: Any
     _session_handlers: Any
 
+    def choose_sizes(self) -> None:
+        """From now on `max_partition_fetch_bytes` is chosen here, for a consumer that only reads batches."""
+        config: Any = self.config
+        most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
+        self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
+        self._usual_bytes = config["max_partition_fetch_bytes"]
+
+    @property
+    def _only_batches(self) -> bool:
+        return self._gave_batches and not self._gave_records
+
     @contextlib.contextmanager
-    def giving(self, columns: frozenset[str]) -> Iterator[None]:
-        """Within this, `fetched_records` gives lists of RecordBatches with these columns."""
-        self._wanted = columns
+    def giving(self, kind: _Kind) -> Iterator[None]:
+        """Within this, `fetched_records` gives lists of RecordBatches of this kind."""
+        self._wanted = kind
+        self._gave_batches = True
         try:
             yield
         finally:
@@ -186,7 +242,7 @@ class BatchFetcher(Fetcher):
         """What kafka-python makes of a completed fetch."""
         wanted = self._wanted
         if wanted is None:
-            return Records
+            return _records
         return lambda offset, tp, records, **options: _Batches(wanted, offset, tp, records, **options)
 
     def fetch_records(
@@ -211,7 +267,10 @@ class BatchFetcher(Fetcher):
         self._left_bytes = _CALL_BYTES
         parent: Any = super()
         records, partial = parent.fetched_records(max_records, update_offsets=update_offsets)
+        self._own_what_is_paused()
         self._taken = bool(records)
+        if records and self._wanted is None:
+            self._gave_records = True
         return records, partial
 
     def send_fetches(self) -> Any:
@@ -232,6 +291,9 @@ class BatchFetcher(Fetcher):
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls ask it again.
         """
+        if self._size is not None:
+            wanted = self._size.bytes if self._only_batches else self._usual_bytes
+            self.config["max_partition_fetch_bytes"] = wanted
         parent: Any = super()
         requests: Any = parent._create_fetch_requests()
         for node_id in list(requests):
@@ -249,10 +311,41 @@ class BatchFetcher(Fetcher):
                 raise
         return requests
 
+    def _handle_fetch_response(
+        self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
+    ) -> None:
+        """See kafka-python's."""
+        if self._size is not None and self._only_batches:
+            sizes = [len(part.records or b"") for topic in response.responses for part in topic.partitions]
+            self._size.answered(max(sizes, default=0), time.monotonic() - send_time)
+        parent: Any = super()
+        parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
+
+    def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
+        """See kafka-python's."""
+        if self._size is not None:
+            self._size.failed()
+        parent: Any = super()
+        parent._handle_fetch_error(node_id, exception)
+
     def _forget_session(self, node_id: int, error: Exception) -> None:
         """What was to be sent there was not: the next request names every partition."""
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
+
+    def _own_what_is_paused(self) -> None:
+        """Copies what waits for a paused partition: as a view it would keep the response of all partitions.
+
+        What cannot be copied is fetched again when the partition is resumed.
+        """
+        for completed in self._paused_completed_fetches.values():
+            data = completed.partition_data
+            if isinstance(data.records, memoryview):
+                data.records = bytes(data.records)
+        for tp, part in list(self._paused_partition_records.items()):
+            if isinstance(part, _Batches) and not part.own():
+                del self._paused_partition_records[tp]
+                part.drain()
 
     def _drop_other_kinds(self) -> None:
         if self._next_partition_records and not self._is_wanted(self._next_partition_records):
@@ -263,7 +356,7 @@ class BatchFetcher(Fetcher):
                 part.drain()
 
     def _is_wanted(self, part: Any) -> bool:
-        return (part.columns if isinstance(part, _Batches) else None) == self._wanted
+        return (part.kind if isinstance(part, _Batches) else None) == self._wanted
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         if not isinstance(part, _Batches):
@@ -286,7 +379,8 @@ class BatchFetcher(Fetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        self._left_bytes -= records.nbytes
+        # Views count with all of the memory that they keep.
+        self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
 
@@ -302,6 +396,7 @@ class BatchPolling:
         max_records: int | None = None,
         *,
         columns: Iterable[str] | None = None,
+        views: bool = False,
     ) -> Any:
         """As `poll`, but a whole Arrow table: several times as fast, since no record becomes a Python object.
 
@@ -314,6 +409,9 @@ class BatchPolling:
             columns: Names of the columns to make, default all: topic, partition, offset, timestamp (ms, UTC; -1: none),
                 timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and value),
                 leader_epoch (-1: none). What is left out is not paid for.
+            views: True: keys and values are not copied. They are columns of the type `binary_view` over the responses
+                that were received, or over the decompressed records. Each table, slice or buffer of them keeps these
+                responses in memory as a whole. Few functions of Arrow take views: `column.cast("binary")` copies them.
 
         Returns:
             A pyarrow.Table, empty when time is over. The records of a partition are in order.
@@ -327,12 +425,13 @@ class BatchPolling:
         wanted = set(names if columns is None else columns)
         if unknown := wanted - set(names):
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(names)}")
-        fields = [field for field in [*_PLACE, *map(SCHEMA.field, _ORDER)] if field.name in wanted]
+        known = schema_of(COLUMNS, views=views)
+        fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
         schema = _arrow.schema(fields)
         parts = []
         # An offset is always read, so that a table of places alone has its length.
         for tp, batches in self._poll_batches(
-            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}
+            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
         ).items():
             for batch in batches:
                 places = {
@@ -354,6 +453,7 @@ class BatchPolling:
         max_records: int | None = None,
         *,
         columns: Iterable[str] | None = None,
+        views: bool = False,
     ) -> dict[TopicPartition, Any]:
         """As `poll_arrow`, by partition.
 
@@ -361,6 +461,7 @@ class BatchPolling:
             timeout_ms: See `poll_arrow`.
             max_records: See `poll_arrow`, of all partitions together.
             columns: See `poll_arrow`; without topic and partition.
+            views: See `poll_arrow`.
 
         Returns:
             A pyarrow.RecordBatch for each partition that has records; with the columns in the order offset, timestamp,
@@ -376,16 +477,16 @@ class BatchPolling:
             raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
         return {
             tp: batches[0] if len(batches) == 1 else _joined(batches)
-            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted).items()
+            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted, views=views).items()
         }
 
     def _poll_batches(
-        self, timeout_ms: float, max_records: int | None, columns: Iterable[str]
+        self, timeout_ms: float, max_records: int | None, columns: Iterable[str], *, views: bool
     ) -> Mapping[TopicPartition, list[Any]]:
         # Records that an iterator holds were not given: they are read again, from the position.
         self._iterator = None
         poll: Any = self.poll  # type: ignore[attr-defined]  # KafkaConsumer has it
-        with self._fetcher.giving(frozenset(columns)):
+        with self._fetcher.giving(_Kind(frozenset(columns), views)):
             found: Mapping[TopicPartition, list[Any]] = poll(
                 timeout_ms, sys.maxsize if max_records is None else max_records
             )

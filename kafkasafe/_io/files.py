@@ -23,6 +23,7 @@ __all__ = [
     "Files",
     "Identity",
     "OsFiles",
+    "WholeFiles",
     "read_file",
     "read_whole",
     "replace_whole",
@@ -82,6 +83,9 @@ class Files(Protocol):
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Up to `size` bytes from an offset: fewer only at the end of the file."""
+
+    def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
+        """Fill a buffer with the bytes from an offset; how many there were: fewer only at the end of the file."""
 
     def sync_data(self, handle: int) -> None:
         """fdatasync: contents and size are durable on return."""
@@ -188,6 +192,18 @@ class OsFiles:
             pieces.append(content)
             missing -= len(content)
         return b"".join(pieces)
+
+    def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
+        """See `Files`."""
+        done = 0
+        with memoryview(buffer) as view:
+            while done < len(view):
+                with view[done:] as missing:
+                    more = os.preadv(handle, [missing], offset + done)
+                if not more:
+                    break
+                done += more
+        return done
 
     def sync_data(self, handle: int) -> None:
         """See `Files`."""
@@ -370,6 +386,10 @@ class DirectoryFiles:
         """See `Files`."""
         return self._files.read(handle, offset, size)
 
+    def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
+        """See `Files`."""
+        return self._files.read_into(handle, offset, buffer)
+
     def sync_data(self, handle: int) -> None:
         """See `Files`."""
         self._files.sync_data(handle)
@@ -441,6 +461,48 @@ def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) 
         return files.read(handle, start, (files.size(handle) if end is None else end) - start)
     finally:
         files.close(handle)
+
+
+class WholeFiles:
+    """Reads one file after the other into the same memory.
+
+    The memory of a large file is new to the process, and the kernel clears each page of it when it is touched first.
+    That takes longer than to copy the bytes.
+    """
+
+    __slots__ = ("_buffer", "_files")
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._buffer = bytearray()
+
+    def read(self, path: Path) -> bytearray:
+        """A file's bytes, until the next call.
+
+        Raises:
+            FileNotFoundError: There is none.
+            OSError: It cannot be read.
+        """
+        handle = self._files.open(path)
+        try:
+            size = self._files.size(handle)
+            buffer = self._sized(size)
+            done = self._files.read_into(handle, 0, buffer)
+        finally:
+            self._files.close(handle)
+        del buffer[done:]
+        return buffer
+
+    def _sized(self, size: int) -> bytearray:
+        try:
+            self._buffer.append(0)
+            del self._buffer[size:]
+        except BufferError:
+            # A memoryview of the file before still exists: its bytes stay as they are.
+            self._buffer = bytearray()
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        return self._buffer
 
 
 def read_whole(files: Files, path: Path) -> bytes | None:

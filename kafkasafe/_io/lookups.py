@@ -44,9 +44,9 @@ from kafkasafe.offsets import (
     Held,
     HeldReason,
     IsolationLevel,
-    Lowered,
+    Regressed,
     Result,
-    Undecidable,
+    Unproven,
     Value,
 )
 
@@ -283,7 +283,7 @@ class LookUps:
                     leader_epoch=current,
                     isolation_level=self._level,
                 )
-            if isinstance(result, Undecidable):
+            if isinstance(result, Unproven):
                 accepted = self._tracker.accept_start(topic, partition, isolation_level=self._level)
                 result = result if accepted is None else accepted
             offset = self._settled(topic, partition, "earliest", answer.offset, result, tries)
@@ -406,14 +406,14 @@ class LookUps:
                 if recreated and previous is not None and offset < previous:
                     self._emit(EndOffsetRegressed(topic, partition, offset, previous, "recreated", look_up))
                 return offset
-            case Lowered(offset=offset, previous=previous, reason=reason):
+            case Regressed(offset=offset, previous=previous, reason=reason):
                 self._emit(EndOffsetRegressed(topic, partition, offset, previous, reason.value, look_up))
                 return offset
             case Held(offset=int(offset), reason=reason) if reason not in _OLD or tries >= _OLD_ANSWERS:
                 self._emit(EndOffsetHeld(topic, partition, offset, answered, reason.value, look_up))
                 return offset
-            case Undecidable(offset=offset):
-                self._emit(EndOffsetHeld(topic, partition, offset, answered, "undecidable", look_up))
+            case Unproven(offset=offset):
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, "unproven", look_up))
                 return offset
             case _:
                 return None

@@ -105,6 +105,12 @@ class MemoryFiles:
         """See `Files`."""
         return bytes(self._handles[handle][0][offset : offset + size])
 
+    def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
+        """See `Files`."""
+        content = self.read(handle, offset, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
     def sync_data(self, handle: int) -> None:
         """See `Files`. Nothing is promised by it."""
 

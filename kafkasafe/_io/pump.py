@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import math
 import random
 import threading
@@ -28,7 +29,15 @@ from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Elsewhere
-from kafkasafe._io.engine.messages import AdoptAsked, Decided, Message, Preceded, SpillAsked, TakeOver
+from kafkasafe._io.engine.messages import (
+    AdoptAsked,
+    Decided,
+    LookAsked,
+    Message,
+    Preceded,
+    SpillAsked,
+    TakeOver,
+)
 from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
@@ -109,6 +118,7 @@ class Pump:
         self._let_go = let_go
         self._inbox: collections.deque[Message | _Retire | _Hurry] = collections.deque()
         self._wake = Bell()
+        self._looks = itertools.count(1)
         self._ground = Ground(
             config,
             cluster,
@@ -228,6 +238,21 @@ class Pump:
         """Put everything that is accepted on disk now (`spool="on_error"`)."""
         self._post(SpillAsked())
 
+    def ask_look(self) -> int:
+        """Ask for a check that everything durable is where the next start finds it. See `has_looked`."""
+        number = next(self._looks)
+        self._post(LookAsked(number))
+        return number
+
+    def has_looked(self, number: int) -> bool:
+        """Return whether that check found everything in place, or restored it. True also after the end of the pump."""
+        return self.engine.looked >= number or not self._thread.is_alive()
+
+    @property
+    def displaced(self) -> int:
+        """Number of lanes that are not where the next start finds them and could not be restored yet."""
+        return self.engine.places.displaced
+
     def adopt_now(self) -> None:
         """Somebody waits for what was left behind in other lanes."""
         if self.ledger.left_behind:
@@ -291,6 +316,7 @@ class Pump:
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._ground.cluster.last_error
         lanes = list(self._ground.lanes)
+        displaced = self.engine.places.in_trouble(self._ground.own)  # before its reason, which is set first
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
         on_disk = 0 if config.in_memory else sum(lane.journal.spooled_records for lane in lanes)
         return ProducerSeen(
@@ -301,7 +327,7 @@ class Pump:
             undecidable=[error.evidence for _, error in list(ledger.undecided.values())],
             disk_trouble=ledger.disk_trouble,
             disk_full=ledger.disk_full,
-            displaced=self.engine.places.in_trouble(self._ground.own),
+            displaced=displaced,
             undurable_s=ledger.undurable_s(),
             disk_patience_s=DISK_STUCK_S + (config.spool_after_s if config.spool == "on_error" else 0.0),
             capacity=ledger.capacity,
@@ -328,8 +354,8 @@ class Pump:
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.
 
-        Those that the last error spoke of; where none was raised, all that are there. A batch that was parked since is
-        for the next decision.
+        Those that the last error spoke of; where none was raised, all that are there. A batch that became undecidable
+        since is for the next decision.
         """
         # Forgotten at once: the caller's next `send` must not raise what was just decided.
         decided = self.ledger.take_shown()
@@ -406,7 +432,7 @@ class Pump:
         if self._retiring is None:
             return False
         began, patience = self._retiring
-        hopeless = self.ledger.parked or self.ledger.wrong_cluster is not None
+        hopeless = self.ledger.undecidable or self.ledger.wrong_cluster is not None
         return (
             (self.ledger.idle() and not self._inbox)
             or hopeless

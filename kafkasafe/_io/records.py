@@ -21,7 +21,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
 from kafkasafe._core.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError, _decompress
-from kafkasafe._core.record_decode import Piece, Place, Row, read
+from kafkasafe._core.record_decode import Piece, Place, Row, read, read_alike
 
 __all__ = ["Records"]
 
@@ -198,13 +198,13 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     def _of(self, header: BatchHeader, view: memoryview) -> Iterator[_Decoded | _Foreign]:
         """The records of one batch."""
-        body = bytes(view[HEADER_BYTES:])
+        body: bytes | memoryview = view[HEADER_BYTES:]
         left = header.count
         if not left and not body:
             return
         if header.attributes & _COMPRESSED:
             try:
-                body = _decompress(body, header.compression, MAX_BODY_BYTES)
+                body = _decompress(bytes(body), header.compression, MAX_BODY_BYTES)
             except CorruptBatchError as error:
                 yield self._without_codec(DefaultRecordBatch(view), error)
                 return
@@ -223,7 +223,13 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             header.max_timestamp if is_appended else None,
         )
         at = 0
-        while left > 0 and (piece := read(body, at, min(left, _PIECE), place)) is not None:
+        while left > 0:
+            piece = read_alike(body, at, min(left, _PIECE), place)
+            if piece is None:
+                body = bytes(body)  # single bytes of a memoryview are slow to read
+                piece = read(body, at, min(left, _PIECE), place)
+            if piece is None:
+                break
             at = piece.end
             left -= len(piece.sizes)
             if not self.skipping or self._reach_start(piece):

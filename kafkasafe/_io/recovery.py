@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,7 +22,7 @@ from kafkasafe._core.extent import Claim, Extent, decode_extent
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
 from kafkasafe._core.placing import Places, Stored
-from kafkasafe._io.files import Files, read_file, read_whole
+from kafkasafe._io.files import Files, WholeFiles, read_file, read_whole
 from kafkasafe.errors import SpoolFormatError
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "address_bytes",
     "read_extent",
     "replay",
+    "replay_one",
     "scan",
     "segment_name",
 ]
@@ -98,6 +100,8 @@ class TornEntry:
     position: int
     destination: int
 
+
+_Content: TypeAlias = bytes | bytearray
 
 Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
 
@@ -194,6 +198,7 @@ class Log:
         manifest: By (segment, byte offset), what a group says of a data batch that is damaged.
         skipped: Positions of torn batches in front of whole ones of the same group.
         extent: What the lane's `extent` claims.
+        records_after_end: Records of intact batches at and after the end that the extent claims.
     """
 
     segments: list[StoredSegment]
@@ -209,6 +214,7 @@ class Log:
     manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
     skipped: tuple[int, ...] = ()
     extent: Extent = field(default_factory=Extent)
+    records_after_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,28 +250,33 @@ class _Bad:
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
     """Tell a journal what was found. The caller ends with `journal.recovered()`."""
     for entry in entries:
-        match entry:
-            case MarksEntry(position, marks, _):
-                journal.recover_marks(position, marks)
-            case BatchEntry(position, destination, header, size_bytes):
-                identity = None
-                if header.producer_id >= 0:
-                    identity = BatchId(
-                        header.producer_id, header.producer_epoch, header.base_sequence, header.count
-                    )
-                journal.recover_batch(
-                    position,
-                    destination,
-                    count=header.count,
-                    size_bytes=size_bytes,
-                    max_timestamp=header.max_timestamp,
-                    identity=identity,
-                )
-            case LostEntry(position, destination):
-                journal.recover_lost(position, destination)
-            case TornEntry(_, destination):
-                journal.recover_torn(destination)
+        replay_one(entry, journal)
     journal.recovered_log()
+
+
+def replay_one(entry: Entry, journal: Journal) -> None:
+    """One entry of the log, in its turn; `Journal.recovered_log` follows the last one."""
+    match entry:
+        case MarksEntry(position, marks, _):
+            journal.recover_marks(position, marks)
+        case BatchEntry(position, destination, header, size_bytes):
+            identity = None
+            if header.producer_id >= 0:
+                identity = BatchId(
+                    header.producer_id, header.producer_epoch, header.base_sequence, header.count
+                )
+            journal.recover_batch(
+                position,
+                destination,
+                count=header.count,
+                size_bytes=size_bytes,
+                max_timestamp=header.max_timestamp,
+                identity=identity,
+            )
+        case LostEntry(position, destination):
+            journal.recover_lost(position, destination)
+        case TornEntry(_, destination):
+            journal.recover_torn(destination)
 
 
 def segment_name(first_position: int) -> str:
@@ -273,8 +284,14 @@ def segment_name(first_position: int) -> str:
     return f"{first_position:020d}.log"
 
 
-def scan(files: Files, lane: Path) -> Log:
+def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) -> Log:
     """Read a lane.
+
+    Args:
+        files: The disk.
+        lane: Its directory.
+        each: Gets the entries up to the first place that is torn or damaged, one after the other, while the log is
+            read; they are not among `Log.entries` then. The caller has the lane's lock.
 
     Raises:
         SpoolFormatError: It was written by a newer kafkasafe.
@@ -293,12 +310,16 @@ def scan(files: Files, lane: Path) -> Log:
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = _Reader(lane_id)
-    found: list[_Group | _Bad] = []
+    whole = _Whole(segments, before.of(lane_id), each)
+    if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
+        whole.ended = True
+    contents = WholeFiles(files)
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        found += reader.segment(index, segment, read_file(files, segment.path), limit, before.end)
+        for item in reader.segment(index, segment, contents.read(segment.path), limit, before.end):
+            whole.take(item)
     extent = Extent(read_extent(files, lane).begin, before.end).of(reader.lane_id)
-    log = _judge(lane, segments, found, reader.lane_id, _synced(segments, found, extent), extent)
+    log = _judge(lane, whole, reader.lane_id, _synced(segments, whole.synced, extent), extent)
     log.damage.extend(_of_another_lane(files, lane / name, id_) for name, id_ in others.items() if id_)
     return log
 
@@ -342,11 +363,11 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
     return Damage(path, 0, len(content), int(path.name[:20]), 0, records=records, other_lane=writer)
 
 
-def _synced(segments: list[StoredSegment], found: list[_Group | _Bad], extent: Extent) -> int:
-    """Everything in front of this was durable once."""
+def _synced(segments: list[StoredSegment], told: int, extent: Extent) -> int:
+    """Everything before this was durable once; its groups told how far that is."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
-    return max(synced, *(item.group.synced_position for item in found if isinstance(item, _Group)), 0)
+    return max(synced, told, 0)
 
 
 def read_extent(files: Files, lane: Path) -> Extent:
@@ -370,7 +391,12 @@ class _Reader:
         self.lane_id = lane_id
 
     def segment(
-        self, index: int, segment: StoredSegment, content: bytes, limit: int | None, end: Claim | None
+        self,
+        index: int,
+        segment: StoredSegment,
+        content: _Content,
+        limit: int | None,
+        end: Claim | None,
     ) -> Iterator[_Group | _Bad]:
         at, position, exact, more = 0, segment.first_position, True, False
         while at < len(content) and (limit is None or position < limit):
@@ -414,7 +440,7 @@ class _Reader:
     def _batches(
         self,
         index: int,
-        content: bytes,
+        content: _Content,
         at: int,
         group: m.Group,
         marks: list[m.Mark],
@@ -441,14 +467,14 @@ class _Reader:
         written_ms = codec.read_header(content, start).max_timestamp
         return _Group(index, start, group, marks, batches, torn, at, position, written_ms)
 
-    def _group_at(self, content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
+    def _group_at(self, content: _Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
         read = _group_at(content, at)
         if read is not None and self.lane_id is None:
             self.lane_id = read[0].lane_id
         return read if read is not None and read[0].lane_id == self.lane_id else None
 
     def _resync(
-        self, content: bytes, at: int, position: int
+        self, content: _Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
         """The next intact group from a byte on, and where it begins: (end of the segment, None) without one."""
         earliest = at
@@ -465,7 +491,7 @@ class _Reader:
         return len(content), None
 
 
-def _group_at(content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
+def _group_at(content: _Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
     """The intact control batch at a byte, of any lane: its group, its marks and its size."""
     try:
         header = codec.read_header(content, at)
@@ -480,7 +506,7 @@ def _group_at(content: bytes, at: int) -> tuple[m.Group, list[m.Mark], int] | No
 
 
 def _may_miss_more(
-    content: bytes, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
+    content: _Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
     """The file ends inside the group's last batch, and that does not say that the segment ends with it.
 
@@ -495,7 +521,7 @@ def _may_miss_more(
         return True
 
 
-def _group_may_be_torn(content: bytes, at: int, end: int) -> bool:
+def _group_may_be_torn(content: _Content, at: int, end: int) -> bool:
     """Whether a crash may have left these bytes where a group was being written.
 
     Args:
@@ -516,7 +542,7 @@ def _group_may_be_torn(content: bytes, at: int, end: int) -> bool:
     return _may_be_torn(content, at, end if size < codec.HEADER_BYTES else at + size)
 
 
-def _may_be_torn(content: bytes, start: int, end: int) -> bool:
+def _may_be_torn(content: _Content, start: int, end: int) -> bool:
     """Whether a crash may have left this of a batch; if not, it was whole once, and was changed.
 
     Disks write sectors: one that is missing is zeros, from its beginning or, where it was written to while it was on
@@ -536,7 +562,7 @@ def _may_be_torn(content: bytes, start: int, end: int) -> bool:
     return zeros > _LAST_ZEROS.get(compression, _LAST_ZEROS_COMPRESSED) or (zeros >= last and last < _ZEROS)
 
 
-def _batch_may_be_torn(content: bytes, at: int, entry: m.ManifestEntry) -> bool:
+def _batch_may_be_torn(content: _Content, at: int, entry: m.ManifestEntry) -> bool:
     """Whether a crash may have left this of a data batch; its manifest tells more than its bytes do."""
     end = at + entry.size_bytes
     if end <= len(content):
@@ -551,7 +577,7 @@ def _batch_may_be_torn(content: bytes, at: int, entry: m.ManifestEntry) -> bool:
     return _may_be_torn(content, at, end)
 
 
-def _address_may_be_torn(found: bytes, meant: bytes, at: int) -> bool:
+def _address_may_be_torn(found: _Content, meant: bytes, at: int) -> bool:
     """The body is whole. What is missing of the bytes in front of it was in the sector before, to its end."""
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
     if boundary >= len(meant) or found[boundary:] != meant[boundary:]:
@@ -560,7 +586,7 @@ def _address_may_be_torn(found: bytes, meant: bytes, at: int) -> bool:
     return not any(found[kept:boundary])
 
 
-def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
+def _batch_at(content: _Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
     """The data batch that a manifest promises, None unless every byte of it is proven."""
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:
@@ -574,33 +600,131 @@ def _batch_at(content: bytes, at: int, entry: m.ManifestEntry) -> codec.BatchHea
     return header if found == promised and header.count > 0 and not header.is_control else None
 
 
-def _judge(
-    lane: Path,
-    segments: list[StoredSegment],
-    found: list[_Group | _Bad],
-    lane_id: bytes | None,
-    synced: int,
-    extent: Extent,
-) -> Log:
+class _Whole:
+    """The groups up to the first one that is not whole: what comes later in the log changes nothing about them.
+
+    So they are taken as they are read, and nothing of them is kept but what `each` keeps. All others wait until it is
+    known how far the log was durable.
+
+    Attributes:
+        extent: What is claimed, as it was before the log was read.
+        entries: What the groups hold, where no `each` gets that.
+        rest: The group that is not whole, and all after it.
+        ended: What comes now is a part of `rest`.
+        synced: The furthest position that a group of the whole log says to have been durable.
+        known_torn: What earlier recoveries went past, as groups of the whole log say.
+        declared: Destinations and their names in words.
+        groups: How many.
+        closed: The last one was written by an orderly close.
+        end_position: Behind the last one; -1 without one.
+        between: Records of batches that went to `each`, between the two ends that are claimed.
+        after: The same after the latter.
+    """
+
+    def __init__(
+        self, segments: list[StoredSegment], extent: Extent, each: Callable[[Entry], None] | None
+    ) -> None:
+        self.segments = segments
+        self.extent = extent
+        self.entries: list[Entry] = []
+        self._each = self.entries.append if each is None else each
+        self._counts = each is not None
+        self.rest: list[_Group | _Bad] = []
+        self.ended = False
+        self.synced = 0
+        self.known_torn: set[int] = set()
+        self.declared: dict[int, str] = {}
+        self.groups = 0
+        self.closed = False
+        self.end_position = -1
+        self.between = self.after = 0
+        # (segment, position behind it, byte behind it) of groups that are not proven yet to have been durable.
+        self._unproven: deque[tuple[int, int, int]] = deque()
+
+    def take(self, item: _Group | _Bad) -> None:
+        """The next one of the log."""
+        if isinstance(item, _Group):
+            self.synced = max(self.synced, item.group.synced_position)
+            for mark in item.marks:
+                if isinstance(mark, m.Torn):
+                    self.known_torn.update(mark.positions)
+        if not self.ended and isinstance(item, _Group) and self._is_whole(item):
+            self._take(item)
+        else:
+            self.ended = True
+            self.rest.append(item)
+
+    def _is_whole(self, item: _Group) -> bool:
+        if item.torn or any(header is None for _, _, header in item.batches):
+            return False
+        new = {mark.number for mark in item.marks if isinstance(mark, m.Destination)}
+        return all(
+            entry.destination in self.declared or entry.destination in new for _, entry, _ in item.batches
+        )
+
+    def _take(self, item: _Group) -> None:
+        self.groups += 1
+        self._unproven.append((item.segment, item.end_position, item.end))
+        self.prove(self.synced)
+        self.closed = item.group.closed
+        self.declared.update(_declared(item.marks))
+        self._each(MarksEntry(item.group.position, item.marks, item.written_ms))
+        segment = self.segments[item.segment]
+        for at, entry, header in item.batches:
+            if header is None:
+                continue
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+            segment.records += header.count
+            self._count(entry.position, header.count)
+            self._each(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+        self.end_position = item.end_position
+
+    def _count(self, position: int, records: int) -> None:
+        begin, end = self.extent.begin, self.extent.end
+        if not self._counts or end is None:
+            return
+        if position >= end.position:
+            self.after += records
+        elif begin is not None and position >= begin.position:
+            self.between += records
+
+    def prove(self, synced: int) -> None:
+        """Everything before this position was durable."""
+        while self._unproven and self._unproven[0][1] <= synced:
+            segment, _, end = self._unproven.popleft()
+            self.segments[segment].proven_bytes = end
+
+
+def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
+    return {
+        mark.number: f"{mark.topic}-{mark.partition}" if mark.partition >= 0 else mark.topic
+        for mark in marks
+        if isinstance(mark, m.Destination)
+    }
+
+
+def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
     """Tell a torn tail from damage, and keep what is in front of it."""
-    entries: list[Entry] = []
+    segments, entries, declared = whole.segments, whole.entries, whole.declared
     damage: list[Damage] = []
-    declared: dict[int, str] = {}
     manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
     torn: tuple[int, int] | None = None
     next_position = segments[0].first_position if segments else 0
-    groups = 0
-    closed = False
+    groups = whole.groups
+    closed = whole.closed
     skipped: list[int] = []
-    known_torn = _known_torn(found)
+    known_torn = whole.known_torn
+    whole.prove(synced)
     front = _missing_front(lane, segments, extent)
     if front is not None:
         damage.append(front)
-        entries.append(LostEntry(front.position, 0))
+        entries.insert(0, LostEntry(front.position, 0))
         next_position = max(next_position, front.end_position)
     elif not segments and extent.begin is not None:
         next_position = extent.begin.position
-    for item in found:
+    if whole.end_position >= 0:
+        next_position = whole.end_position
+    for item in whole.rest:
         if isinstance(item, _Bad):
             if item.position >= synced and item.torn:
                 torn, next_position = (item.segment, item.at), item.position
@@ -620,11 +744,7 @@ def _judge(
         if item.end_position <= synced:
             segments[item.segment].proven_bytes = item.end
         closed = item.group.closed
-        declared.update(
-            (mark.number, f"{mark.topic}-{mark.partition}" if mark.partition >= 0 else mark.topic)
-            for mark in item.marks
-            if isinstance(mark, m.Destination)
-        )
+        declared.update(_declared(item.marks))
         entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
         segment = segments[item.segment]
         cut = _cut_at(item, new)
@@ -662,10 +782,17 @@ def _judge(
             next_position = max(next_position, segments[-1].first_position)
         if extent.end is not None:
             next_position = max(next_position, extent.end.position)
+    after = 0
+    if extent.end is not None:
+        after = sum(
+            entry.header.count
+            for entry in entries
+            if isinstance(entry, BatchEntry) and entry.position >= extent.end.position
+        )
     return Log(
         segments,
         entries,
-        _counted(damage, entries, extent),
+        _counted(damage, entries, extent, whole.between),
         tail,
         doomed,
         next_position,
@@ -676,13 +803,8 @@ def _judge(
         manifest,
         tuple(skipped),
         extent,
+        whole.after + after,
     )
-
-
-def _known_torn(found: list[_Group | _Bad]) -> set[int]:
-    """What an earlier recovery went past."""
-    marks = (mark for item in found if isinstance(item, _Group) for mark in item.marks)
-    return {position for mark in marks if isinstance(mark, m.Torn) for position in mark.positions}
 
 
 def _cut_at(item: _Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
@@ -710,8 +832,11 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
     return Damage(lane / segment_name(first), 0, 0, first, 0, behind)
 
 
-def _counted(damage: list[Damage], entries: list[Entry], extent: Extent) -> list[Damage]:
-    """How many records are concerned: from one position to the next, and all in all from what the extent counted."""
+def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
+    """How many records are concerned: from one position to the next, and all in all from what the extent counted.
+
+    Between its ends there are so many before these entries.
+    """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []
     for item in damage:
@@ -728,7 +853,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent) -> list
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]
     begin, end = extent.begin, extent.end
     if len(unsure) == 1 and begin is not None and end is not None:
-        there = sum(
+        there = before + sum(
             entry.header.count
             for entry in entries
             if isinstance(entry, BatchEntry) and begin.position <= entry.position < end.position

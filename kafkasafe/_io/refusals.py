@@ -82,7 +82,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """Why nothing is known of batches in doubt, where the right is missing to ask (DescribeProducers, Fetch)."""
+    """Why nothing is known of batches in doubt, where the permission is missing to ask (DescribeProducers, Fetch)."""
     return (
         f"READ on topic {topic} is needed to ask what became of {counted(batches, 'batch', 'batches')} that may be in"
         f" the log already ({reason})"

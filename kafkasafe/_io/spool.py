@@ -135,6 +135,7 @@ class Spool:
         snapshot: Callable[[], Sequence[m.Mark]],
         on_corrupt: Literal["raise", "quarantine"] = "raise",
         clock_ms: Callable[[], int],
+        each: Callable[[Entry], None] | None = None,
     ) -> tuple[Spool, list[Entry]]:
         """Open a lane whose lock the caller holds.
 
@@ -147,9 +148,12 @@ class Spool:
             snapshot: The marks that a new segment begins with.
             on_corrupt: "raise", or "quarantine": damage is copied aside, and what is behind it is kept.
             clock_ms: Ms since the epoch, for the timestamps of control batches.
+            each: Gets what is in it while it is read, in log order, as far as nothing is torn or damaged: before
+                anything is changed, or refused.
 
         Returns:
-            The spool, and what is in it, in log order. All of it is durable on return (unless sync is "os").
+            The spool, and what is in it, in log order, but for what `each` has. All of it is durable on return (unless
+            sync is "os").
 
         Raises:
             SpoolCorruptError: Damage that is no torn tail. Nothing was changed.
@@ -157,7 +161,7 @@ class Spool:
             SpoolError: The files cannot be read or written; the message says which.
         """
         try:
-            found = scan(files, lane)
+            found = scan(files, lane, each)
             _quarantine(files, lane, found, on_corrupt)
             _keep_torn(files, lane, found)
             cut_tail(files, lane, found)
@@ -863,12 +867,11 @@ class _ExtentFile:
         # Records in front of the first segment, as they are counted here. Those that are missing count as well.
         self._before = 0
         if self._end is not None:
-            behind = sum(
-                entry.header.count
-                for entry in found.entries
-                if isinstance(entry, BatchEntry) and entry.position >= self._end.position
+            self._before = (
+                self._end.records
+                + found.records_after_end
+                - sum(segment.records for segment in found.segments)
             )
-            self._before = self._end.records + behind - sum(segment.records for segment in found.segments)
         elif self._begin is not None:
             self._before = self._begin.records
         self._before = max(0, self._before)

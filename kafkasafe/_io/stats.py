@@ -1,16 +1,16 @@
-"""What is counted, and under which names it is shown.
+"""The counters of producers and consumers, and the definitions of the metrics made from them.
 
-Counts are plain ints in dicts, changed by one thread (the pump's, or whoever polls a consumer) and read by anybody: an
-increment is one bytecode's
-work for its one writer, and a reader copies. Prometheus's own objects take a lock per increment; they are made from
-this when somebody scrapes.
+Counters are plain numbers in dicts. One thread writes them (the pump's, or the one that polls a consumer), and any
+thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment; they are
+made from these counters during a scrape.
 
-Whoever counts something else (a consumer, a Spark query) has `Definition`s of its own and gives `Reading`s of them.
+Other sources (such as a Spark query) have their own `Definition`s and yield `Reading`s of them.
 """
 
 from __future__ import annotations
 
 import collections
+import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ BUCKETS_S: Final = (
     10.0,
     30.0,
 )
-"""Upper bounds, seconds; one more bucket takes the rest."""
+"""Upper bounds of the buckets, seconds. One more bucket counts longer durations."""
 
 
 class Histogram:
@@ -65,7 +65,7 @@ class Histogram:
         self.sum_s = 0.0
 
     def observe(self, seconds: float, weight: int = 1) -> None:
-        """`weight` times the same duration."""
+        """Count the same duration `weight` times."""
         self.counts[bisect_left(BUCKETS_S, seconds)] += weight
         self.sum_s += seconds * weight
 
@@ -75,13 +75,14 @@ class Definition:
     """One family of metrics.
 
     Attributes:
-        name: Behind `kafkasafe_`; a counter's without `_total`.
-        kind: What Prometheus calls it.
-        text: One sentence for people.
-        labels: Beside `client_id`.
-        merge: What becomes of gauges with the same labels: of two producers of one client id, of several processes.
-        left: Of a gauge: what several processes that are scraped as one show of a source that is closed.
-        per_partition: Shown only where `install(..., partitions=True)` asked for it: a label without a bound.
+        name: Name without the prefix `kafkasafe_`, and without `_total` for a counter.
+        kind: Prometheus's type of the metric.
+        text: HELP text.
+        labels: Labels in addition to `client_id`.
+        merge: How gauges with the same labels are combined: those of two producers with one client id, or of several
+            processes.
+        left: For a gauge: the value that a closed source shows if several processes are scraped as one.
+        per_partition: Shown only after `install(..., partitions=True)`, because the number of partitions is unbounded.
     """
 
     name: str
@@ -94,45 +95,54 @@ class Definition:
 
 
 Reading: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
-"""What is to be seen now: definition, values of its labels, and the number."""
+"""One present value: the definition, the values of its labels, and the number."""
 
 _RETRIES: Final = (
     Definition("retries", "counter", "Requests sent again, by the error that caused it.", ("api", "error")),
     Definition(
         "retry_backoff_seconds",
         "counter",
-        "Pauses before requests were sent again, of all partitions.",
+        "Total length of the pauses before requests were sent again, seconds, summed over all partitions.",
         ("api",),
     ),
     Definition(
         "retries_exhausted",
         "counter",
-        "Operations that hit their deadline. A producer's records stay in the spool.",
+        "Operations that reached their deadline without a result. A producer's records stay in the spool.",
         ("api",),
     ),
 )
-"""Of both: no family may come twice."""
+"""Shared by producers and consumers, because Prometheus allows each family only once."""
 
 _TRIMMED: Final = Definition(
     "loss_checks_inconclusive",
     "counter",
-    "Elections after which nothing was left to prove that the log ever had what was acknowledged, or read.",
+    "Elections after which nothing could prove that the acknowledged or read records were still in the log when they"
+    " were removed from it.",
     ("topic",),
 )
-"""Of both, too."""
+"""Shared by producers and consumers, too."""
 
 _CONNECTED: Final = Definition(
     "connected",
     "gauge",
-    "1 while brokers can be used, 0 otherwise: a producer's latest metadata request was answered, a consumer has a"
-    " connection.",
+    "1 while the cluster is reachable, 0 otherwise. A producer: its latest metadata request was answered. A consumer:"
+    " it has a connection.",
     merge="min",
     left=1.0,
+)
+"""Shared by producers and consumers, too."""
+
+_START_TIME: Final = Definition(
+    "start_time_seconds",
+    "gauge",
+    "When the producer or consumer was started, seconds since 1970. A new value means a restart.",
+    merge="max",
 )
 """Of both, too."""
 
 _DEFINITIONS: Final = (
-    Definition("records", "counter", "Records by what became of them.", ("topic", "outcome")),
+    Definition("records", "counter", "Records by outcome.", ("topic", "outcome")),
     *_RETRIES,
     Definition(
         "request_errors",
@@ -143,20 +153,21 @@ _DEFINITIONS: Final = (
     Definition(
         "sequence_errors",
         "counter",
-        "Sequence errors by what the cluster's state proved: decided (is the batch in the log?), gap, undecidable"
-        "; of UNKNOWN_PRODUCER_ID also retention (it removed what was acknowledged), loss, none (nothing is missing).",
+        "Sequence errors, by the result of the check that followed: decided (it is known whether the batch is in the"
+        " log), gap, or undecidable. UNKNOWN_PRODUCER_ID has three more results: retention (it removed the acknowledged"
+        " records), loss, and none (nothing is missing).",
         ("error", "result"),
     ),
     Definition(
         "in_doubt_resolved",
         "counter",
-        "Batches in doubt, by what was found and how.",
+        "Batches in doubt that were resolved, by result and by the evidence for it.",
         ("result", "evidence"),
     ),
     Definition(
         "data_loss_detected",
         "counter",
-        "Times that acknowledged records were found to be gone.",
+        "How often the producer found that acknowledged records were lost.",
         ("reason",),
     ),
     Definition("data_loss_records", "counter", "Acknowledged records that the cluster lost.", ("topic",)),
@@ -170,85 +181,98 @@ _DEFINITIONS: Final = (
     Definition(
         "undecidable_batches", "counter", "Batches whose presence in the log could not be determined."
     ),
-    Definition("atomic_batches", "counter", "Atomic batches by what became of them.", ("outcome",)),
-    Definition("atomic_batches_waiting", "gauge", "Atomic batches without a fate, by step.", ("step",)),
+    Definition("atomic_batches", "counter", "Atomic batches by outcome.", ("outcome",)),
+    Definition(
+        "atomic_batches_waiting",
+        "gauge",
+        "Atomic batches that are neither committed nor dropped yet, by step.",
+        ("step",),
+    ),
     Definition("spool_write_errors", "counter", "Writes to the spool that failed."),
     Definition(
         "spool_displaced",
         "counter",
-        "Times that files of the spool were found moved, deleted or cut while their producer works.",
+        "How often an open producer found files of its spool moved, deleted or truncated.",
     ),
     Definition(
         "spool_displaced_lanes",
         "gauge",
-        "Lanes that are not where their path leads, and cannot be restored for now: nothing in them is called durable.",
+        "Lanes whose files are not in their place and cannot be restored for now. No record in them counts as durable.",
     ),
-    Definition("spool_full", "counter", "Sends that were rejected because there was no room."),
+    Definition("spool_full", "counter", "Sends that the producer did not accept because there was no room."),
     Definition(
         "spool_copied_bytes",
         "counter",
-        "Bytes of undelivered batches copied to the log's end to free segments (compaction).",
+        "Bytes of undelivered batches copied to the end of the spool's log to free segments (compaction).",
     ),
     Definition(
         "spool_replayed_records",
         "counter",
-        "Unfinished records of earlier lives, found when a lane was opened.",
+        "Undelivered records of earlier runs, found when a lane was opened.",
     ),
     Definition("spool_corrupt", "counter", "Damaged ranges, found when a lane was opened."),
     Definition("spool_records", "gauge", "Records on disk that are not delivered yet."),
     Definition(
         "spool_bytes",
         "gauge",
-        "Bytes in the spool of this producer, without adopted lanes; with spool='never' those that wait in memory.",
+        "Bytes in this producer's spool, without adopted lanes. With spool='never': bytes of pending records.",
     ),
     Definition("spool_capacity_bytes", "gauge", "Largest size of the spool."),
     Definition(
         "spool_volume_free_bytes",
         "gauge",
-        "Free room on the volume of the spool, measured every second. Not with spool='never'.",
+        "Free space on the volume of the spool, measured every second. Absent with spool='never'.",
         merge="min",
         left=float("inf"),
     ),
     _CONNECTED,
+    _START_TIME,
     Definition(
         "orphaned_spool_records",
         "gauge",
-        "Records that wait in other directories beside the default one, which no process delivers.",
+        "Undelivered records in other spool directories next to the default one, which no process delivers.",
         merge="max",
     ),
     Definition("spool_segments", "gauge", "Files of the spool."),
     Definition(
         "waiting_for_older_partitions",
         "gauge",
-        "Partitions of which records wait until what earlier producers left in other lanes is delivered.",
+        "Partitions whose records wait until older records in other lanes are delivered.",
     ),
-    Definition("rejected_kept_records", "gauge", "Rejected records that are kept until they are resent."),
-    Definition("rejected_kept_bytes", "gauge", "Bytes of rejected records that are kept."),
-    Definition("rejected_capacity_bytes", "gauge", "Largest size of what is kept of rejected records."),
+    Definition(
+        "rejected_kept_records", "gauge", "Rejected records that the spool keeps until they are resent."
+    ),
+    Definition("rejected_kept_bytes", "gauge", "Bytes of rejected records that the spool keeps."),
+    Definition(
+        "rejected_capacity_bytes", "gauge", "Largest size of the rejected records that the spool keeps."
+    ),
     Definition(
         "spool_oldest_record_age_seconds",
         "gauge",
-        "How long ago the oldest undelivered batch was sealed; of an earlier life: its newest timestamp.",
+        "Time since the oldest undelivered batch was sealed. If the batch is of an earlier run: time since its newest"
+        " timestamp.",
         merge="max",
     ),
     Definition(
         "blocked_destinations",
         "gauge",
-        "Partitions, transactional ids and groups that the cluster blocks for a reason that may pass: a right, a"
-        " topic, one batch. What waits for them is kept.",
+        "Partitions, transactional ids and groups that the cluster blocks for a reason that may pass: a missing"
+        " permission, a missing topic, one batch. Their records are kept.",
         ("kind", "name", "error"),
     ),
-    Definition("blocked_records", "gauge", "Records that wait for them.", ("kind", "name", "error")),
+    Definition(
+        "blocked_records", "gauge", "Records that wait for a blocked destination.", ("kind", "name", "error")
+    ),
     Definition(
         "blocked_age_seconds",
         "gauge",
-        "For how long they have been blocked; after blocked_timeout_ms what waits for them is rejected.",
+        "How long the destination has been blocked. After blocked_timeout_ms its records are rejected.",
         ("kind", "name", "error"),
         merge="max",
     ),
-    Definition("unfinished_batches", "gauge", "Batches accepted and not yet acknowledged."),
-    Definition("in_doubt_batches", "gauge", "Batches sent without a known outcome."),
-    Definition("undurable_batches", "gauge", "Batches accepted and not yet on disk."),
+    Definition("unfinished_batches", "gauge", "Accepted batches that are not yet acknowledged."),
+    Definition("in_doubt_batches", "gauge", "Sent batches whose outcome is not known."),
+    Definition("undurable_batches", "gauge", "Accepted batches that are not yet on disk."),
     Definition(
         "producer_id_age_seconds",
         "gauge",
@@ -259,7 +283,7 @@ _DEFINITIONS: Final = (
     Definition(
         "producer_id_expiration_seconds",
         "gauge",
-        "The option producer_id_expiration_ms: when brokers are assumed to forget.",
+        "The option producer_id_expiration_ms: the age at which brokers are assumed to forget a producer id.",
         merge="max",
     ),
     Definition(
@@ -274,65 +298,79 @@ _DEFINITIONS: Final = (
         "spool_fsync_duration_seconds", "histogram", "Time to write a group to the spool and make it durable."
     ),
     Definition(
-        "durable_latency_seconds", "histogram", "From the sealing of a record's batch until it is durable."
+        "durable_latency_seconds",
+        "histogram",
+        "Time from sealing a record's batch until the batch is durable.",
     ),
     Definition(
         "ack_latency_seconds",
         "histogram",
-        "From the sealing of a record's batch until its commit is durable.",
+        "Time from sealing a record's batch until the mark of its acknowledgement is durable.",
     ),
 )
 
 _CONSUMER: Final = (
     *_RETRIES,
     Definition("offset_resets", "counter", "Positions that auto_offset_reset set.", ("topic", "reason")),
-    Definition("skipped_records", "counter", "Offsets that resets left out.", ("topic",)),
+    Definition("skipped_records", "counter", "Offsets that resets skipped.", ("topic",)),
     Definition(
-        "end_offset_regressions", "counter", "End offsets that went back, with a proof.", ("topic", "reason")
+        "end_offset_regressions",
+        "counter",
+        "How often an end offset went back and the brokers' answers proved it.",
+        ("topic", "reason"),
     ),
     Definition(
-        "end_offsets_held", "counter", "Lower end offsets that were not believed.", ("topic", "reason")
+        "end_offsets_held",
+        "counter",
+        "How often a lower end offset was ignored because nothing proved a loss.",
+        ("topic", "reason"),
     ),
     Definition(
-        "log_divergences", "counter", "Times that records which were read were found to be gone.", ("topic",)
+        "log_divergences",
+        "counter",
+        "How often records that were read were found to be missing from the log.",
+        ("topic",),
     ),
-    Definition("diverged_records", "counter", "Offsets that were read and are gone.", ("topic",)),
+    Definition(
+        "diverged_records", "counter", "Offsets that were read and are missing from the log.", ("topic",)
+    ),
     _TRIMMED,
     Definition(
         "offset_not_available_seconds",
         "counter",
-        "Time that look-ups of offsets waited for a leader that was not ready.",
+        "Time that look-ups of offsets spent waiting for a leader that was not ready.",
         ("topic",),
     ),
     Definition(
         "partition_not_ready_seconds",
         "counter",
-        "Time that partitions could not be fetched from, once they can be again.",
+        "Time during which fetches from a partition failed, added once fetches work again.",
         ("topic",),
     ),
     _CONNECTED,
+    _START_TIME,
     Definition(
         "last_poll_age_seconds",
         "gauge",
-        "Time since the program polled last, 0 during a poll; missing before the first one.",
+        "Time since the program's last poll, 0 during a poll; absent before the first poll.",
         merge="max",
     ),
     Definition(
         "lag_records",
         "gauge",
-        "Offsets between position and end, of the assigned partitions of a topic.",
+        "Offsets between position and end, summed over the assigned partitions of a topic.",
         ("topic", "group"),
     ),
     Definition(
         "not_ready_partitions",
         "gauge",
-        "Partitions that cannot be fetched from for the moment.",
+        "Partitions from which the consumer cannot fetch for the moment.",
         ("topic",),
     ),
     Definition(
         "remote_storage_not_ready_partitions",
         "gauge",
-        "Those of them whose position lies in remote storage (KIP-1007).",
+        "Partitions from which the consumer cannot fetch and whose position is in remote storage (KIP-1007).",
         ("topic",),
     ),
     Definition(
@@ -352,7 +390,7 @@ _CONSUMER: Final = (
     Definition(
         "position",
         "gauge",
-        "Next offset to be handed out.",
+        "Next offset that the consumer will return.",
         ("topic", "partition"),
         merge="max",
         per_partition=True,
@@ -360,32 +398,34 @@ _CONSUMER: Final = (
 )
 
 CONSUMER: Final = {definition.name: definition for definition in _CONSUMER}
-"""What a consumer counts, by name."""
+"""Metrics of a consumer, by name."""
 
 PRODUCER: Final = {definition.name: definition for definition in _DEFINITIONS}
-"""What a producer counts, by name."""
+"""Metrics of a producer, by name."""
 
 
 RETRIES: Final = {definition.name: definition for definition in _RETRIES}
-"""What everybody counts who tries again, by name."""
+"""Metrics of retries, by name. Every source that retries has them."""
 
 
 class RetryStats:
-    """What was tried again.
+    """Counters of retries.
 
     Attributes:
-        retries: By (api, error): requests sent again, and why.
-        backoff_s: By api: seconds of pauses before them.
-        exhausted: By api: deadlines that ended before there was an answer.
+        retries: By (api, error): requests sent again because of the error.
+        backoff_s: By api: seconds of pauses before these requests.
+        exhausted: By api: deadlines that passed before there was an answer.
+        started_s: When counting began, seconds since 1970.
     """
 
     def __init__(self) -> None:
+        self.started_s = time.time()
         self.retries: collections.Counter[tuple[str, str]] = collections.Counter()
         self.backoff_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.exhausted: collections.Counter[str] = collections.Counter()
 
     def retry_readings(self) -> Iterator[Reading]:
-        """Of these three."""
+        """Yield the readings of these three counters."""
         for pair, count in self.retries.copy().items():
             yield RETRIES["retries"], pair, count
         for api, seconds in self.backoff_s.copy().items():
@@ -395,23 +435,23 @@ class RetryStats:
 
 
 class Stats(RetryStats):
-    """All that a pump counts; `exhausted` are batches that were not acknowledged within `delivery_timeout_ms`.
+    """Counters of a pump. `exhausted` counts batches that were not acknowledged within `delivery_timeout_ms`.
 
     Attributes:
         records: By (topic, outcome): accepted, committed, rejected, timed_out, damaged, dropped.
-        errors: By (api, error): answers with an error code, and requests without an answer.
+        errors: By (api, error): responses with an error code, and requests without a response.
         sequence_errors: By (error, result).
-        in_doubt_resolved: By (result, evidence): batches.
-        losses: By reason: how often acknowledged records were found to be gone.
-        lost_records: By topic.
-        healed_records: By topic.
-        history_trimmed: By topic: how often nothing was left to prove that what was acknowledged was ever there.
-        units: By outcome: atomic batches.
-        replayed_records: Of earlier lives, found when a lane was opened.
-        corrupt: Damaged ranges found then.
-        fsync: Durations of writes to the spool, made durable.
-        durable: From the sealing of a record's batch until it is durable.
-        ack: From there until its commit mark is durable.
+        in_doubt_resolved: By (result, evidence): number of batches.
+        losses: By reason: how often acknowledged records were found to be lost.
+        lost_records: By topic: number of acknowledged records that were lost.
+        healed_records: By topic: number of lost records that are in the log again.
+        history_trimmed: By topic: how often nothing could prove that the log ever had the acknowledged records.
+        units: By outcome: number of atomic batches.
+        replayed_records: Number of undelivered records of earlier runs, found when a lane was opened.
+        corrupt: Number of damaged ranges, found when a lane was opened.
+        fsync: Time to write a group to the spool and make it durable.
+        durable: Time from sealing a record's batch until the batch is durable.
+        ack: Time from sealing a record's batch until its commit mark is durable.
     """
 
     def __init__(self) -> None:
@@ -433,20 +473,20 @@ class Stats(RetryStats):
 
 
 class ConsumerStats(RetryStats):
-    """All that a SafeConsumer counts.
+    """Counters of a SafeConsumer.
 
-    Look-ups of offsets may come from other threads than the one that polls; a count may be lost then, no more.
+    A thread other than the one that polls may look up offsets. Then an increment may be lost, but nothing worse.
 
     Attributes:
         resets: By (topic, reason): positions set by `auto_offset_reset`.
-        skipped_records: By topic: offsets that those left out.
-        regressions: By (topic, reason): end offsets that went back, with a proof.
-        held: By (topic, reason): lower end offsets that were not believed.
-        divergences: By topic: how often records that were read were found to be gone.
-        diverged_records: By topic: how many (offsets).
-        history_trimmed: By topic: how often nothing was left to prove that what was read was ever there.
-        unavailable_s: By topic: how long look-ups of the end waited for a leader that was not ready (78, 5).
-        not_ready_s: By topic: how long partitions could not be fetched from, those that can be again.
+        skipped_records: By topic: offsets that these resets skipped.
+        regressions: By (topic, reason): end offsets that went back, proven by the brokers' answers.
+        held: By (topic, reason): lower end offsets that were ignored because nothing proved a loss.
+        divergences: By topic: how often records that were read were found to be missing from the log.
+        diverged_records: By topic: number of these offsets.
+        history_trimmed: By topic: how often nothing could prove that the log ever had the records that were read.
+        unavailable_s: By topic: seconds that look-ups of the end waited for a leader that was not ready (78, 5).
+        not_ready_s: By topic: seconds during which fetches failed, added once fetches work again.
     """
 
     def __init__(self) -> None:
@@ -464,15 +504,15 @@ class ConsumerStats(RetryStats):
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """Where a consumer is on a partition.
+    """A consumer's progress on a partition.
 
     Attributes:
-        position: Next offset to be handed out; None: not known yet.
-        end_offset: Highest known; None: not known yet.
-        not_ready_s: For how long it cannot be fetched from, seconds; None: it can.
-        undecided: Records that were read are gone, or the position is out of range, and the application has not
-            chosen another position.
-        remote: It cannot be fetched from, and its position is known to lie in remote storage.
+        position: Next offset that the consumer will return; None if not known yet.
+        end_offset: Highest known end offset; None if not known yet.
+        not_ready_s: How long fetches have been failing, seconds; None if they work.
+        undecided: Records that were read are missing from the log, or the position is out of range, and the application
+            has not chosen another position.
+        remote: Fetches fail, and the position is known to be in remote storage.
     """
 
     position: int | None

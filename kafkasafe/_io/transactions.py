@@ -51,8 +51,8 @@ _CONCURRENT: Final = 51
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
-# Which right a request needs: error code → (what it is a right on, by request, otherwise).
-_RIGHTS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
+# Which permission a request needs: error code → (what the permission is for, by request, otherwise).
+_PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
     29: (
         "the topic",
         {
@@ -75,11 +75,10 @@ _RIGHTS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 
 def _error(code: int, message: str) -> Exception:
     """An error of an answer; `message` begins with the request's name."""
-    if code in _RIGHTS:
-        what, rights, otherwise = _RIGHTS[code]
-        message += (
-            f": this user needs the right {rights.get(message.split(maxsplit=1)[0], otherwise)} on {what}"
-        )
+    if code in _PERMISSIONS:
+        what, permissions, otherwise = _PERMISSIONS[code]
+        permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
+        message += f": this user needs the permission {permission} on {what}"
     error: Any = for_code(code)(message)
     error.errno = code  # codes that kafka-python has no class for keep their number
     told: Exception = error

@@ -1,7 +1,8 @@
-"""What `kafkasafe.producer.SafeProducer` does, in part classes of it (see docs/design.md).
+"""The implementation of `kafkasafe.producer.SafeProducer`, in part classes (see docs/design.md).
 
-They are a chain, each above what it calls: `state.py` (what is shared), `placing.py`, `encoding.py`, `sealing.py`,
-`accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`, `transacting.py`, `looking.py`, `opening.py`.
-`chunk.py` is the open batch; `hold.py` knows the producers of this process, for its end and for a fork. What users
-call most is in `kafkasafe/producer.py`, which nothing in here imports but for types.
+The parts are a chain, in which each part calls only earlier ones: `state.py` (shared attributes), `placing.py`,
+`encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`, `transacting.py`,
+`looking.py`, `opening.py`. `chunk.py` is the open batch. `hold.py` lists the producers of this process, for the end of
+the process and for forks. The methods that users call most are in `kafkasafe/producer.py`, which the parts import only
+for types.
 """

@@ -1,9 +1,11 @@
-"""The rest of `send`: a record is checked, and finds a chunk, or waits for room for one."""
+"""The slow path of `send`: check a record, find or open a chunk for it, wait for room."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
@@ -18,13 +20,16 @@ from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture
 
-__all__ = ["Accepting"]
+__all__ = ["STEP_S", "Accepting"]
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_TIMESTAMP: Final = 2**63 - 1
 _LOOK_EVERY_S: Final = 0.25
+STEP_S: Final = 0.05
+"""A partition stops counting by itself when it does not answer: look this often."""
 _FRAMES: Final = 40
-"""More than accepting and sealing a record take, but for a partitioner of the user's."""
+"""More stack frames than accepting and sealing a record need, not counting a partitioner of the application."""
+_LEFT: Final[Callable[[Chunk], int]] = attrgetter("left")
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
     "volume": "Make room on the disk, or wait for the cluster.",
@@ -45,13 +50,13 @@ class Accepting(Sealing):
         partition: int | None,
         timestamp_ms: int | None,
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
-        """Of any record: key and value as bytes, what is special about it, and its size."""
+        """Check and serialize a record. Return key and value as bytes, its special fields, and its size."""
         given_key, given_value = key, value
         if self._serializes:
             if value is None and key is None:
-                # Not what a serializer makes of None: `null`.
+                # Check before serializing: a serializer may turn None into bytes such as `null`.
                 raise ValueError("Need at least one: key or value")
-            self._raise_closed()  # which a serializer need not know
+            self._raise_closed()  # do not call serializers of a closed producer
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
@@ -85,16 +90,16 @@ class Accepting(Sealing):
         chunk: Chunk | None = None,
         index: int = -1,
     ) -> RecordFuture:
-        """The rest of `send`: a chunk that is full, or sealed meanwhile, or has no room made yet.
+        """Finish `send` if the chunk is missing or full, was sealed meanwhile, or has no list entry for the record yet.
 
         Args:
-            topic: Its topic.
-            key: Bytes or null.
-            value: Bytes or null.
-            special: Its own partition, headers and timestamp, if it has any.
+            topic: Topic of the record.
+            key: Bytes or None.
+            value: Bytes or None.
+            special: The record's own partition, headers and timestamp, if it has any.
             size: See `_checked`.
-            chunk: Where it was to go, if there is one.
-            index: Its number there, negative if it got none.
+            chunk: The chunk that `send` tried, if there is one.
+            index: The record's number in it; negative if it got none.
         """
         if size > self._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(self._too_large(size))
@@ -104,18 +109,19 @@ class Accepting(Sealing):
                 self._seal_or_leave(chunk)
             if chunk.took(index):
                 return future
-        # What raises raises before the record is accepted.
+        # If the stack is nearly exhausted, raise now, before the record is accepted.
         _probe(_FRAMES)
         if self._interrupted():
             return self._send_apart(topic, key, value, special)
         deadline: float | None = None
+        may_wait = self._pump.ledger.ahead.is_far
         while True:
-            # `with`: a signal handler that raises (Ctrl-C) right behind an acquire() would leave the lock taken.
+            # Use `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay locked.
             with self._lock:
                 if chunk is None or index < 0 or not chunk.open:
                     chunk = self._chunks.get(topic)
                     if chunk is None or not chunk.open or chunk.left < size:
-                        chunk = self._open_chunk(topic)
+                        chunk = None if may_wait else self._open_chunk(topic)
                     if chunk is not None:
                         chunk.left -= size
                         index = next(chunk.numbers)
@@ -127,9 +133,13 @@ class Accepting(Sealing):
                         self._seal_or_leave(chunk)
                     if chunk.open or chunk.took(index):
                         return future
-                    # A signal handler in the middle of this had it sealed, without this record.
+                    # A signal handler interrupted this and sealed the chunk without this record.
                     chunk = None
                     continue
+            if may_wait:
+                may_wait = False
+                self._wait_for_deliveries()
+                continue
             deadline = self._wait_for_room(deadline)
 
     def _too_large(self, size: int) -> str:
@@ -145,10 +155,10 @@ class Accepting(Sealing):
         value: bytes | None,
         special: Special | None,
     ) -> RecordFuture:
-        """`send` in a signal handler that came in the middle of another call of this thread.
+        """Accept a record in a signal handler that interrupted another call of this thread.
 
-        What that call was doing to the open chunk is not known: it is sealed as it is, and the record gets a chunk of
-        its own after it, sealed at once. The other call notices (`Chunk.open`).
+        The state of that call's work on the open chunk is unknown. So the open chunk is sealed as it is, and the record
+        gets a chunk of its own after it, which is sealed at once. The interrupted call notices this (`Chunk.open`).
         """
         deadline: float | None = None
         while True:
@@ -169,9 +179,9 @@ class Accepting(Sealing):
         return key, value
 
     def _open_chunk(self, topic: str) -> Chunk | None:
-        """A chunk with room for one more record; None while there is no room. Called with the lock held."""
+        """Open a chunk. Return None while the spool has no room. Called with the lock held."""
         while (chunk := self._new_chunk(topic)) is not None:
-            # Unless a signal handler came just now, and while it waited another thread opened one: then after that.
+            # Fails if a signal handler came just now, and another thread opened a chunk while it waited. Then repeat.
             if self._chunks.setdefault(topic, chunk) is chunk:
                 if self._closed is not None:
                     self._seal(chunk)
@@ -181,10 +191,10 @@ class Accepting(Sealing):
         return chunk
 
     def _begin_chunk(self, topic: str) -> Chunk | None:
-        """A topic's open chunk where there was none a moment ago; None while there is no room.
+        """Open a chunk for a topic that had none a moment ago. Return None while the spool has no room.
 
-        Without the lock, so without a wait: the one before is submitted when it is no longer among the open ones, and
-        who else begins one at the same time gets the same.
+        This takes no lock and does not wait. It is safe: a former chunk was submitted before it was removed from the
+        open ones, and threads that open a chunk at the same time get the same one.
         """
         self._check_usable(topic)
         chunk = self._made_chunk(topic)
@@ -198,7 +208,7 @@ class Accepting(Sealing):
         return chunk
 
     def _new_chunk(self, topic: str) -> Chunk | None:
-        """A chunk behind the one that is open, which is sealed; None while there is no room."""
+        """Seal the topic's open chunk and make a new one. Return None while the spool has no room."""
         self._check_usable(topic)
         chunk = self._chunks.get(topic)
         if chunk is not None:
@@ -206,10 +216,10 @@ class Accepting(Sealing):
         return self._made_chunk(topic)
 
     def _check_usable(self, topic: str) -> None:
-        """Raises what ends the acceptance of records, of all or of a topic."""
+        """Raise an error if the producer accepts no records at all, or none for this topic."""
         pump = self._pump
         self._raise_closed()
-        pump.ledger.raise_parked()
+        pump.ledger.raise_undecidable()
         pump.ledger.raise_damage(topic)
         self._raise_wrong_cluster()
         self._raise_loss()
@@ -219,7 +229,7 @@ class Accepting(Sealing):
             raise error_for_send(refused, self._config.spool_dir)
 
     def _made_chunk(self, topic: str) -> Chunk | None:
-        """A new chunk; None while there is no room."""
+        """Make a new chunk. Return None while the spool has no room."""
         if self._callbacks.full():
             return None
         needed, ledger = self._needed(), self._pump.ledger
@@ -236,18 +246,25 @@ class Accepting(Sealing):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
             if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
                 raise ValueError(
-                    f"Topic {topic!r} cannot exist: 1 to 249 characters of a-z A-Z 0-9 . _ -, and not . or .."
+                    f"Topic {topic!r} cannot exist: a name has 1 to 249 characters of a-z A-Z 0-9 . _ -, and is not ."
+                    " or .."
                 )
 
     def _needed(self) -> int:
-        """Bytes that a new chunk and those that are open may need."""
-        size = sum(self._chunk_bytes - max(chunk.left, 0) for chunk in list(self._chunks.values()))
-        return 2 * self._max_record_bytes + size
+        """Return how many bytes a new chunk and the open chunks may need.
+
+        A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
+        """
+        left = list(map(_LEFT, list(self._chunks.values())))
+        if min(left, default=0) < 0:
+            # A record did not fit.
+            left = [max(each, 0) for each in left]
+        return 2 * self._max_record_bytes + self._chunk_bytes * len(left) - sum(left)
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool, without the lock; returns when to give up, to be passed in again.
+        """Wait a while for room in the spool, without the lock. Return the deadline, to be passed to the next call.
 
-        With `size` for that of an atomic batch, beside what is open.
+        `size` is the size of an atomic batch, in addition to the open chunks.
         """
         now = time.monotonic()
         if deadline is None:
@@ -255,24 +272,46 @@ class Accepting(Sealing):
         if now >= deadline or self._pump.is_current_thread():
             self._raise_no_room(size + self._needed())
         pump = self._pump
-        # What lingers takes room as well.
+        # Lingering batches also occupy room.
         self._seal_all()
         needed = size + self._needed()
-        # In steps: nobody tells when somebody else makes room on the disk.
+        # Poll: nothing notifies the producer when another process frees disk space.
         pump.wait(
             lambda: not self._callbacks.full() and pump.ledger.room(needed),
             min(_LOOK_EVERY_S, deadline - now),
         )
         return deadline
 
+    def _wait_for_deliveries(self) -> None:
+        """Give a cluster that answers time to acknowledge (`run_ahead_bytes`), without holding the lock.
+
+        This serves only speed. So the wait ends after `max_block_ms` at the latest, and then the record is accepted.
+        """
+        pump = self._pump
+        ledger = pump.ledger
+        if pump.is_current_thread():
+            return
+        with self._lock:
+            # Seal the open batches: the cluster may have nothing else to do.
+            for chunk in list(self._chunks.values()):
+                self._seal_or_leave(chunk)
+        end = time.monotonic() + self._config.max_block_s
+        while (left := end - time.monotonic()) > 0:
+            if pump.wait(lambda: ledger.ahead.has_eased, min(STEP_S, left), choosy=True):
+                return
+            if self._closed is not None or ledger.failure is not None:
+                return
+            with ledger.lock:
+                ledger.ahead.expire()
+
     def _raise_no_room(self, needed: int) -> NoReturn:
-        """A record that found no room in time."""
+        """Raise the error for a record that found no room in time."""
         self._pump.no_room()
         if self._callbacks.full():
             raise WaitTimeoutError(
                 f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
-                f"{self._config.max_block_s * 1000:.0f}: they take longer than the cluster. The record was not"
-                " accepted. Let callbacks do less"
+                f"{self._config.max_block_s * 1000:.0f}: they are slower than the cluster. The record was not"
+                " accepted. Make callbacks shorter"
             )
         where = (
             f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
@@ -282,13 +321,13 @@ class Accepting(Sealing):
         limit, why = self._pump.ledger.lacks(needed)
         raise SpoolFullError(
             f"No room in {where} within max_block_ms={self._config.max_block_s * 1000:.0f}: {why}. The record was not"
-            f" accepted; everything accepted before is kept. {_WAYS_OUT[limit]}{self._network_cause()}",
+            f" accepted; all accepted records are kept. {_WAYS_OUT[limit]}{self._network_cause()}",
             limit=limit,
         )
 
 
 def _probe(frames: int) -> None:
-    """Raises RecursionError where the stack has no room for so many frames."""
+    """Raise RecursionError if the stack has no room for this many frames."""
     if frames:
         _probe(frames - 1)
 
@@ -311,7 +350,5 @@ def _check_headers(headers: Any) -> Headers:
             and isinstance(item[0], str)
             and (item[1] is None or isinstance(item[1], bytes))
         ):
-            raise TypeError(
-                f"headers[{index}] must be a tuple (str, bytes), its value may be None; not {item!r}"
-            )
+            raise TypeError(f"headers[{index}] must be a tuple (str, bytes) or (str, None), not {item!r}")
     return tuple(headers)

@@ -1,4 +1,4 @@
-"""The way in for an atomic batch: its records, which nobody else sees yet, then all of it in one step."""
+"""Accept an atomic batch: first its records, which other threads do not see yet, then the whole batch in one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Batching"]
 
 _GIVE_WAY_S: Final = 1.0
-"""A commit waits so long at most for the pump to take what others committed before."""
+"""How long a commit waits at most until the pump has taken earlier batches, seconds."""
 
 
 class Batching(Accepting):
@@ -37,9 +37,9 @@ class Batching(Accepting):
         chunk: Chunk | None = None,
         index: int = -1,
     ) -> tuple[RecordFuture, int]:
-        """A record into an atomic batch, which nobody else looks at yet; and its size.
+        """Put a record into an atomic batch, which no other thread uses yet. Return its future and its size.
 
-        In `chunk` it has a number (`index`) already if that is not negative, but there was no room for it.
+        If `index` is not negative, the record has this number in `chunk` already, but no list entry yet.
         """
         key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
         self._check_topic(topic)
@@ -50,8 +50,8 @@ class Batching(Accepting):
         if size > batch._room:
             most = batch._most
             raise SpoolFullError(
-                f"An atomic batch may hold {most:,} bytes (spool_segment_bytes): this record was not added. Commit what"
-                " is there, or raise spool_segment_bytes"
+                f"An atomic batch may hold {most:,} bytes (spool_segment_bytes): this record was not added. Commit the"
+                " batch without it, or raise spool_segment_bytes"
             )
         if index < 0:
             chunk = batch._open.get(topic)
@@ -60,7 +60,7 @@ class Batching(Accepting):
         if chunk is None or not 0 <= index < MAX_RECORDS - 1:
             chunk = Chunk(topic, time.time_ns() // 1_000_000, NEVER, self._chunk_bytes, self._callbacks)
             chunk.atomic = batch
-            # In this order: Ctrl-C between them leaves an empty one, not one that is forgotten.
+            # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
             batch._chunks.append(chunk)
             batch._open[topic] = chunk
             index = next(chunk.numbers)
@@ -69,20 +69,24 @@ class Batching(Accepting):
         return self._future(chunk, index), size
 
     def _submit_unit(self, outcome: BatchOutcome, size: int) -> None:
-        """An atomic batch becomes one unit, unless it was dropped meanwhile. What was accepted before goes before it.
+        """Accept an atomic batch as one unit, unless it was dropped meanwhile. Records accepted earlier go first.
 
-        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Until it is accepted, in
-        one step, nothing has happened; from then on it is among `_units` until it is handed over, by anybody.
+        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. The batch is accepted in
+        one step. Before this step nothing has happened. After it the batch is in `_units` until any thread hands it to
+        the pump.
         """
         self._check_fork()
         pump = self._pump
         if pump.crowded() and not pump.is_current_thread():
-            # Or a program that commits without a pause has the interpreter nearly for itself, and nothing is delivered.
+            # Otherwise a program that commits without a pause takes nearly all of the interpreter's time, and no batch
+            # is delivered.
             pump.wait(lambda: not pump.crowded(), min(_GIVE_WAY_S, self._config.max_block_s))
+        if pump.ledger.ahead.is_far:
+            self._wait_for_deliveries()
         deadline: float | None = None
         while True:
             self._raise_closed()
-            pump.ledger.raise_parked()
+            pump.ledger.raise_undecidable()
             self._raise_wrong_cluster()
             self._raise_loss()
             self._raise_failure()
@@ -104,7 +108,7 @@ class Batching(Accepting):
                 parcel.slip = slip
             try:
                 self._units[outcome] = None
-                # In this order: `close` sets it, then drops those that are not accepted.
+                # The order matters: `close` sets `_closed`, then drops the batches that are not accepted.
                 self._raise_closed()
                 outcome._accept()
                 self._hand_over_units()

@@ -1,4 +1,4 @@
-"""Callbacks: the thread that they run on, and waiting for it."""
+"""Callbacks: the thread on which they run, and waits for this thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Calling(Batching):
         )
 
     def _called(self, chunk: Chunk | None, deadline: float | None) -> bool:
-        """Wait for what is due, of this chunk or at all; False when the time ended first."""
+        """Wait for due callbacks, of this chunk or of all. Return False if the deadline passed first."""
         if chunk is not None:
             if chunk.firsts or chunk.callbacks or chunk.errbacks:
-                # Sealed by another thread, which may have got no further.
+                # Another thread sealed the chunk, and may not have watched it yet.
                 chunk.watch(chunk.parcels or ())
             if not chunk.watched:
                 return True
@@ -42,5 +42,5 @@ def safely(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:
-        # The callback is the user's.
+        # The callback belongs to the application.
         log.exception("Error processing callback", event="callback_failed")

@@ -1,7 +1,7 @@
-"""An open batch: records of one topic that are sealed together, with the callbacks that were added to them.
+"""The open batch: records of one topic that are sealed together, with their callbacks.
 
-It knows the callback thread and parcels, and no producer: when it is sealed, and where its records go, is decided by
-the parts of `SafeProducer` beside it. What threads and signal handlers do to it without a lock is said at `Chunk`.
+A chunk uses the callback thread and parcels, but no producer. The parts of `SafeProducer` decide when it is sealed and
+where its records go. The docstring of `Chunk` explains how threads and signal handlers use it without a lock.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["ABSENT", "MAX_RECORDS", "Chunk", "Encoded", "Headers", "Sizes", "Spe
 
 MAX_RECORDS: Final = 8192
 _FEW_RECORDS: Final = 16
-"""Room in a new chunk; it grows fourfold."""
+"""Size of the lists of a new chunk, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
-"""In place of a record that is not there."""
+"""Placeholder for a record that is not there."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
-"""Given partition, headers and timestamp of a record that has any of them."""
+"""Partition, headers and timestamp of a record for which the caller gave any of them."""
 Sizes = int | list[int]
-"""Bytes of keys or values by record, -1 for null; one number where all have the same."""
+"""Sizes of keys or values by record, bytes, -1 for null; a single number if all are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What became of a chunk's records: `Chunk` has the same attributes."""
+    """The encoded records of a chunk. `Chunk` has the same attributes."""
 
     parcels: list[Parcel]
     head: Parcel | None = None
@@ -51,34 +51,35 @@ class Encoded:
 class Chunk:
     """Records of one topic that are sealed together.
 
-    Threads add records without a lock, and signal handlers in the middle of that: each takes a number, puts its record
-    there, the value last, and then looks whether the chunk is still open. Sealing does it the other way round: the
-    chunk is no longer open, then what is there is taken (`close`). So a sender that finds it open knows that its record
-    is in it; another one looks at what was taken (`has`).
+    Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
+    number, stores its record there, the value last, and then checks whether the chunk is still open. Sealing uses the
+    opposite order: it marks the chunk as no longer open, then takes the stored records (`close`). So if a sender finds
+    the chunk open, its record is in it. Otherwise the sender checks the records that were taken (`has`).
 
     Attributes:
         topic: Topic name.
-        open: It takes records.
-        left: Bytes that it still has room for. Threads may make it too large, which makes a larger batch.
-        numbers: The next record's number. Some may never get their record: see `absent`.
-        keys, values: By number, with room for some more; `keys` shorter while there are none. Empty once sealed.
+        open: Whether it accepts records.
+        left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
+        numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
+        keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
+            sealed.
         special: (partition, headers, timestamp) of the records that have any of them, by number.
-        timestamp_ms: For records without a timestamp of their own: when the first of the chunk came.
+        timestamp_ms: For records without a timestamp of their own: when the first record of the chunk was added.
         due: When it is sealed at the latest, monotonic seconds.
-        encoded: One parcel per partition, while it is being sealed, and where its records are in them.
+        encoded: While it is being sealed: one parcel per partition, and the places of the records in them.
         parcels: The parcels, once sealed.
-        count, absent: Once sealed: numbers below this are its records, but for those that are absent.
-        acked: Once one was asked for: topic, partition, both, base offset, timestamp, and sizes of key and value of its
-            records' metadata, where only offsets differ.
-        parcel_of, index_in: Where record i is; None when there is one parcel with the records in order.
-        sizes: Of keys and values.
-        firsts: The callbacks that came first to their record, and before the chunk was sealed, by its number; shorter
-            while there are none. `RecordFuture.add_callback` says how.
-        callbacks, errbacks: What else was added and not looked at yet: record, function, record, function and so on.
-            An object for each would cost the garbage collector more than the records do.
-        thread: Calls them.
-        atomic: The batch that it is a part of, which alone has it sealed.
-        watched: Any were added.
+        count, absent: Once sealed: its records are the numbers below `count`, except those in `absent`.
+        acked: Set by the first request for metadata if only offsets differ: topic, partition, both, base offset,
+            timestamp, and sizes of key and value.
+        parcel_of, index_in: The place of record i; None if there is one parcel with the records in order.
+        sizes: Sizes of keys and values.
+        firsts: By number: the first callback of each record, if it was added before the chunk was sealed; shorter while
+            there are none. See `RecordFuture.add_callback`.
+        callbacks, errbacks: Other callbacks that were added and not handled yet: record, function, record, function and
+            so on. One object for each would cost the garbage collector more than the records do.
+        thread: The thread that calls them.
+        atomic: The atomic batch to which it belongs; only this batch has it sealed.
+        watched: Whether any callback was added.
     """
 
     __slots__ = (
@@ -144,11 +145,14 @@ class Chunk:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """A record at its number, for which there may be no room yet. Threads that do it at once make too much room."""
-        keys, values = self.keys, self.values  # a signal handler may seal this, and these are forgotten
+        """Store a record at its number, extending the lists if needed. Concurrent calls may extend them too far."""
+        keys, values = (
+            self.keys,
+            self.values,
+        )  # a signal handler may seal the chunk, which replaces these lists
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # The last one has no room before it comes: it is put here, by who seals then.
+                # The last record never has an entry in advance, so it always comes here, and its sender seals then.
                 room = min(max(4 * len(column), _FEW_RECORDS), MAX_RECORDS - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -158,36 +162,39 @@ class Chunk:
         values[index] = value
 
     def close(self) -> list[bytes | None]:
-        """Take no more records. With the producer's lock held; a signal handler may call it in the middle of itself.
+        """Stop accepting records. Called with the producer's lock held; a signal handler may interrupt and repeat it.
 
         Returns:
-            The values by number, `ABSENT` where there is none: the same ones at each call.
+            The values by number, `ABSENT` for missing ones. Each call returns the same list.
         """
         self.open = False
-        taken = self._taken  # that one, also where a signal handler comes now, which seals and forgets it
+        taken = (
+            self._taken
+        )  # keep this list: a signal handler may seal the chunk now, which replaces the attribute
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
     @property
     def waiting(self) -> int:
-        """How many records are in it while it is not sealed."""
+        """Number of records in it while it is not sealed."""
         if self.parcels is not None:
             return 0
         values = self._taken[0] if self._taken else self.values
         return len(values) - values.count(ABSENT)
 
     def has(self, index: int) -> bool:
-        """Whether a record is in it, which is sealed."""
+        """Return whether a record is in this sealed chunk."""
         return index < self.count and index not in self.absent
 
     def took(self, index: int) -> bool:
-        """Whether a record that was put at its number is in it, which is no longer open: without waiting for its end.
+        """Return whether a stored record is in this chunk, which is no longer open but may not be sealed yet.
 
-        Without the lock: the thread that seals may have it for as long as encoding takes.
+        It takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """
         taken: list[bytes | None] = []
         if self.encoded is None:
-            # As that thread does it: what is taken first is what both see. It may be encoded, and forgotten, meanwhile.
+            # Do the same as the sealing thread: both see the list that was taken first. Meanwhile that thread may have
+            # encoded the records and dropped the list.
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
@@ -196,11 +203,11 @@ class Chunk:
         return index < encoded.count and index not in encoded.absent
 
     def forget(self) -> None:
-        """Let go of the records, which are encoded."""
+        """Drop the records after they are encoded."""
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
-        """The parcel of record `index` and its index there, through every division."""
+        """Return the parcel of record `index` and its index there, after all divisions of parcels."""
         if self.parcels is None:
             raise AssertionError("A chunk that is not sealed has no parcels")
         if self.parcel_of is None or self.index_in is None:
@@ -219,7 +226,7 @@ class Chunk:
         return parcel, index
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Of a record that was acknowledged."""
+        """Return the metadata of an acknowledged record."""
         parcel, at = self.locate(index)
         special = self.special.get(index)
         stamp = self.timestamp_ms
@@ -255,11 +262,11 @@ class Chunk:
         )
 
     def all_metadata(self, parcel: Parcel, indexes: Sequence[int]) -> Iterator[RecordMetadata]:
-        """The same of many records, which are all in this parcel: without a step in Python for each, as a rule.
+        """Return the metadata of many records of one parcel, usually without Python code for each record.
 
         Args:
-            parcel: It was acknowledged.
-            indexes: The records' numbers; a range is all of them in order.
+            parcel: An acknowledged parcel.
+            indexes: The records' numbers; a range stands for all records in order.
         """
         if self.special or parcel.parent is not None:
             return map(self.metadata, indexes)
@@ -275,7 +282,7 @@ class Chunk:
         keys, values = self.sizes
         fields: Iterable[tuple[Any, ...]]
         if isinstance(keys, int) and isinstance(values, int):
-            # Only offsets differ, and a product gives the fields that do not without being asked for each again.
+            # Only offsets differ. A product yields the constant fields without Python code for each record.
             fields = itertools.product(
                 *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
             )
@@ -292,32 +299,33 @@ class Chunk:
             )
         return map(tuple.__new__, itertools.repeat(RecordMetadata), fields)
 
-    # Callbacks. Callers add to the three lists, the callback thread alone takes from them.
+    # Callbacks. Callers add to the three lists; only the callback thread takes from them.
 
     def put_first(self, index: int, function: Any) -> None:
-        """A record's first callback, for which there is no room yet. Threads may do it at the same time."""
+        """Store a record's first callback, extending the list. Threads may call it concurrently."""
         firsts = self.firsts  # the callback thread may replace it
         firsts.extend([None] * (max(len(self.values), index + 1) - len(firsts)))
         firsts[index] = function
         self.thread.start()
 
     def first_calls(self) -> Sequence[Any]:
-        """What was in `firsts` when the chunk, which is sealed, was asked for the first time, by number.
+        """Return the contents of `firsts` at the first call after the chunk was sealed, by number.
 
-        By any thread, and in the middle of itself. What has been called is there no more, but is not None either.
+        Any thread may call it, and a signal handler may interrupt and repeat it. Functions that were called are
+        replaced by another value that is not None.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
         return self._first_calls[0]
 
     def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Records and their functions, once. On the callback thread, when the chunk is sealed."""
+        """Return the records and their first callbacks, once, on the callback thread, after the chunk was sealed."""
         firsts = self.first_calls()
         if not isinstance(firsts, list):
             return (), ()
         firsts = firsts[: self.count]
         every, self._first_due = self._first_due == len(firsts), 0
-        # Functions are let go of when they have been called, though a future may be kept, and with it this.
+        # Drop the functions after the call: a program may keep a future, which keeps this chunk.
         self.firsts = []
         if every:
             self._first_calls[0] = range(len(firsts))
@@ -327,14 +335,14 @@ class Chunk:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self, parcels: Iterable[Parcel]) -> None:
-        """Something was added, and the chunk is sealed: look at it when these are done. Twice does no harm."""
+        """Call back when these parcels are done, for callbacks of a sealed chunk. Calling it twice does no harm."""
         self.watched = True
         if self._first_due < 0:
             firsts = self.first_calls()[: self.count]
             self._first_due = len(firsts) - (0 if _all_there(firsts) else sum(f is None for f in firsts))
         for parcel in parcels:
             parcel.watch(self.on_done)
-            # In this order: the pump sets what is looked at here, then looks for the watcher.
+            # The order matters: the pump sets the attributes that are read here, then looks for the watcher.
             if parcel.children is not None:
                 self.watch(child for child, _ in parcel.children)
             if parcel.done:
@@ -342,17 +350,17 @@ class Chunk:
                 self.thread.put(self._call_done)
 
     def on_done(self, parcel: Parcel) -> None:
-        """A parcel's fate is final. By the pump, with its lock held."""
+        """Note that a parcel's result is final. The pump calls this, holding its lock."""
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
-        # A share of them where there are several parcels: how many fall due is not counted more exactly than that.
+        # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.count, 1)
-        # Also when none seems to wait: the thread may be sorting them, and have looked at this parcel already.
+        # Do this even if none seems to wait: the thread may be sorting them, after it has looked at this parcel.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
-        """Call what is due, on the callback thread."""
+        """Call the due callbacks, on the callback thread."""
         parcels = self.parcels or []
         if len(parcels) == 1 and parcels[0].children is None:
             if parcels[0].done:
@@ -380,7 +388,7 @@ class Chunk:
             self.thread.call((), (), due)
 
     def _sort(self, callbacks: list[Any], errbacks: list[Any]) -> None:
-        """By the parcels of their records."""
+        """Group callbacks by the parcels of their records."""
         for calls, which in ((callbacks, 1), (errbacks, 2)):
             if not calls:
                 continue
@@ -393,9 +401,9 @@ class Chunk:
                 (found[1] if which == 1 else found[2]).extend(mine)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
-        """Parcels of records, each with the places of its own in `indexes`.
+        """Yield the parcels of records, each with the places of its records in `indexes`.
 
-        Where nothing was divided there is no step in Python for each record.
+        If no parcel was divided, this needs no Python code for each record.
         """
         if self.parcel_of is None:
             groups = [np.arange(len(indexes))]
@@ -426,16 +434,16 @@ class Chunk:
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Whether none of these is None. False also where that would take a closer look."""
+    """Return True if surely none of these is None. False means only that this is not certain."""
     try:
-        # Of a function that is quick. An object of the application's may have a truth of its own, or none.
+        # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)
     except Exception:
         return False
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Whether its fate is that of its records, and not that of what it was divided into or from."""
+    """Return whether a parcel itself, not its parts or its parents, has the result of its records."""
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

@@ -1,4 +1,4 @@
-"""The end of a producer, closed or dropped: what is still waited for, what is let go of, what is said to be left."""
+"""The end of a producer that is closed or dropped: the last waits, the release of resources, the final log messages."""
 
 from __future__ import annotations
 
@@ -12,63 +12,60 @@ import warnings
 from typing import Final
 
 from kafkasafe._core.patience import Patience, timeout_of
+from kafkasafe._io.metric_readings import AT_CLOSE
 from kafkasafe._io.refusals import counted
 from kafkasafe._producing.calling import safely
 from kafkasafe._producing.flushing import Flushing
 from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.logs import EventLog, drain, own_threads
-from kafkasafe.metrics import flush as flush_metrics
 
 __all__ = ["Closing"]
 
 log = EventLog("producer")
 
 _CLOSE_IDLE_S: Final = 5.0
-"""How long `close` waits for the next delivery."""
+"""How long `close` waits for the next delivery, seconds."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""The same with `spool="never"`: what is left then is lost."""
+"""The same with `spool="never"`, where undelivered records are lost after the wait."""
 _CLOSE_PAUSES: Final = 2
-"""Request timeouts: how much of a pause whose end is known `close` waits for besides."""
+"""If a pause has a known end, `close` waits for it, but at most this many request timeouts longer."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""How long a disk that takes long holds up `close`, at least: what is not on disk then is lost."""
+"""How long `close` waits for a slow disk, at least, seconds. Records that are not on disk after that are lost."""
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
-"""Pauses of `close` between tries to encode what there was no memory for grow by so much."""
+"""If `close` lacks memory to encode records, it tries again. Each pause is longer by this time, seconds."""
 
 
 class Closing(Flushing):
     """Part of `SafeProducer`."""
 
     def close(self, timeout: float | None = None) -> None:
-        """Make everything durable, deliver what can be delivered, and let go of the spool.
+        """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        That includes what earlier producers left and this one adopted: in its directory, and in directories beside a
-        default one. What is not delivered by then stays on disk; the next producer on the directory delivers it, and a
-        warning for each directory says how many records those are. With `spool="never"` it is lost, and that is raised.
-        Calling it again does nothing.
-        At the end of the interpreter it is called for those who did not.
+        This includes records of earlier producers that this one adopted, in its directory and in directories next to a
+        default one. Undelivered records stay on disk, and the next producer on the directory delivers them; a warning
+        for each directory gives their number. With `spool="never"` they are lost, and `close` raises an error.
+        Calling it again does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Seconds to wait for deliveries, and for a disk that fails; one that only takes long is given ten at
-                least. Default: as long as some are made, and 5 s more (30 s with
-                `spool="never"`); where something
-                has to wait before it may be sent, and until when is known, until then, at most two request timeouts.
+            timeout: Seconds to wait for deliveries, and for a disk that fails. A disk that is only slow gets ten
+                seconds at least. Default: until no delivery was made for 5 s (30 s with `spool="never"`). If records
+                must wait until a known time before they may be sent, `close` waits until then, but at most two request
+                timeouts longer.
 
         Raises:
-            SpoolError: Not everything that was accepted could be made durable, or the spool failed for good. It is
-                closed all the same.
-            DeliveryTimeoutError: With `spool="never"`: records were accepted that the cluster has not acknowledged.
-                Their futures have the same error. It is closed all the same.
-            WrongClusterError: Another cluster answers instead of the one that records wait for. It is closed all the
-                same, and they are on disk.
-            DataLossError: As of `flush`; all losses that were not raised yet in one (`others`). It is closed all the
-                same. Where the answer did not come in time a WARNING says so (`data_loss_unknown`), and the next
-                producer on the directory asks again.
-            ValueError: A negative timeout, or nan.
+            SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
+            DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
+                futures have the same error.
+            WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
+            DataLossError: As for `flush`. One error for all losses that were not raised yet (`others`). If a check
+                for losses did not end in time, a WARNING says so (`data_loss_unknown`), and the next producer on the
+                directory repeats the check.
+            ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
         """
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
@@ -86,16 +83,17 @@ class Closing(Flushing):
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
-        # First: what another thread still adds is sealed below, and no chunk is opened any more.
+        # Set this first: from now on no chunk is opened, and records that other threads still add are sealed below.
         self._closed = ProducerClosedError(
-            "The producer is closed. What was accepted before is delivered or on disk"
+            "The producer is closed. Records accepted before close() are delivered or on disk"
         )
         for outcome in list(self._units):
             outcome._refuse()
         if self._transactions is not None:
             self._transactions.close()
         if pump.is_current_thread():
-            # Called by a hook or a handler: waiting here would never end. What was accepted is written on the way.
+            # A hook or a log handler called this on the pump's thread, so waiting would never end. The pump writes the
+            # accepted records while it stops.
             self._seal_all()
             pump.stop(0.0)
             self._closed_down(0.0)
@@ -125,7 +123,7 @@ class Closing(Flushing):
             self._raise_unsealed()
 
     def _seal_for_good(self) -> None:
-        """Seal what is open; where there is no memory for it, as much as there is. Tried a few times."""
+        """Seal the open chunks. If memory is short, try a few times, then seal as many as possible."""
         for attempt in range(_SEAL_TRIES):
             try:
                 self._seal_all()
@@ -138,7 +136,7 @@ class Closing(Flushing):
                 self._seal_or_leave(chunk)
 
     def _raise_unsealed(self) -> None:
-        """What could not be encoded is in no file, and in no other memory than this producer's."""
+        """Raise SpoolWriteError for records that could not be encoded: they are lost with this producer."""
         records = self._unsealed()
         if records:
             were, are = ("was", "is") if records == 1 else ("were", "are")
@@ -148,7 +146,7 @@ class Closing(Flushing):
             )
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
-        """Until everything is delivered, for `timeout` seconds, or for as long as there is something to hope for."""
+        """Wait until everything is delivered, for `timeout` seconds, or as long as deliveries are made."""
         pump = self._pump
         began = time.monotonic()
 
@@ -159,26 +157,26 @@ class Closing(Flushing):
             planned = end()
 
             def look_up(planned: float = planned) -> bool:
-                # The end comes nearer when a lane has been read that is large.
+                # The planned end may come earlier, once a large lane has been read.
                 return pump.ledger.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
             if (
                 pump.ledger.idle()
                 or pump.ledger.failure is not None
-                or pump.ledger.parked
+                or pump.ledger.undecidable
                 or pump.ledger.wrong_cluster is not None
                 or time.monotonic() >= end()
             ):
                 return
 
     def _tell_left(self) -> None:
-        """What is on disk at the end and not in the cluster, and what is not known to be there still."""
+        """Log which records are undelivered, and which partitions may have lost acknowledged records."""
         doubted = self._doubted(self._pump.left_doubted)
         if doubted:
-            then = f": the next producer on {self._config.spool_dir} asks again"
+            then = f": the next producer on {self._config.spool_dir} repeats the check"
             log.warning(
-                "Whether %s still has all acknowledged records was not known at the end%s",
+                "The producer closed before it could check whether %s still has all acknowledged records%s",
                 doubted,
                 "" if self._config.in_memory else then,
                 client_id=self.client_id,
@@ -204,13 +202,13 @@ class Closing(Flushing):
             )
         given = self._config.kafka["bootstrap_servers"]
         servers = given if isinstance(given, str) else ",".join(given)
-        # Another spelling of the addresses has a directory of its own, and what is left there stays there.
+        # A default directory depends on the spelling of the addresses, so there may be several.
         for path, records in sorted(left.items()):
             if not records:
                 continue
             log.warning(
-                "%d record%s not delivered, waiting in %s: the next producer on that directory delivers what waits, or"
-                " kafkasafe spool drain %s -b %s",
+                "%d record%s not delivered, waiting in %s: the next producer on that directory delivers all records in"
+                " it, or run kafkasafe spool drain %s -b %s",
                 records,
                 " is" if records == 1 else "s are",
                 path,
@@ -225,20 +223,24 @@ class Closing(Flushing):
 
     @property
     def _spool_path(self) -> str:
-        """The real path of its directory, the same for all that stand on it; empty where it has none."""
+        """The real path of the spool directory, the same for all producers on it; empty without a directory."""
         return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
 
-    def __del__(self) -> None:
-        """Dropped without `close()`: its pump goes on until everything is delivered, as `close()` would wait for that.
+    def _forgo_warning(self) -> None:
+        """The ResourceWarning has been given: its owner was dropped, and this follows."""
+        self._warned = True
 
-        This waits a second at most, as KafkaProducer's does: what the next producer sends comes later. It takes no
-        lock: the garbage collector calls it at any place.
+    def __del__(self) -> None:
+        """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
+
+        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
+        takes no lock, because the garbage collector may call it at any place.
         """
         if self._closed is not None or not self._opened:
             return
         self._closed = ProducerClosedError("The producer was collected by the garbage collector")
         self._hold.keep(self)
-        # In this order: one that is made just now looks at DROPPED when it can be seen itself.
+        # The order matters: a producer that is being opened reads DROPPED after it has added itself to LIVE.
         DROPPED[self._pump] = self._spool_path
         goes_first(self._pump, self._spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
@@ -249,15 +251,17 @@ class Closing(Flushing):
             self._pump.join(DROPPED_IDLE_S)
         if self._pump.ended():
             self._dropped()
+        if self._warned:
+            return
         with contextlib.suppress(Exception):
-            # An application may make an error of it, which nobody could catch here.
-            text = f"SafeProducer {self.client_id} was dropped without close(); it goes on until all is delivered"
+            # An application may turn warnings into errors, but no caller could catch one here.
+            text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def _dropped(self) -> None:
-        """The end of a dropped producer, on the pump's thread."""
+        """Finish a dropped producer, on the pump's thread."""
         if not self._hold.keeps():
-            return  # said before
+            return  # finished before
         if self._pump not in SUCCEEDED:
             self._tell_left()
         try:
@@ -281,11 +285,12 @@ class Closing(Flushing):
                 event="callbacks_left",
             )
         for serializer in (self._config.key_serializer, self._config.value_serializer):
-            # As KafkaProducer does.
+            # KafkaProducer closes its serializers, too.
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
                 safely(serializer.close)
-        flush_metrics()
-        # What its threads had to say; a handler that waits for this very close() is not waited for.
+        for call in AT_CLOSE:
+            call()
+        # Wait for the log records of its threads, but only briefly: a log handler may be waiting for this close().
         drain(_LOG_S)
         PRODUCERS.discard(self)
         LIVE.pop(self._pump, None)
@@ -294,8 +299,8 @@ class Closing(Flushing):
         """Wait until everything is on disk.
 
         Args:
-            limit_s: So long for a disk that only takes long.
-            deadline: Until then for one that fails.
+            limit_s: How long to wait for a disk that is only slow, seconds.
+            deadline: How long to wait for a disk that fails, monotonic seconds.
         """
         pump = self._pump
         ledger = pump.ledger

@@ -1,6 +1,6 @@
-"""A chunk's records as parcels: encoded once, one parcel for each partition.
+"""Encode the records of a chunk into parcels, one for each partition.
 
-Nothing is handed over or waited for here, so encoding may be repeated after a Ctrl-C, or when memory was short.
+Encoding has no side effects and does not wait, so it may be repeated after a Ctrl-C, or after memory was short.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Encoding(Placing):
     """Part of `SafeProducer`."""
 
     def _encoded(self, chunk: Chunk) -> Encoded:
-        """What becomes of its records. Encoding has no side effects, so it may be repeated.
+        """Encode a chunk. Encoding has no side effects, so it may be repeated.
 
         Raises:
-            SpoolWriteError: There is no memory for it.
+            SpoolWriteError: There is not enough memory.
         """
         try:
             return self._encode(chunk)
         except (MemoryError, OSError) as error:
-            # The codecs of pyarrow say it with an OSError. No file is touched here.
+            # The codecs of pyarrow raise OSError for lack of memory. No file is used here.
             raise SpoolWriteError(
                 f"There is no memory to encode records of topic {chunk.topic} ({type(error).__name__}: {error})."
-                " Nothing that was accepted is lost while this producer lives: it is encoded by the next call, or by"
-                " the producer's own thread. Free memory, and call again"
+                " While this producer is open, no accepted record is lost: the next call, or the producer's own thread,"
+                " encodes them. Free memory, and call again"
             ) from error
 
     def _encode(self, chunk: Chunk) -> Encoded:
@@ -51,11 +51,11 @@ class Encoding(Placing):
         absent: frozenset[int] = frozenset()
         if sizes[1] == -1 or (isinstance(sizes[1], list) and -1 in sizes[1]):
             absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
-        special = chunk.special.copy() if chunk.special else {}  # late ones may still come
+        special = chunk.special.copy() if chunk.special else {}  # late senders may still add to it
         if not absent:
             special = {i: given for i, given in special.items() if i < count}
             return replace(self._encoded_all(chunk, keys, values, special), count=count, sizes=sizes)
-        # Some took their number and did not get further: a signal handler, or Ctrl-C, came in the middle of `send`.
+        # Some senders took a number but stored no record: a signal handler or Ctrl-C interrupted `send`.
         present = [i for i in range(count) if i not in absent]
         if not present:
             return Encoded([], None, count, absent, sizes)
@@ -77,13 +77,13 @@ class Encoding(Placing):
         values: list[bytes | None],
         special: dict[int, Special],
     ) -> Encoded:
-        """Records of a chunk, each of which is there; no keys where none has one."""
+        """Encode records without gaps. `keys` is empty if no record has a key."""
         partitions = self._partition_counts.get(chunk.topic, 0)
         chosen = sum(partition is not None for partition, _, _ in special.values())
         if not partitions and chosen < len(values):
             self._unchosen.add(chunk.topic)
         if not partitions and chosen and chunk.topic in self._unchosen:
-            # Some wait for their partition to be chosen. What goes to a given one must not overtake them.
+            # Some records wait for the choice of their partition. Records with a given one must not overtake these.
             return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
         if chosen or (partitions > 1 and (keys or self._config.custom_partitioner)):
             return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
@@ -168,14 +168,14 @@ def _sizes(items: list[bytes | None]) -> Sizes:
     if not items:
         return -1
     try:
-        sizes = list(map(len, items))  # type: ignore[arg-type]  # of None it raises
+        sizes = list(map(len, items))  # type: ignore[arg-type]  # raises for None
     except TypeError:
         sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
     return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
-    """(index, given partition or None) of records, ascending → (first index, number of records, partition)."""
+    """Convert ascending (index, given partition or None) to runs (first index, number of records, partition)."""
     runs: list[tuple[int, int, int]] = []
     for index, partition in given:
         if partition is None:

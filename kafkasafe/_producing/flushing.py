@@ -1,4 +1,4 @@
-"""`flush` and `durable`: waiting for the fate of all that was accepted, and the error where it does not come."""
+"""`flush` and `durable`: wait for the results of all accepted records, and raise an error if they do not come."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ __all__ = ["Flushing"]
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0
-"""How often who waits without an end says what for."""
+"""How often a long `flush` logs what it waits for, seconds."""
 
 
 class Flushing(Calling):
     """Part of `SafeProducer`."""
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record accepted before has its fate (acknowledged, refused, or given up), and its callbacks.
+        """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
 
-        Where something says that the cluster lost acknowledged records, it also waits until that is known, and until
-        what is sent again is back. In a callback it waits for no callbacks. While it waits, a WARNING (`flush_waits`)
-        says every 30 s for what.
+        If the cluster may have lost acknowledged records, `flush` also waits until that is decided, and until records
+        that are sent again are in the log. When called in a callback, it does not wait for callbacks. During a long
+        wait it logs the reason every 30 s (WARNING `flush_waits`).
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Not everything in time. The message says what is on disk and will be delivered, and what
-                is in memory only; callbacks will be called.
-            SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
+            KafkaTimeoutError: Some records have no result in time. The message says how many are on disk and will be
+                delivered, and how many are in memory only. Their callbacks will still be called.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
-            WrongClusterError: Another cluster answers instead of the one that the records are for. They are on disk
-                and are delivered when theirs answers again.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`); once for
-                each loss, the next one by the next call. What waits is delivered all the same.
+            WrongClusterError: The brokers belong to another cluster than the records. The records are on disk, and are
+                delivered when their own cluster answers again.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
+                once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
         """
         self._check_fork()
         pump = self._pump
@@ -52,11 +52,11 @@ class Flushing(Calling):
         self._raise_unsettled(number, timeout, finished=finished)
         if not self._called(None, deadline):
             raise WaitTimeoutError(
-                f"Every record was delivered, but not every callback had run after {timeout} s; they go on"
+                f"Every record was delivered, but not every callback had run after {timeout} s; callbacks go on"
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for what `flush` waits for, and say now and then for what; whether it is there."""
+        """Wait for the results, and log from time to time what is missing. Return whether all are there."""
         pump = self._pump
         began = time.monotonic()
         while True:
@@ -74,7 +74,7 @@ class Flushing(Calling):
                 log.warning(
                     "flush() has waited for %.0f s, for: %s.%s%s",
                     now - began,
-                    "; ".join(what) or "what is sent again after a loss",
+                    "; ".join(what) or "records that are sent again after a loss",
                     self._network_cause(),
                     because(pump.refused()),
                     client_id=self._config.client_id,
@@ -83,35 +83,37 @@ class Flushing(Calling):
                 )
 
     def _settled_or_never(self, number: int) -> bool:
-        """Whether `flush` has something to say."""
+        """Return whether `flush` can end, with a result or an error."""
         ledger = self._pump.ledger
-        return ledger.settled(number) or ledger.parked or ledger.damaged or ledger.wrong_cluster is not None
+        return (
+            ledger.settled(number) or ledger.undecidable or ledger.damaged or ledger.wrong_cluster is not None
+        )
 
     def _raise_unsettled(self, number: int, timeout: float | None, *, finished: bool) -> None:
-        """The end of `flush`: nothing, or the error."""
+        """Finish `flush`: raise the error, if there is one."""
         pump = self._pump
-        pump.ledger.raise_parked()
+        pump.ledger.raise_undecidable()
         delivered = pump.ledger.flushed(number)
         if not delivered:
             pump.ledger.raise_damage()
             self._raise_wrong_cluster()
         self._raise_loss()
-        # Also where nothing is left to wait for: then it was given up.
+        # Check this even if no record is pending: the failure may have dropped the records.
         self._raise_failure()
         if not finished:
             doubted = self._doubted()
             what = "Not every record was acknowledged"
             if delivered and doubted:
-                what = f"Whether {doubted} still has all acknowledged records was not known"
+                what = f"The check whether {doubted} still has all acknowledged records did not end"
             raise WaitTimeoutError(
                 f"{what} within {timeout} s; {self._where_they_are(number)}.{self._disk_cause()}"
                 f"{self._network_cause()}{because(pump.refused())}"
             )
 
     def _where_they_are(self, number: int) -> str:
-        """What is not acknowledged up to this number, for people."""
+        """Return a phrase that says where the unacknowledged records up to this number are."""
         if self._config.in_memory:
-            return "they are in memory, as long as this producer lives, and will be delivered"
+            return "they are in memory and will be delivered while this producer is open"
         ledger = self._pump.ledger
         unfinished, memory = ledger.unfinished_records(number), ledger.undurable_records(number)
         if not memory:
@@ -124,16 +126,16 @@ class Flushing(Calling):
     def durable(self, timeout: float | None = None) -> None:
         """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable: this is `flush`, and also waits for what
-        `delivery_timeout_ms` gave up.
+        With `spool="never"` only the cluster makes a record durable. Then this method is like `flush`, but also waits
+        for records whose futures failed after `delivery_timeout_ms`.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Not everything in time.
-            SpoolWriteError: There is no memory to encode what was accepted. The next call tries again.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: Some records were not durable in time.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
+            SpoolError: The spool failed permanently.
         """
         self._check_fork()
         pump = self._pump
@@ -146,31 +148,42 @@ class Flushing(Calling):
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        pump.wait(lambda: pump.ledger.spooled(number), timeout)
+        # A hook on the pump's own thread cannot wait for a look.
+        look = 0 if pump.is_current_thread() else pump.ask_look()
+        pump.wait(lambda: pump.ledger.spooled(number) and pump.has_looked(look), timeout)
         self._raise_unspooled(number, timeout)
+        self._raise_displaced(look, timeout)
+
+    def _raise_displaced(self, look: int, timeout: float | None) -> None:
+        """Raise if files of the spool were moved or deleted and are not restored yet."""
+        if not self._pump.has_looked(look) and self._pump.displaced:
+            raise WaitTimeoutError(
+                f"What was durable is not all where the next start finds it, within {timeout} s."
+                f"{self._disk_cause()}"
+            )
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
-        """`spool="never"`: `flush` returned, which does not wait for what `delivery_timeout_ms` gave up."""
+        """With `spool="never"`: wait for the records whose futures failed after `delivery_timeout_ms`."""
         pump, ledger = self._pump, self._pump.ledger
         pump.wait(
-            lambda: ledger.spooled(number) or ledger.parked or ledger.wrong_cluster is not None,
+            lambda: ledger.spooled(number) or ledger.undecidable or ledger.wrong_cluster is not None,
             None if deadline is None else max(0.0, deadline - time.monotonic()),
         )
         self._raise_unspooled(number, timeout)
 
     def _raise_unspooled(self, number: int, timeout: float | None) -> None:
-        """The end of `durable`: nothing, or the error."""
+        """Finish `durable`: raise the error, if there is one."""
         ledger = self._pump.ledger
         spooled = ledger.spooled(number)
-        # Also where nothing is left to wait for: then it was given up.
+        # Check this even if no record is pending: the failure may have dropped the records.
         self._raise_failure()
         if spooled:
             return
         if not self._config.in_memory:
             raise WaitTimeoutError(f"Not every record was on disk within {timeout} s.{self._disk_cause()}")
-        ledger.raise_parked()
+        ledger.raise_undecidable()
         self._raise_wrong_cluster()
         raise WaitTimeoutError(
-            f"Not every record was acknowledged within {timeout} s; what delivery_timeout_ms gave up is in memory as"
-            f" well, and will be delivered while this producer lives.{self._network_cause()}"
+            f"Not every record was acknowledged within {timeout} s. The others, even after delivery_timeout_ms, are in"
+            f" memory and will be delivered while this producer is open.{self._network_cause()}"
         )

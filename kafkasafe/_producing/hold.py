@@ -1,6 +1,6 @@
-"""The producers of this process, as others know them: their pumps, the end of the process, a fork.
+"""The registry of this process's producers. Pumps, the exit of the process and forks use it.
 
-What the producers of a process share is here, and nothing of a single one but its `Hold`.
+This module has the state that the producers of a process share. Of a single producer it has only the `Hold`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = [
 ]
 
 DROPPED_IDLE_S: Final = 1.0
-"""How long a producer that was dropped is waited for, and it for the next delivery when another is opened on its
-directory."""
+"""How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
+one also waits this long for its next delivery."""
 _DROPPED_MOST_S: Final = 300.0
 
 LIVE: dict[Pump, str] = {}
-"""Pumps of producers that accept records, and the directories of their spools; of none without a directory."""
+"""Pumps of producers that accept records, with their spool directories. Producers without a directory are left out."""
 PRODUCERS: weakref.WeakSet[Closing] = weakref.WeakSet()
 DROPPED: dict[Pump, str] = {}
-"""Pumps of producers that were dropped without `close()`, until their end, and the directories of their spools."""
+"""Pumps of producers that were dropped without `close()` and still run, with their spool directories."""
 SUCCEEDED: set[Pump] = set()
-"""Those of them whose lanes a new producer takes over."""
+"""The pumps in `DROPPED` whose lanes a new producer takes over."""
 
 
 class Hold:
-    """A producer as its pump knows it: the application's, which may drop it; then the pump's until the end."""
+    """A pump's reference to its producer: weak while the application has it, strong after the application drops it."""
 
     def __init__(self, producer: Closing) -> None:
         self._seen = weakref.ref(producer)
@@ -66,7 +66,7 @@ class Hold:
 
     def seal_due(self, now: float) -> float:
         producer = self._producer()
-        # While it is being collected: soon.
+        # The producer is being collected: try again soon.
         return now + 0.01 if producer is None else producer._seal_due(now)
 
     def on_topic(self, topic: str, partitions: int) -> None:
@@ -78,7 +78,7 @@ class Hold:
         self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
     ) -> Indexes:
         while (producer := self._producer()) is None:
-            time.sleep(0.001)  # the garbage collector is about to keep it
+            time.sleep(0.001)  # `__del__` is about to call `keep`
         return producer._choose(topic, partitions, keys, values)
 
     def let_go(self) -> contextlib.AbstractContextManager[None]:
@@ -87,18 +87,18 @@ class Hold:
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """A producer accepts records from now on. It comes after those that were dropped while it was made."""
+    """Register a producer that accepts records from now on. Records of producers dropped meanwhile come first."""
     LIVE[pump] = path
-    # In this order: one that is dropped from now on sees this one.
+    # The order matters: a producer that is dropped from now on finds this one in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """A producer is dropped: it accepts nothing more, and what it accepted goes before what others send from now on.
+    """Note that a producer is dropped: its records go before those that others on the directory send from now on.
 
-    Takes no lock: the garbage collector may call. May be called again, for those that went live since.
+    Takes no lock, because the garbage collector may call it. May be called again, for producers opened since then.
     """
     LIVE.pop(pump, None)
     for other, directory in LIVE.copy().items():
@@ -107,9 +107,9 @@ def goes_first(pump: Pump, path: str) -> None:
 
 
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
-    """Producers on the same directory that were dropped end first: what they accepted comes before anything newer.
+    """Wait until dropped producers on the same directory end, so that their records come before newer ones.
 
-    What they cannot deliver soon is taken over with their lanes.
+    The new producer takes over their lanes with the records that they cannot deliver soon.
     """
     path = os.path.realpath(spool_dir)
     for pump, directory in list(DROPPED.items()):
@@ -138,11 +138,11 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # All are kept alive meanwhile: one that ended in here, before it is marked, would end as the parent's does.
+    # The list keeps all producers alive: one that were collected before it is marked would close as in the parent.
     for producer in list(PRODUCERS):
         producer._closed = ForkedProcessError(
-            "This producer was opened before os.fork(): the parent process owns it and delivers what it accepted. Open"
-            " a new SafeProducer in the child"
+            "This producer was opened before os.fork(): the parent process owns it and delivers its records. Open a new"
+            " SafeProducer in the child"
         )
         producer._new_lock()
         producer._chunks = {}

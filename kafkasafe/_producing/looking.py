@@ -1,4 +1,4 @@
-"""What may be asked of a producer: the partitions of a topic, what it has counted, whether it is well."""
+"""Read-only methods of a producer: the partitions of a topic, its counters, its health."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from kafkasafe._core.health import ProducerHealth, producer_health
+from kafkasafe._io.metric_readings import producer_readings
 from kafkasafe._io.stats import Reading
 from kafkasafe._producing.transacting import Transacting
 from kafkasafe.errors import WaitTimeoutError
-from kafkasafe.metrics import producer_readings
 
 __all__ = ["Looking"]
 
@@ -19,11 +19,11 @@ class Looking(Transacting):
     """Part of `SafeProducer`."""
 
     def partitions_for(self, topic: str) -> set[int]:
-        """Partitions of a topic.
+        """Return the partitions of a topic.
 
         Raises:
-            ProducerClosedError: After `close`.
-            KafkaTimeoutError: Not known within `max_block_ms`.
+            ProducerClosedError: `close` was called before.
+            KafkaTimeoutError: The partitions were not known within `max_block_ms`.
         """
         self._raise_closed()
         known = self._transport.topic(topic)
@@ -42,9 +42,10 @@ class Looking(Transacting):
         return set(known.partitions) if known is not None else set()
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Counters since the start: {"kafkasafe": {name: value}}; and a few values under KafkaProducer's names.
+        """Return counters since the start, {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
 
-        Those are in "producer-metrics", and rates and averages since the start; KafkaProducer's are of the last minute.
+        The latter are in "producer-metrics". They are rates and averages since the start; KafkaProducer's cover the
+        last minute only.
         """
         pump = self._pump
         values: dict[str, Any] = dict(pump.counters)
@@ -63,10 +64,10 @@ class Looking(Transacting):
         return {"kafkasafe": values, "producer-metrics": theirs}
 
     def health(self) -> ProducerHealth:
-        """Whether the producer can accept records, and why not; apart from that, whether the cluster answers.
+        """Return whether the producer can accept records, and why not; separately, whether the cluster answers.
 
-        For probes (docs/operations.md): it waits for no disk, lock or broker. Any thread may call it, as often as it
-        likes, also after `close`.
+        It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
+        it at any time, even after `close`.
         """
         behind = self._closed is None and self._callbacks.full()
         return producer_health(
@@ -74,5 +75,5 @@ class Looking(Transacting):
         )
 
     def _readings(self) -> Iterable[Reading]:
-        """For `kafkasafe.metrics`."""
+        """Return the readings that `kafkasafe.metrics` collects."""
         return producer_readings(self._pump, closed=self._closed is not None)

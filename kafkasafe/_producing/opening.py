@@ -1,6 +1,6 @@
-"""The beginning of a producer: its options, the spool and a lane in it, what earlier lives left there, the pump.
+"""The start of a producer: its options, the spool with its lane, the records that earlier runs left there, the pump.
 
-The last of the parts: it makes what the others use.
+This is the last part in the chain: it creates the attributes that the other parts use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig, validate, volatile_reason
 from kafkasafe.logs import EventLog
-from kafkasafe.metrics import install
 from kafkasafe.options import ProducerOptions
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ class Opening(Looking):
         self._closed: BaseException | None = None
         config = self._config = self._validated(configs)
         self.config: Mapping[str, Any] = config.kafka
-        # Taken by `with` only. A signal handler that calls this producer in the middle of one of its calls, on the same
-        # thread, takes it once more: see `_send_apart` and `_seal`.
+        # Take this lock only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and
+        # call the producer on the same thread (see `_send_apart` and `_seal`).
         self._new_lock()
         self._asks_partitioner = config.custom_partitioner
         self._started = time.monotonic()
@@ -61,13 +60,13 @@ class Opening(Looking):
         """Atomic batches on their way from their callers to the pump, in order."""
         self._partition_counts: dict[str, int] = {}
         self._unchosen: set[str] = set()
-        """Topics of which records wait, or did, for their partitions to be chosen."""
+        """Topics with records that wait, or waited, for the choice of their partitions."""
         self._rotation = random.randrange(1 << 16)
         self._key_serializer = _serializer(config.key_serializer)
         self._value_serializer = _serializer(config.value_serializer)
         self._partition_by = _partitioner(config.partitioner)
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
-        # What `send` looks at first: bytes are taken as they are.
+        # `send` checks this first: True if keys and values are used as they are.
         self._plain = not self._serializes and not self._asks_partitioner
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
@@ -81,7 +80,7 @@ class Opening(Looking):
             )
         elif config.spool_dir_is_default:
             log.info(
-                "Records wait in %s (spool_dir or KAFKASAFE_SPOOL_DIR change it)",
+                "The spool directory is %s (set spool_dir or KAFKASAFE_SPOOL_DIR to change it)",
                 config.spool_dir,
                 client_id=config.client_id,
                 path=str(config.spool_dir),
@@ -99,6 +98,7 @@ class Opening(Looking):
             )
         if not config.in_memory:
             await_dropped(config.spool_dir)
+        codec.load_codec(config.compression)
         lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
         self._hold = Hold(self)
         self._given_offsets = GivenOffsets(NUMBERS)
@@ -119,7 +119,7 @@ class Opening(Looking):
                 self._pump.open(lock)
                 if not config.in_memory:
                     _check_room(config, files, self._pump.lanes[0].spool.used_bytes)
-                # Before the threads start: then the journal is the pump's.
+                # Do this before the threads start: afterwards the journal belongs to the pump.
                 self._unchosen.update(self._pump.unchosen_topics())
                 self._partition_counts.update(self._pump.remembered_topics())
                 self._transactions: Transactions | None = None
@@ -136,6 +136,8 @@ class Opening(Looking):
             lock.release()
             raise
         if config.prometheus:
+            from kafkasafe.metrics import install
+
             install(self)
         PRODUCERS.add(self)
         if not config.in_memory:
@@ -154,7 +156,7 @@ def _takes(function: Callable[..., Any], arguments: int) -> bool:
         inspect.signature(function).bind(*range(arguments))
     except TypeError:
         return False
-    except ValueError:  # of a function written in C nothing may be known
+    except ValueError:  # functions written in C may have no signature
         return True
     return True
 
@@ -175,7 +177,7 @@ def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
     if callable(given):
         return lambda _topic, _headers, data: given(data)
     raise TypeError(
-        f"A serializer is a function or has a method serialize(topic, headers, data), not {given!r}"
+        f"A serializer must be a function or have a method serialize(topic, headers, data), not {given!r}"
     )
 
 
@@ -192,11 +194,11 @@ def _partitioner(given: Any) -> Callable[..., Any]:
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
-    """Say so where the volume is full before the spool is: its capacity is `spool_max_bytes` for all who look at it."""
+    """Log a warning if the volume will be full before the spool is. Metrics only show `spool_max_bytes`."""
     try:
         free = files.free_bytes(config.spool_dir)
     except OSError:
-        return  # a file system that does not say
+        return  # the file system does not report free space
     if free >= config.spool_max_bytes - used:
         return
     log.warning(

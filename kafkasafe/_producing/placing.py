@@ -1,6 +1,6 @@
-"""Which partition a record goes to: a given one, the choice of the user's partitioner, or KafkaProducer's.
+"""Choose the partition of a record: a given one, the application's partitioner's choice, or KafkaProducer's.
 
-Here it is chosen, and nothing is sealed or waited for.
+Nothing here seals a chunk or waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Placing(State):
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = self._partition_counts.get(topic)
         if known is None and (info := self._transport.topic(topic)) is not None and info.partitions:
-            known = max(info.partitions) + 1  # records that wait for their partition to be chosen go first
+            known = (
+                max(info.partitions) + 1
+            )  # `_partition_counts` is set after records that wait for a choice
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         refused = self._pump.refused_partitions.get((topic, number))
@@ -44,9 +46,9 @@ class Placing(State):
     def _ask_partitioner(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
-        """A partitioner of the user's is asked at once, while there are the key and value that it was written for.
+        """Ask the application's partitioner at once, with the key and value objects that it expects.
 
-        None where the topic is not known yet: then it is asked at first contact, for bytes.
+        Return None if the topic is not known yet. Then the partitioner is asked later, with bytes.
         """
         count = self._partition_counts.get(topic)
         if count is None:
@@ -58,7 +60,7 @@ class Placing(State):
     def _choose(
         self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
     ) -> Indexes:
-        """Partition of each record, as KafkaProducer's partitioner would choose it."""
+        """Return the partition of each record: by the application's partitioner, or as KafkaProducer chooses it."""
         if self._config.custom_partitioner:
             cluster = _Cluster(topic, partitions, self._transport)
             try:
@@ -74,16 +76,16 @@ class Placing(State):
                     np.int64,
                 )
             except Exception:
-                # The partitioner is the user's, the records are accepted: they go where the default one puts them.
-                with apart():  # whose handler may send through this producer, which is locked
+                # The partitioner failed, but the records are accepted: use the default partitioner.
+                with apart():  # a log handler may send through this producer, whose lock is held
                     log.exception(
-                        "%s: the partitioner failed; records go where KafkaProducer's puts them",
+                        "%s: the partitioner failed; KafkaProducer's default partitioner is used instead",
                         topic,
                         client_id=self.client_id,
                         topic=topic,
                         event="partitioner_failed",
                     )
-        # Records without a key go together: to one partition per batch, another one each time (KIP-480).
+        # All records of a batch without a key go to one partition; the next batch goes to another one (KIP-480).
         self._rotation += 1
         if None not in keys:
             if len(keys) == 1:
@@ -101,12 +103,12 @@ class Placing(State):
 
 
 class _Cluster:
-    """What a partitioner may ask of the cluster: kafka-python's ClusterMetadata, as far as it is about partitions.
+    """The part of kafka-python's ClusterMetadata that partitioners use.
 
     Args:
-        topic: The topic at hand, of which `partitions` partitions are known, maybe since an earlier life.
-        partitions: See there.
-        transport: Knows what the cluster said in this life.
+        topic: The topic of the record.
+        partitions: Number of its partitions, which may be known from an earlier run.
+        transport: Has the cluster's metadata of this run.
     """
 
     def __init__(self, topic: str, partitions: int, transport: Cluster) -> None:
@@ -115,40 +117,40 @@ class _Cluster:
         self._transport = transport
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Topics that this producer writes to."""
+        """Return the topics to which this producer writes."""
         names = {self._topic, *self._transport.topics()}
         return {name for name in names if not (exclude_internal_topics and name.startswith("__"))}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Its partitions, None if it is not known."""
+        """Return the partitions of a topic; None if the topic is not known."""
         if topic == self._topic:
             return set(self._partitions)
         info = self._transport.topic(topic)
         return set(info.partitions) if info is not None and info.partitions else None
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Those that have a leader. All while none is known to have one: records wait in the spool."""
+        """Return the partitions with a leader; all of them if none has a known leader, since records can wait."""
         known = self.partitions_for_topic(topic)
         if known is None:
             return None
         return {number for number in known if self._leader(topic, number)[0] != -1} or known
 
     def leader_for_partition(self, partition: TopicPartition) -> int | None:
-        """Node id of the leader, -1 if there is none now, None if the partition is not known."""
+        """Return the node id of the leader; -1 if there is none now, None if the partition is not known."""
         known = self.partitions_for_topic(partition.topic)
         if known is None or partition.partition not in known:
             return None
         return self._leader(*partition)[0]
 
     def leader_epoch_for_partition(self, partition: TopicPartition) -> int | None:
-        """Its epoch, -1 if that is not known, None if the partition is not."""
+        """Return the leader's epoch; -1 if the epoch is not known, None if the partition is not known."""
         known = self.partitions_for_topic(partition.topic)
         if known is None or partition.partition not in known:
             return None
         return self._leader(*partition)[1]
 
     def partitions_for_broker(self, broker_id: int) -> set[TopicPartition] | None:
-        """Partitions that it leads, None if there are none."""
+        """Return the partitions that a broker leads; None if it leads none."""
         led = {
             TopicPartition(topic, number)
             for topic in self.topics(exclude_internal_topics=False)
@@ -158,11 +160,11 @@ class _Cluster:
         return led or None
 
     def brokers(self) -> list[Broker]:
-        """The brokers, each with node_id, host, port and rack."""
+        """Return the brokers, each with node_id, host, port and rack."""
         return list(self._transport.brokers())
 
     def broker_metadata(self, broker_id: int) -> Broker | None:
-        """One of them, None if it is not known."""
+        """Return one broker; None if it is not known."""
         return next((broker for broker in self._transport.brokers() if broker.node_id == broker_id), None)
 
     def _leader(self, topic: str, partition: int) -> tuple[int, int]:

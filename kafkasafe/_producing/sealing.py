@@ -1,7 +1,7 @@
-"""The end of an open batch: it is sealed, and handed to the pump, in the order of sealing.
+"""Seal open batches, and pass them to the pump in the order of sealing.
 
-What needs the producer's lock for more than a moment is here. No disk and no code of the user's but the partitioner is
-called with it.
+This module holds the producer's lock for longer than a moment. While it does, it uses no disk, and calls no code of the
+application but the partitioner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = EventLog("producer")
 
 NEVER: Final = float("inf")
 _NO_MEMORY_S: Final = 0.1
-"""Until the producer's thread tries again to encode what it had no memory for."""
+"""If memory is short, the producer's thread tries again to encode after this time, seconds."""
 
 
 class Sealing(Encoding):
@@ -35,11 +35,11 @@ class Sealing(Encoding):
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()
-        # Whether this thread has it already.
+        # Returns whether this thread holds the lock already.
         self._interrupted: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def _hand_over_units(self) -> None:
-        """Those that are accepted. In the middle of itself too: a signal handler."""
+        """Pass accepted atomic batches to the pump. A signal handler may interrupt and repeat it."""
         if not self._units:
             return
         with self._lock:
@@ -68,17 +68,17 @@ class Sealing(Encoding):
                 chunk.watch(chunk.parcels or ())
 
     def _seal_due(self, now: float) -> float:
-        """Seal what lingered long enough; returns when the next one is due. On the pump's thread."""
+        """Seal chunks that are due, on the pump's thread. Return when the next one is due."""
         if not self._chunks and not self._units:
             return NEVER
-        # A caller that seals, or waits for room, holds the lock: then there is nothing to do here.
+        # If another thread holds the lock, it seals chunks or waits for room, and there is nothing to do here.
         if not self._lock.acquire(timeout=0.05):
             return now
         try:
             due = NEVER
             self._hand_over_units()
             for chunk in list(self._chunks.values()):
-                # Also one without a record, which a Ctrl-C left.
+                # A Ctrl-C may leave a chunk without a record. Seal it, too.
                 if chunk.due > now:
                     due = min(due, chunk.due)
                 elif not self._seal_or_leave(chunk):
@@ -89,10 +89,10 @@ class Sealing(Encoding):
 
     @contextlib.contextmanager
     def _let_go(self) -> Iterator[None]:
-        """Without the locks that this thread has: in a signal handler, which came in the middle of another call.
+        """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
-        What it waits for needs them. That call goes on where it was, so everything open is sealed before another thread
-        may look at it; it notices that (`Chunk.open`).
+        The handler waits for other threads, which need these locks. The interrupted call goes on later in the middle of
+        its work, so all open chunks are sealed before other threads can see them. The call notices this (`Chunk.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self._lock):
@@ -123,10 +123,10 @@ class Sealing(Encoding):
                 self._seal(chunk)
 
     def _seal_or_leave(self, chunk: Chunk) -> bool:
-        """Seal; where there is no memory or stack for it, leave that to the next call. Whether it is sealed.
+        """Seal a chunk, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
-        Called with the lock held, for records that are accepted: an error of their sealing is none of the caller's
-        record, and a program that sends again what raised would have that one twice.
+        Called with the lock held, for accepted records. It must not raise: the error does not concern the caller's own
+        record, and a program that sends its record again after an error would have it twice.
         """
         try:
             self._seal(chunk)
@@ -145,20 +145,20 @@ class Sealing(Encoding):
         return chunk.parcels is not None
 
     def _unsealed(self) -> int:
-        """How many accepted records are not encoded."""
+        """Return how many accepted records are not encoded."""
         return sum(chunk.waiting for chunk in list(self._chunks.values()))
 
     def _seal(self, chunk: Chunk) -> None:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
 
-        A signal handler may raise anywhere in here (Ctrl-C), and so may Python, for lack of memory or stack. Then the
-        chunk is still among the open ones, takes no more records, and the next call goes on: nothing that was accepted
-        is forgotten, and nothing submitted twice. A handler may as well call this in the middle of itself, or of
-        `send`: what was encoded first is what counts.
+        A signal handler may raise anywhere in here (Ctrl-C), and so may Python, if memory or stack is short. Then the
+        chunk is still in `_chunks`, accepts no more records, and the next call goes on: no accepted record is
+        forgotten, and none is submitted twice. A handler may also call this method while it interrupts the method
+        itself, or `send`. Then the first encoding counts.
         """
         chunk.open = False
         if self._units:
-            self._hand_over_units()  # accepted before, by a commit that was interrupted
+            self._hand_over_units()  # batches accepted by an interrupted commit come first
         if chunk.parcels is None:
             encoded = chunk.encoded or self._encoded(chunk)
             if chunk.encoded is None:
@@ -167,13 +167,13 @@ class Sealing(Encoding):
                 chunk.encoded = encoded
                 chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
                 chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
-            # Before anybody can wait for them.
+            # Submit the parcels before other threads can see them in `chunk.parcels` and wait for them.
             head = chunk.encoded.head
             parcels = chunk.encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             chunk.parcels = chunk.encoded.parcels
             if any(parcel.durable or parcel.done for parcel in chunk.parcels):
-                self._pump.nudge()  # by now: callers who wait could not see that it is of theirs
+                self._pump.nudge()  # done already: wake waiting callers, which could not see these parcels before
             chunk.forget()
         if chunk.firsts or chunk.callbacks or chunk.errbacks:
             chunk.watch(chunk.parcels)
@@ -184,12 +184,12 @@ class Sealing(Encoding):
                 and other is not chunk
                 and self._chunks.setdefault(chunk.topic, other) is not other
             ):
-                # A signal handler came just now, and while it waited another thread opened it.
+                # A signal handler came just now, and another thread opened this chunk while the handler waited.
                 self._seal(other)
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
-    """Have them delivered together (`delivery="transactional"`): the parcel that stands for all of them."""
+    """Join parcels into one unit (`delivery="transactional"`). Return the parcel that stands for the unit."""
     slip = Slip(joins=parcels[0].topic)
     for parcel in parcels:
         parcel.slip = slip

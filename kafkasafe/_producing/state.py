@@ -1,7 +1,7 @@
-"""What all parts of `SafeProducer` stand on: what it has, and the errors that end its calls.
+"""The base of all parts of `SafeProducer`: the shared attributes, and the errors that its calls raise.
 
-The parts are a chain: each may use those below it (`Opening`, on top, makes what is declared here). Files and the
-network are only reached through the pump and the `Cluster`.
+The parts are a chain in which each may use the earlier ones. `Opening`, the last one, creates the attributes declared
+here. The parts use files and the network only through the pump and the `Cluster`.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ class State(OfOneProcess):
     _at_exit: Callable[[], None]
     _not_at_end_of_child: Callable[[], object]
     _opened: bool
+    _warned: bool
+    """That it was dropped without `close()`."""
 
     @property
     @abstractmethod
     def client_id(self) -> str:
-        """Its name."""
+        """The producer's client id."""
 
     @property
     @abstractmethod
     def lane(self) -> str:
-        """Of its spool."""
+        """Name of the producer's lane in the spool."""
 
     @abstractmethod
     def _future(self, chunk: Chunk, index: int) -> RecordFuture: ...
@@ -87,19 +89,19 @@ class State(OfOneProcess):
             raise WrongClusterError(*error.args) from error
 
     def _doubted(self, partitions: Sequence[tuple[str, int]] | None = None) -> str:
-        """Partitions where acknowledged records may be gone, for people; by default those of now."""
+        """Return a list, for messages, of partitions that may have lost acknowledged records."""
         found = self._pump.ledger.doubted if partitions is None else partitions
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def _raise_loss(self) -> None:
-        """Of acknowledged records that are not sent again, or of records that are missing in the spool: each once."""
+        """Raise the next loss: acknowledged records that are not sent again, or records missing in the spool."""
         loss = self._pump.ledger.next_loss()
         if loss is not None:
             raise loss
 
     def _raise_closed(self) -> None:
-        """Each time the same error: what its traceback had of the time before would stay with it."""
+        """Raise the error of a closed producer, without the traceback of earlier raises."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)
 
@@ -108,11 +110,11 @@ class State(OfOneProcess):
             self._raise_closed()
 
     def _disk_cause(self) -> str:
-        """For the end of a message: why nothing becomes durable for now."""
+        """Return the end of a message: why no record becomes durable for now."""
         trouble = self._pump.ledger.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def _network_cause(self) -> str:
-        """For the end of a message."""
+        """Return the end of a message: why no broker can be used."""
         error = self._transport.last_error
         return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"

@@ -1,4 +1,4 @@
-"""KafkaProducer's methods of transactions. `kafkasafe.transactional` carries them out."""
+"""KafkaProducer's transactional methods. `kafkasafe.transactional` implements them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ class Transacting(Closing):
     """Part of `SafeProducer`."""
 
     def init_transactions(self) -> LastTransaction | None:
-        """Take the transactional id over. Call it once, before the first transaction.
+        """Take over the transactional id. Call it once, before the first transaction.
 
-        Older producers with the same id are fenced. A transaction that `commit_transaction` was called for, by an
-        earlier producer on this spool, is brought to its end first, whatever stopped that one.
+        The cluster fences older producers with the same id. If an earlier producer on this spool called
+        `commit_transaction` and then stopped, for any reason, that transaction is finished first.
 
         Returns:
-            What became of the last such transaction, as far as this spool knows one; else None: what an earlier
-            producer had not decided to commit was never sent. A second call does nothing and returns None.
+            The result of the last such transaction, if this spool knows one; else None. (Transactions without a call of
+            `commit_transaction` were never sent.) A second call does nothing and returns None.
 
         Raises:
-            IllegalStateError: No `transactional_id`.
-            KafkaTimeoutError: Not done within `max_block_ms`. Nothing is lost; another call waits on.
-            TransactionalIdAuthorizationFailedError, InvalidTransactionTimeoutError: The cluster refuses it.
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaTimeoutError: Not finished within `max_block_ms`. Nothing is lost; call it again to wait longer.
+            TransactionalIdAuthorizationFailedError, InvalidTransactionTimeoutError: The cluster refuses the id.
         """
         return self._in_transactions().init()
 
     def begin_transaction(self) -> None:
-        """From now on `send` and `send_offsets_to_transaction` are part of one transaction.
+        """Begin a transaction. From now on `send` and `send_offsets_to_transaction` belong to it.
 
         Raises:
-            IllegalStateError: No `transactional_id`.
-            KafkaError: Before `init_transactions`, in a transaction, fenced, or after an error and before its abort.
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: `init_transactions` was not called, a transaction is open, the producer is fenced, or an error
+                was not followed by `abort_transaction`.
         """
         self._in_transactions().begin()
 
@@ -50,44 +51,44 @@ class Transacting(Closing):
         offsets: Mapping[TopicPartition, Any],
         group_metadata: Any,
     ) -> None:
-        """Commit a consumer's offsets in the transaction. The group's answer comes with `commit_transaction`.
+        """Commit a consumer's offsets in the transaction. `commit_transaction` raises errors of the group.
 
         Args:
-            offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to be read.
+            offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.
             group_metadata: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            IllegalStateError: No `transactional_id`.
-            KafkaError: Not in a transaction.
-            TypeError, ValueError: `group_metadata` is neither, or makes no sense.
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: No transaction is open.
+            TypeError, ValueError: `group_metadata` has another type, or is inconsistent.
         """
         self._in_transactions().send_offsets(offsets, group_metadata)
 
     def commit_transaction(self) -> None:
-        """Commit: from the moment that it is on disk it is decided, and survives whatever crashes.
+        """Commit the transaction. Once it is on disk, the decision to commit is final and survives any crash.
 
-        Returns when readers of committed records can see it. It waits for as long as that takes; interrupted, it may be
-        called again, and a later producer's `init_transactions` goes on with it.
+        The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
+        interrupted, call it again; or a later producer's `init_transactions` finishes the transaction.
 
         Raises:
-            IllegalStateError: No `transactional_id`.
-            ProducerFencedError: Another producer has taken the id over. Nothing of the transaction is delivered, and
+            IllegalStateError: The producer has no `transactional_id`.
+            ProducerFencedError: Another producer has taken over the id. Nothing of the transaction is delivered, and
                 this producer can only be closed.
-            CommitFailedError: The consumer whose offsets are part of it is not in its group any more. Nothing of it is
-                delivered: call `abort_transaction`.
-            BatchDroppedError: The cluster refused it for good, its records are in `rejected/`: call
-                `abort_transaction`.
-            SpoolFullError: No room within `max_block_ms`. It is still open.
-            KafkaError: Not in a transaction.
+            CommitFailedError: The consumer whose offsets are part of the transaction is no longer in its group. Nothing
+                is delivered: call `abort_transaction`.
+            BatchDroppedError: The cluster rejected the transaction permanently, and its records are in `rejected/`:
+                call `abort_transaction`.
+            SpoolFullError: There was no room within `max_block_ms`. The transaction is still open.
+            KafkaError: No transaction is open.
         """
         self._in_transactions().commit()
 
     def abort_transaction(self) -> None:
-        """Forget it. Nothing of it was sent; its futures have a TransactionAbortedError.
+        """Abort the transaction. None of its records was sent; their futures have a TransactionAbortedError.
 
         Raises:
-            IllegalStateError: No `transactional_id`.
-            KafkaError: Not in a transaction, or fenced.
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: No transaction is open, or the producer is fenced.
         """
         self._in_transactions().abort()
 

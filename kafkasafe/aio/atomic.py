@@ -22,7 +22,7 @@ from kafkasafe.aio.futures import (
     waits_of,
 )
 from kafkasafe.aio.instead import headers_of
-from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ __all__ = ["AtomicBatch", "BatchOutcome"]
 
 
 class BatchOutcome(metaclass=Tidy):
-    """What becomes of an atomic batch as a whole: `await` it for its commit, or `await outcome.durable()`.
+    """The result of a whole atomic batch. `await outcome` waits until it is committed.
 
-    Its names are asyncio.Future's; kafka-python's are those of `kafkasafe.BatchOutcome`.
+    `await outcome.durable()` waits only until the batch is on disk.
+
+    The methods have the names of asyncio.Future's. In `kafkasafe.BatchOutcome` they have kafka-python's names.
 
     Attributes:
-        batch_id: As `spool ls` shows it.
+        batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
     """
 
     __dir__ = tidy_dir
@@ -48,7 +50,7 @@ class BatchOutcome(metaclass=Tidy):
         get = Absent(RESULT)
         succeeded = Absent(EXCEPTION)
         failed = Absent(EXCEPTION)
-        retriable = Absent("never: what can be retried is retried")
+        retriable = Absent("no error needs a retry: the producer retries every retriable error")
         add_callback = Absent(ADD_DONE_CALLBACK)
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
@@ -58,11 +60,11 @@ class BatchOutcome(metaclass=Tidy):
         self.batch_id = outcome.batch_id
 
     def __await__(self) -> Generator[Any, None, atomic.BatchMetadata]:
-        """Wait until it is committed.
+        """Wait until the batch is committed.
 
         Raises:
-            BatchDroppedError: It was given up, and none of it is delivered.
-            WrongClusterError: Another cluster answers instead of the one that it is for.
+            BatchDroppedError: The batch was dropped, and none of its records is delivered.
+            WrongClusterError: The brokers belong to another cluster than the batch's.
         """
         return self._get().__await__()
 
@@ -74,17 +76,17 @@ class BatchOutcome(metaclass=Tidy):
         return outcome.get(0.0)
 
     async def durable(self, timeout: float | None = None) -> BatchOutcome:  # noqa: ASYNC109
-        """Wait until all of it is on disk; with `spool="never"`: until it is committed.
+        """Wait until the whole batch is on disk; with `spool="never"`: until it is committed.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Returns:
-            Itself.
+            The outcome itself.
 
         Raises:
-            KafkaTimeoutError: Not durable in time. It may still become so.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: The batch was not durable in time. It may still become durable.
+            SpoolError: The spool failed permanently.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -105,51 +107,51 @@ class BatchOutcome(metaclass=Tidy):
 
     @called
     def done(self) -> bool:
-        """Whether its fate is final."""
+        """Return whether the batch is committed or dropped."""
         return self._outcome.is_done
 
     def result(self) -> atomic.BatchMetadata:
-        """What was committed, or the error raised for which it was given up.
+        """Return the committed batch's metadata, or raise the error for which the batch was dropped.
 
         Raises:
-            InvalidStateError: It is not done.
+            InvalidStateError: The batch is not done.
         """
         self._check_done()
         return self._outcome.get(0.0)
 
     @called
     def exception(self) -> BaseException | None:
-        """Why a batch that is done was given up; None when it was committed.
+        """Return why the batch was dropped; None if it was committed.
 
         Raises:
-            InvalidStateError: It is not done.
+            InvalidStateError: The batch is not done.
         """
         self._check_done()
         return self._outcome.exception
 
     def _check_done(self) -> None:
         if not self._outcome.is_done:
-            raise asyncio.InvalidStateError("The batch has no fate yet: await the outcome")
+            raise asyncio.InvalidStateError("The batch has no result yet: await the outcome")
 
     @staticmethod
     def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """What was accepted is delivered: nothing is cancelled.
+        """Do nothing: an accepted batch is delivered and cannot be cancelled.
 
         Returns:
-            False, as of a future that can no longer be cancelled.
+            False, like a future that can no longer be cancelled.
         """
         return False
 
     @staticmethod
     def cancelled() -> bool:
-        """Never: what was accepted is delivered."""
+        """Return False, because an accepted batch cannot be cancelled."""
         return False
 
     def add_done_callback(
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(outcome)` on the running loop when the batch is committed or given up; soon if it is."""
-        loop = asyncio.get_running_loop()
+        """Call `call(outcome)` on the running loop when the batch is committed or dropped; soon if it already is."""
+        loop = running_loop()
 
         def soon(_: object) -> None:
             loop.call_soon_threadsafe(call, self, context=context)
@@ -161,9 +163,11 @@ class BatchOutcome(metaclass=Tidy):
 
 
 class AtomicBatch:
-    """Collects what is to be delivered together: `async with producer.batch() as batch`. One task at a time.
+    """Collects records and offsets that are delivered together: `async with producer.batch() as batch`.
 
-    An exception in the block, also that of a task that is cancelled: nothing of it is sent.
+    Only one task at a time may use a batch.
+
+    If the block raises an exception, or its task is cancelled, nothing of the batch is sent.
     """
 
     def __init__(self, owner: SafeProducer, batch: atomic.AtomicBatch) -> None:
@@ -186,10 +190,10 @@ class AtomicBatch:
 
     @property
     def outcome(self) -> BatchOutcome:
-        """What becomes of it.
+        """The result of the batch.
 
         Raises:
-            UsageError: It is not committed yet, or was dropped.
+            UsageError: The batch is not committed yet, or was dropped.
         """
         return BatchOutcome(self._batch.outcome)
 
@@ -202,13 +206,13 @@ class AtomicBatch:
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Add a record; no coroutine, since nothing is accepted before `commit`.
+        """Add a record. This is not a coroutine, because the producer accepts the records only at `commit`.
 
         Returns:
-            A future for the record's metadata, which may be awaited after `commit`.
+            A future for the record's metadata. Await it only after `commit`.
 
         Raises:
-            Exception: As of `kafkasafe.SafeProducer.batch`'s `send`.
+            Exception: As for `kafkasafe.AtomicBatch.send`.
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
         future: RecordFuture = RecordFuture()
@@ -216,15 +220,18 @@ class AtomicBatch:
         return future
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
-        """To be awaited: commit a consumer's offsets together with the records: of what it has handed out.
+        """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
+
+        The offsets are those after all records that the consumer has returned.
 
         Args:
-            offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or what
-                `kafkasafe.atomic.AtomicBatch.send_offsets` takes.
-            group: See there.
+            offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or any argument of
+                `kafkasafe.atomic.AtomicBatch.send_offsets`.
+            group: As for `kafkasafe.atomic.AtomicBatch.send_offsets`.
 
         Raises:
-            UsageError: The batch was committed or dropped; or the consumer is in no group, or commits by itself.
+            UsageError: The batch was committed or dropped before; or the consumer has no group or commits
+                automatically.
         """
         return _SendingOffsets(self, offsets, group)
 
@@ -241,26 +248,30 @@ class AtomicBatch:
         except BatchDroppedError:
             self._batch.drop()
             raise
-        except BaseException:
-            # Its offsets may be claimed later, on the consumer's thread: they are not in the batch.
+        except BaseException as error:
+            # The consumer's thread may still claim offsets for this batch, but these offsets do not become part of it.
             fate.forget()
+            if isinstance(error, asyncio.CancelledError) and self._batch._outcome is None:
+                self._batch.drop()  # do not send its records without these offsets
             raise
 
     async def commit(self) -> BatchOutcome:
-        """Hand it over as a whole.
+        """Hand the whole batch to the producer.
 
-        Cancelled meanwhile it is accepted as a whole by then, and `outcome` is there; or it is dropped, and `outcome`
-        is a UsageError. Who sends its records again in the latter case has none of them twice.
+        If the call is cancelled, the batch is either accepted as a whole or dropped. If it was accepted, `outcome`
+        returns its outcome. If it was dropped, `outcome` raises UsageError, and the records can be sent again without
+        duplicates.
 
         Raises:
-            SpoolFullError: No room within `max_block_ms`. Nothing of it was accepted; it may be committed again later.
-            UsageError: It was committed or dropped before.
+            SpoolFullError: There was no room within `max_block_ms`. Nothing was accepted; call `commit` again later.
+            UsageError: The batch was committed or dropped before.
         """
         self._batch._check_open()
         if self._unawaited:
             self._batch.drop()
             raise UsageError(
-                "send_offsets() was not awaited: the batch would be without the offsets. Nothing of it is sent"
+                "send_offsets() was not awaited, so the batch would lack the offsets. Nothing of it is sent: await"
+                " send_offsets() before commit"
             )
         try:
             return BatchOutcome(await call_in_thread("kafkasafe-aio-commit", self._batch.commit))
@@ -270,12 +281,12 @@ class AtomicBatch:
             raise
 
     def drop(self) -> None:
-        """Forget it. Nothing of it was sent, or will be."""
+        """Discard the batch. None of its records was or will be sent."""
         self._batch.drop()
 
 
 class _SendingOffsets:
-    """What `send_offsets` returns. The batch knows whether it was awaited."""
+    """The result of `send_offsets`. It tells the batch when it is awaited."""
 
     def __init__(self, batch: AtomicBatch, offsets: Any, group: Any) -> None:
         self._batch = batch

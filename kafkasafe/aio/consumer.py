@@ -1,4 +1,4 @@
-"""SafeConsumer for asyncio: aiokafka's interface, on a kafkasafe.SafeConsumer that one thread owns."""
+"""SafeConsumer for asyncio: aiokafka's interface around a kafkasafe.SafeConsumer that one thread owns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack, cast
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
@@ -35,11 +35,13 @@ from kafkasafe.aio.fetched import (
 )
 from kafkasafe.aio.listening import Listening
 from kafkasafe.aio.looking import Looking
+from kafkasafe.aio.meanwhile import Meanwhile
 from kafkasafe.aio.moving import Moving
-from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve
+from kafkasafe.aio.polls import Polls
+from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve, running_loop
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
-from kafkasafe.options import ConsumerOptions
+from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 
 __all__ = ["SafeConsumer"]
 
@@ -48,95 +50,93 @@ Records = Mapping[TopicPartition, list[Any]]
 Job = Callable[[], None]
 
 _SLICE_MS: Final = 50
-"""How long the thread waits for records before it looks for other work."""
+"""How long the thread waits for records before it checks for other work."""
 _ATTEND_S: Final = 0.25
-"""How long a program may work through what was fetched before the group is looked after again."""
+"""How long a program may process fetched records before the consumer serves its group membership again."""
 _SETTLE_S: Final = 5.0
-"""How long `start` waits for the group at most: its other members may have to ask for records first."""
+"""Maximum time that `start` waits for the group. A rebalance may take long: other members may have to poll first."""
 
 
 class SafeConsumer(Moving, Looking, OfOneProcess):
-    """`kafkasafe.SafeConsumer` for a program with an event loop; the methods are named as AIOKafkaConsumer's.
+    """`kafkasafe.SafeConsumer` for asyncio, with the method names of AIOKafkaConsumer.
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
 
-    **Only what was handed to the program is committed.** Automatic commits, on their interval, before a rebalance and
-    at the end, go up to the record that the program has in hand, and not past it before it asks for the next one (or
-    leaves the consumer's block without an error). `commit()` commits all that was handed over.
+    **Automatic commits cover only records that the program has finished.** They happen at regular intervals, before a
+    rebalance, and at the end. They do not include the record that the program is processing. A record counts as
+    finished once the program asks for the next one, or leaves the consumer's block without an error. `commit()` commits
+    all records that were returned to the program.
 
-    One thread owns the consumer underneath, and does what is asked for in order. Deserializers, `on_event` and
-    `on_divergence` run there, or on the network thread; a rebalance listener on the loop.
+    One thread owns the inner consumer and executes requests in order. Deserializers, `on_event` and `on_divergence` run
+    on that thread or on the network thread; a rebalance listener runs on the loop.
 
     Args:
-        topics: To subscribe to.
-        loop: Ignored; aiokafka's.
-        options: Those of `kafkasafe.SafeConsumer`.
+        topics: Topics to subscribe to.
+        loop: Ignored; accepted for compatibility with aiokafka.
+        options: The options of `kafkasafe.SafeConsumer`.
 
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
     """
 
-    def __init__(self, *topics: str, loop: Any = None, **options: Unpack[ConsumerOptions]) -> None:  # noqa: ARG002
+    def __init__(self, *topics: str, loop: Any = None, **options: Unpack[AsyncConsumerOptions]) -> None:  # noqa: ARG002
         if not all(isinstance(topic, str) for topic in topics):
-            raise TypeError(f"Topics are names: SafeConsumer('orders', 'audit'), not {topics!r}")
+            raise TypeError(f"Pass topics as names: SafeConsumer('orders', 'audit'), not {topics!r}")
         validate_consumer(dict(options))
         self._topics = topics
         self._reads, self._named = ("topics" if topics else None), frozenset(topics)
-        self._options = options
+        self._options = cast("ConsumerOptions", options)
         self._consumer: threads.SafeConsumer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._listening: Listening | None = None
         self._early: list[Callable[[Any], object]] = []
-        """Asked for before `start`."""
+        """Calls that were made before `start`. `start` executes them."""
         self._failed: Exception | None = None
-        """What the polls of `start` raised; for the next request."""
+        """An error of a poll during `start`. The next request for records raises it."""
         self._asking = asyncio.Lock()
         self._polling: asyncio.Future[None] | None = None
-        """One at a time: who gives up waiting leaves it to the next."""
-        self._attend_at, self._subscribed_at = 0.0, 0
+        """The running poll; one at a time. If its task is cancelled, the next task waits for the same poll."""
+        self._attend_at, self._subscribed_at, self._seeks = 0.0, 0, 0
         self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
-        """First offset of what the program got at its last request."""
-        self._seeks = 0
+        """First offset, by partition, of the records that the last request returned."""
         self._moved: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
+        self._meanwhile = Meanwhile()
+        self._handed_late = False
+        """Whether records of a partition were handed out during a poll that gave up the partition or moved it back."""
         self._assigned: frozenset[TopicPartition] = frozenset()
-        self._polled_at = 0.0
-        self._kept = 0
-        """The last of the thread's fetches that came here."""
-        # Of the thread:
-        self._unhanded: dict[TopicPartition, int] = {}
-        """First offset that is fetched and not handed out, by partition."""
-        self._sent: collections.deque[tuple[int, dict[TopicPartition, int]]] = collections.deque()
-        """Fetches that may be on their way to the loop: number, first offsets."""
-        self._polls = 0
-        self._states: dict[TopicPartition, object] = {}
-        """kafka-python's states of what is assigned, after the last poll."""
+        self._polled_at, self._kept = 0.0, 0
+        """Number of the latest poll whose records have arrived on the loop."""
+        self._polls = Polls()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- start and close -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, and join the group, for which it waits 5 s at most, and 1 s for topics that are not there.
-        Cancelled, it leaves nothing open. Again, it does nothing.
+        """Connect and join the group.
+
+        It waits at most 5 s for the group, and 1 s for missing topics. If the call is cancelled, nothing stays open.
+        Calling it again does nothing.
 
         Raises:
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
-            IllegalStateError: It was closed.
+            IllegalStateError: The consumer was closed before.
         """
         if self._closing is not None:
-            raise kafka_errors.IllegalStateError("The consumer is closed; make a new one")
+            raise kafka_errors.IllegalStateError("The consumer is closed; open a new one")
         self._loop = self._check_loop()
         self._place = place_of(self._loop)
         if self._listening is not None and self._listening.is_own():
-            return  # it is waited for
+            return  # `start` is waiting for this listener
         async with self._once:
             if self._consumer is not None:
                 return
             consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
-            # Not what was fetched: what was handed out. Commits of all kinds ask here.
-            consumer._subscription.all_consumed_offsets = Handed(self, consumer)
+            # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
+            consumer._subscription.all_consumed_offsets = handed = Handed(self, consumer)
+            consumer._rereading.hand_out_later(handed.unhanded)
             self._consumer = consumer
             not_in_children(self)
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
@@ -159,7 +159,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         return consumer
 
     async def _settle(self) -> None:
-        """Join the group, and find out where to begin, so that nothing that comes after `start` is skipped."""
+        """Join the group and find the first positions, so that records appended after `start` are not skipped."""
         consumer = self._opened
         began = time.monotonic()
         end = began + _SETTLE_S
@@ -171,20 +171,20 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return
 
     async def stop(self) -> None:
-        """As `close()`; aiokafka's name."""
+        """Call `close()`. This is aiokafka's name for it."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the producer's
-        """Commit what was handed out (with `enable_auto_commit`), leave the group, close. Again, it does nothing.
+        """Commit all returned records (if `enable_auto_commit` is set), leave the group, and close.
 
-        Cancelled, it goes on by itself.
+        If the call is cancelled, closing goes on in the background. Calling it again does nothing.
 
         Args:
             timeout: Seconds for the commit and for leaving the group. Default: `request_timeout_ms`.
 
         Raises:
-            ValueError: A negative timeout, or nan. Nothing was closed.
-            OSError: A file could not be written. Everything is closed all the same.
+            ValueError: The timeout is negative or nan. Nothing was closed.
+            OSError: A file could not be written. The consumer is closed nevertheless.
         """
         await self._end(closing_timeout(timeout), commit=True)
 
@@ -214,18 +214,18 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an exception of the block the record in hand is not committed: it comes again."""
+        """Close. If the block raised an exception, its current record is not committed and will be read again."""
         await self._end(commit=error is None)
 
     def __del__(self) -> None:
-        """Dropped without `close()`: nothing is committed, and its threads end."""
+        """End the threads of a consumer that was dropped without `close()`. Nothing is committed."""
         consumer = getattr(self, "_consumer", None)
         if consumer is not None and self._closing is None:
             self._worker.put(consumer.close)
             self._worker.stop()
             warnings.warn(
-                f"Unclosed {self!r}: what it handed out since the last commit comes again. Use `async with`, or"
-                " `await consumer.stop()`",
+                f"Unclosed {self!r}: the records that it returned since the last commit will be read again. Use"
+                " `async with`, or `await consumer.stop()`",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
@@ -247,14 +247,14 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             raise
 
     async def getone(self, *partitions: TopicPartition) -> Any:
-        """The next record. Cancelled, it takes none.
+        """Return the next record. If the call is cancelled, it takes no record.
 
         Args:
-            partitions: Only of these. Default: of all that are assigned.
+            partitions: Return a record of these partitions only. Default: of any assigned partition.
 
         Raises:
             LogDivergedError: See `on_divergence`.
-            Exception: As of `kafkasafe.SafeConsumer.poll`.
+            Exception: As for `kafkasafe.SafeConsumer.poll`.
         """
         queue = self._fetched
         if (
@@ -266,7 +266,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             and self._place._thread_id == get_ident()
             and time.monotonic() < self._attend_at
         ):
-            # What is below, where nothing is to be waited for: once a record.
+            # Fast path: does the same as the code below if there is nothing to wait for.
             first = queue[0]
             records, at = first.records, first.at
             record = records[at]
@@ -289,15 +289,15 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
-        """What is there, or comes within `timeout_ms`. Cancelled, it takes none.
+        """Return fetched records, or else those that arrive within `timeout_ms`. A cancelled call takes no record.
 
         Args:
-            partitions: Only of these. Default: of all that are assigned.
-            timeout_ms: How long to wait while there is nothing.
-            max_records: At most. Default: `max_poll_records`.
+            partitions: Return records of these partitions only. Default: of all assigned partitions.
+            timeout_ms: How long to wait while there are no records.
+            max_records: Largest number of records to return. Default: `max_poll_records`.
 
         Raises:
-            Exception: As of `getone`.
+            Exception: As for `getone`.
         """
         wanted = as_partitions(partitions)
         self._check_asks()
@@ -336,10 +336,10 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             self._fetched.remove(fetched)
 
     async def _attend(self, end: float = math.inf) -> bool:
-        """Before what was fetched is handed out: the program may take long with it, and the group hears of it by then.
+        """Serve the group membership before records are returned, because the program may take long with them.
 
         Returns:
-            Whether it may be handed out. Not while the partitions are being distributed: they may be another member's.
+            Whether the records may be returned. Not during a rebalance: the partitions may go to another member.
         """
         wait_ms = 0.0
         while self._fetched and time.monotonic() >= self._attend_at:
@@ -350,17 +350,17 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         return True
 
     async def _ask(self, wanted: frozenset[TopicPartition], timeout_ms: float, *, fetch: bool = True) -> None:
-        """Have the thread poll for a moment. What it finds is kept, whoever is cancelled meanwhile."""
+        """Let the thread poll for a moment. The fetched records are kept, even if this task is cancelled meanwhile."""
         async with self._asking:
             if self._next(wanted) is not None if fetch else time.monotonic() < self._attend_at:
-                return  # another task asked
+                return  # another task has polled
             consumer = self._opened
             self._check_open()
             failed, self._failed = self._failed, None
             if failed is not None:
                 raise failed
             if self._polling is None:
-                # Also while a listener is called: records are asked for once that is done, and by this thread alone.
+                # Always on the consumer's own thread: a poll requested during a listener's call comes after that call.
                 poll, keep = self._poll(consumer, timeout_ms, fetch)
                 self._polling = self._worker.submit(self._known_to(poll), then=keep)
                 self._polling.add_done_callback(retrieve)
@@ -371,7 +371,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     def _poll(self, consumer: Any, timeout_ms: float, fetch: bool) -> tuple[Job, Job]:
         seen: list[Any] = []
         asked = self._seeks
-        # Of others there is enough.
+        self._meanwhile.begin(self._fetched)
+        # Enough records of these partitions are fetched already.
         left_out = {each.tp for each in self._fetched} - self._paused
 
         def poll() -> None:
@@ -384,20 +385,14 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                     with consumer._polls:
                         consumer._coordinator.poll(timeout_ms=timeout_ms)
                 joined = has_joined(consumer)
-            finally:  # after NoOffsetForPartitionError the program may seek
-                self._polls += 1
+            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
                 states = dict(consumer._subscription.assignment)
-                # Given to another member, or given anew: their positions are those that were committed.
-                gone = [tp for tp, state in self._states.items() if states.get(tp) is not state]
-                self._forget(gone)
-                self._states = states
-                if records:
-                    first = {tp: found[0].offset for tp, found in records.items()}
-                    self._sent.append((self._polls, first))
-                    self._unhanded = {**first, **self._unhanded}
-                seen.append((self._polls, records, frozenset(states), gone, asked, joined))
+                # The positions of these partitions are now the committed ones.
+                gone = self._polls.ended(states, records)
+                paused = {tp for tp in gone if tp in states and states[tp].paused}
+                seen.append((self._polls.number, records, frozenset(states), gone, paused, asked, joined))
 
-        # What is seen is there also after an error.
+        # `seen` has an item even after an error.
         return poll, lambda: self._keep(*seen.pop())
 
     def _keep(
@@ -406,6 +401,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         records: Records,
         assigned: frozenset[TopicPartition],
         gone: list[TopicPartition],
+        paused: set[TopicPartition],
         asked: int,
         settled: bool,
     ) -> None:
@@ -415,10 +411,12 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._polled_at = time.time()
         self._assigned = assigned
         if gone:
+            self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
             self._drop(gone)
-            self._paused.difference_update(gone)
+            # Partitions that were assigned again stay paused if they were.
+            self._paused.difference_update({*gone} - paused - (self._meanwhile.paused & assigned))
         for tp, found in records.items():
-            # Not what was fetched before a seek that came meanwhile.
+            # Ignore records that were fetched before a concurrent seek.
             if found and tp in assigned and self._moved.get(tp, 0) <= asked:
                 self._fetched.append(Fetched(tp, found))
 
@@ -427,20 +425,21 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._fetched = collections.deque(fetched for fetched in self._fetched if fetched.tp not in gone)
         for tp in gone:
             self._in_hand.pop(tp, None)
+            self._meanwhile.forget(tp)
 
     # -- commits ---------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
-        """Commit, and wait for the answer. Cancelled meanwhile it may have been committed.
+        """Commit, and wait for the response. If the call is cancelled, the commit may happen nevertheless.
 
         Args:
-            offsets: Next offset to read by partition: a number, (number, metadata) or OffsetAndMetadata. Default: all
-                that was handed to the program.
+            offsets: By partition, the next offset to read: a number, (number, metadata) or OffsetAndMetadata. Default:
+                the offsets after all records that were returned to the program.
 
         Raises:
-            CommitFailedError: The partitions are another member's by now.
-            ValueError: A partition is not assigned (which is an IllegalStateError, too), or an offset is not one.
-            Exception: As of `kafkasafe.SafeConsumer.commit`.
+            CommitFailedError: The partitions belong to another member now.
+            ValueError: A partition is not assigned (this error is an IllegalStateError, too), or an offset is invalid.
+            Exception: As for `kafkasafe.SafeConsumer.commit`.
         """
         consumer = self._opened
         if offsets is None:
@@ -448,13 +447,15 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             await self._do(consumer.commit)
             return
         if not isinstance(offsets, Mapping):
-            raise TypeError(f"offsets: a dict, as {{TopicPartition('orders', 0): 7}}, not {offsets!r}")
+            raise TypeError(
+                f"offsets must be a dict, such as {{TopicPartition('orders', 0): 7}}, not {offsets!r}"
+            )
         given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
         self._check_assigned(given)
         await self._do(lambda: consumer.commit(given))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Offset of the next record that will be handed out.
+        """Return the offset of the next record that will be returned.
 
         Raises:
             ValueError: The partition is not assigned.
@@ -463,16 +464,27 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         offset = -1
         if not any(each.tp == partition for each in self._fetched):
             offset = int(await self._do(lambda: consumer.position(partition)))
-        # Also of what was fetched meanwhile, for a request that was given up.
+        # Look again: a poll for a cancelled request may have fetched records meanwhile.
         return next((each.next_offset for each in self._fetched if each.tp == partition), offset)
 
     async def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
-        """For an atomic batch: what was handed out, which counts as done. See the threaded one's."""
+        """Return what an atomic batch needs to commit this consumer's offsets. All returned records count as finished.
+
+        See `kafkasafe.SafeConsumer._offer_positions`.
+        """
         consumer = self._opened
         check_settings(consumer)
-        self._in_hand = {}
-        offered: tuple[Any, ...] = await self._do(lambda: consumer._offer_positions(fate))
-        return offered
+        self._in_hand, late, self._handed_late = {}, self._handed_late, False
+        handed, kept = self._meanwhile.handed(self._fetched), self._kept
+        self._meanwhile.compare_with(self._fetched)
+
+        def offer() -> tuple[Any, ...]:
+            if late or self._polls.lost_after(kept, handed):
+                consumer._rereading.handed_out_late()
+            found: tuple[Any, ...] = consumer._offer_positions(fate)
+            return found
+
+        return await self._do(offer)
 
     def __repr__(self) -> str:
         return f"<aio.SafeConsumer {self._consumer or 'not started'}>"
@@ -483,12 +495,13 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     def _opened(self) -> Any:
         if self._consumer is None:
             raise UsageError(
-                "Not started: `async with SafeConsumer(...) as consumer`, or `await consumer.start()`"
+                "The consumer is not started: use `async with SafeConsumer(...) as consumer`, or"
+                " `await consumer.start()`"
             )
         return self._consumer
 
     def _check_open(self) -> None:
-        # A listener hears of the end as well, and may commit.
+        # A listener is also called while the consumer closes, and may commit then.
         if self._closing is not None and self._listening is None:
             raise kafka_errors.IllegalStateError("The consumer is closed")
         self._check_loop()
@@ -499,12 +512,16 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
     def _check_not_listening(self, what: str) -> None:
         if self._listening is not None and self._listening.is_own():
-            raise UsageError(f"A rebalance listener cannot {what}: that would wait for the listener itself")
+            raise UsageError(
+                f"A rebalance listener cannot {what}: the call would wait for the listener itself"
+            )
 
     async def _hear(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        """A listener's call. The thread waits for it within a poll, or when it closes the consumer."""
+        """Call a listener. Meanwhile the consumer's thread waits, either in a poll or while it closes the consumer."""
         states = dict(self._opened._subscription.assignment)
-        self._drop(tp for tp, state in self._states.items() if states.get(tp) is not state)
+        gone = self._polls.lost(states)
+        self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
+        self._drop(gone)
         self._assigned = frozenset(states)
         self._listening = listening = Listening(f"kafkasafe-aio-{self._opened.client_id}-listener")
         try:
@@ -521,22 +538,16 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         return self._loop
 
     async def _do(self, job: Callable[[], T]) -> T:
-        """On the thread, after what was asked for before."""
+        """Execute a job on the thread, after all earlier requests."""
         self._check_open()
         return await self._submit(self._known_to(job))
 
     def _known_to(self, job: Callable[[], T]) -> Callable[[], T]:
-        """The job, which knows what was handed out when it was asked for."""
+        """Wrap a job, so that it knows which records had been returned to the program when the job was requested."""
         unhanded, kept = first_unhanded(self._in_hand, self._fetched), self._kept
 
         def work() -> T:
-            while self._sent and self._sent[0][0] <= kept:
-                self._sent.popleft()
-            for _, first in self._sent:
-                # Fetched since: the loop did not know of it.
-                for tp, offset in first.items():
-                    unhanded.setdefault(tp, offset)
-            self._unhanded = unhanded
+            self._polls.know(unhanded, kept)
             return job()
 
         return work
@@ -544,22 +555,22 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     def _later(
         self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = (), *, early: bool = False
     ) -> asyncio.Future[T]:
-        """On the thread as well; the positions of partitions may be moved by it.
+        """Execute a job on the thread. The job may move the positions of the partitions `moved`.
 
-        What was fetched of those is not handed out from here on. What was handed out is forgotten only after the job:
-        kafka-python commits within `assign` and `unsubscribe`.
+        Records that were fetched from these partitions are no longer returned to the program. What was returned is
+        forgotten only after the job, because kafka-python commits within `assign` and `unsubscribe`.
         """
         self._check_open()
         if early and self._consumer is None:
             self._early.append(job)
-            at_start: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            at_start: asyncio.Future[Any] = running_loop().create_future()
             at_start.set_result(None)
             return at_start
         consumer = self._opened
         gone, kept = set(moved), self._kept
         dropped: dict[TopicPartition, int] = {}
         if gone:
-            if self._listening is None:  # the poll that waits for a listener fetches after it
+            if self._listening is None:  # the poll that waits for a listener fetches only after it
                 self._seeks += 1
                 self._moved.update(dict.fromkeys(gone, self._seeks))
             for fetched in self._fetched:
@@ -571,26 +582,19 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             try:
                 return job(consumer)
             except BaseException:
-                # They are where they were: what was dropped is fetched again.
-                ways = [first for number, first in self._sent if number > kept]
-                fetch_again(consumer, gone, dropped, *ways)
+                # The job failed, so the positions did not move: fetch the dropped records again.
+                fetch_again(consumer, gone, dropped, *self._polls.on_their_way(kept))
                 raise
             finally:
-                self._forget(gone)
+                self._polls.forget(gone)
 
         return self._submit(work)
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """On the thread: what was fetched of these is not handed out any more."""
-        for tp in partitions:
-            for first in (self._unhanded, *(first for _, first in self._sent)):
-                first.pop(tp, None)
-
     def _resubscribed(self) -> None:
-        """What was fetched before may not be read any more: it waits for a poll that comes after this."""
+        """Hold back fetched records until a later poll: the program may no longer be subscribed to their topics."""
         self._seeks += 1
         self._subscribed_at, self._attend_at = self._seeks, 0.0
 
     def _all(self) -> set[TopicPartition]:
-        """Partitions of which something may be fetched."""
+        """Return the partitions from which records may have been fetched."""
         return {*self._assigned, *(fetched.tp for fetched in self._fetched)}

@@ -1,4 +1,4 @@
-"""What a consumer has fetched, and what of it may be committed."""
+"""Records that a consumer has fetched, and the offsets that may be committed for them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CREATED_S: Final = 1.0
 
 
 class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
-    """What aiokafka raises for a partition that is not assigned, and what kafka-python does."""
+    """The partition is not assigned. The class derives from what aiokafka and kafka-python raise in this case."""
 
 
 class Fetched:
-    """Records of one partition that were fetched together, of which some may be handed out."""
+    """Records of one partition that were fetched together. Some may already have been returned to the program."""
 
     __slots__ = ("at", "records", "tp")
 
@@ -50,12 +50,15 @@ class Fetched:
 
     @property
     def next_offset(self) -> int:
-        """Of the first that is not handed out."""
+        """Offset of the first record that has not been returned yet."""
         return int(self.records[self.at].offset)
 
 
 class Handed:
-    """In place of `all_consumed_offsets`. It knows the consumer weakly, or a dropped one would never be collected."""
+    """Replaces kafka-python's `all_consumed_offsets`.
+
+    It refers to its owner only weakly, so that a dropped consumer can be garbage-collected.
+    """
 
     __slots__ = ("_consumer", "_owner")
 
@@ -64,19 +67,29 @@ class Handed:
         self._consumer = consumer
 
     def __call__(self) -> dict[TopicPartition, Any]:
-        """What may be committed, up to what was not handed out; nothing once the owner is gone.
+        """Return the offsets to commit: those of the first records that were not returned to the program.
 
-        On the consumer's thread or the network thread.
+        The result is empty if the owner no longer exists.
+
+        Called on the consumer's thread or the network thread.
         """
         owner = self._owner()
-        return {} if owner is None else self._consumer._committable(owner._unhanded)
+        return {} if owner is None else self._consumer._committable(owner._polls.unhanded)
+
+    def unhanded(self) -> Mapping[TopicPartition, int]:
+        """Return, by partition, the first offset that is fetched but not handed out.
+
+        Called on the consumer's thread.
+        """
+        owner = self._owner()
+        return {} if owner is None else owner._polls.unhanded
 
 
 def as_offset(given: Any) -> Any:
-    """What may be given to `commit`: a number, (number, metadata) or OffsetAndMetadata.
+    """Convert an offset given to `commit`: a number, (number, metadata) or OffsetAndMetadata.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The argument has none of these forms.
         TypeError: The metadata is not a string.
     """
     if isinstance(given, OffsetAndMetadata):
@@ -84,19 +97,19 @@ def as_offset(given: Any) -> Any:
         return given
     pair = given if isinstance(given, tuple) else (given, "")
     if len(pair) != 2:
-        raise ValueError(f"Not an offset: {given!r}. It is a number from 0 on, or (number, metadata)")
+        raise ValueError(f"Not an offset: {given!r}. Give a number from 0 on, or (number, metadata)")
     offset, metadata = pair
     check_offset(offset)
     if not isinstance(metadata, str):
-        raise TypeError(f"The metadata of an offset is a text, not {metadata!r}")
+        raise TypeError(f"The metadata of an offset must be a string, not {metadata!r}")
     return OffsetAndMetadata(offset, metadata, -1)
 
 
 def as_partition(given: Any) -> TopicPartition:
-    """A TopicPartition, also of aiokafka's class.
+    """Convert a TopicPartition, which may be aiokafka's, to kafka-python's.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The argument is something else.
     """
     if isinstance(given, TopicPartition):
         return given
@@ -106,10 +119,10 @@ def as_partition(given: Any) -> TopicPartition:
 
 
 def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
-    """Some of them.
+    """Convert several TopicPartitions.
 
     Raises:
-        TypeError: One is something else, or it is not an iterable.
+        TypeError: An item is not a TopicPartition, or the argument is not iterable.
     """
     if not isinstance(given, Iterable):
         raise TypeError(f"{given!r} is not a list of TopicPartitions")
@@ -119,7 +132,10 @@ def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
 def polled_without(
     consumer: Any, left_out: Iterable[TopicPartition], kept: set[TopicPartition], timeout_ms: float
 ) -> Any:
-    """`poll`, on the consumer's thread, of all partitions but these. What is paused meanwhile (`kept`) stays so."""
+    """Poll all partitions except `left_out`. Called on the consumer's thread.
+
+    Partitions that the program pauses meanwhile (`kept`) stay paused.
+    """
     paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
     consumer.pause(*paused)
     try:
@@ -132,7 +148,7 @@ def polled_without(
 def first_unhanded(
     in_hand: Mapping[TopicPartition, int], fetched: Iterable[Fetched]
 ) -> dict[TopicPartition, int]:
-    """First offset by partition that the program did not get, or has in hand."""
+    """Return, by partition, the first offset that the program is still processing or has not received yet."""
     first = dict(in_hand)
     for each in fetched:
         first[each.tp] = min(first.get(each.tp, each.next_offset), each.next_offset)
@@ -142,12 +158,12 @@ def first_unhanded(
 def fetch_again(
     consumer: Any, partitions: Iterable[TopicPartition], *firsts: Mapping[TopicPartition, int]
 ) -> None:
-    """On the consumer's thread: go back to what was fetched of these partitions and will not be handed out.
+    """Seek back to records that were fetched but dropped. Called on the consumer's thread.
 
     Args:
-        consumer: The one underneath.
-        partitions: Which, as far as they are assigned.
-        firsts: First offsets by partition, of earlier fetches before those of later ones.
+        consumer: The inner consumer.
+        partitions: Partitions to seek, if they are assigned.
+        firsts: First offsets by partition; earlier fetches come before later ones.
     """
     for tp in partitions:
         found = [first[tp] for first in firsts if tp in first]
@@ -156,7 +172,10 @@ def fetch_again(
 
 
 def has_joined(consumer: Any) -> bool:
-    """On the consumer's thread: whether what is assigned is what it subscribed to, and it need not join its group."""
+    """Return whether the assignment fits the subscription, so that no rejoin is needed.
+
+    Called on the consumer's thread.
+    """
     known, coordinator = consumer._subscription, consumer._coordinator
     if not known.partitions_auto_assigned():
         return True
@@ -167,15 +186,16 @@ def has_joined(consumer: Any) -> bool:
 
 
 def has_settled(consumer: Any, began: float) -> bool:
-    """Whether it has joined its group, and knows where to begin in all that is assigned.
+    """Return whether the consumer has joined its group and has a position in each assigned partition.
 
-    Brokers that make topics by themselves know one a moment after they were asked for it. What they do not know
-    `_CREATED_S` after `began` (monotonic seconds) is not there.
+    Brokers that create topics automatically know a new topic only a moment after the first request for it. If a topic
+    is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())
     if known.partitions_auto_assigned() and not states:
-        # Others may have all; but kafka-python also assigns nothing of a topic that it does not know yet.
+        # No partition is assigned. This may be right, because other members may have them all. But kafka-python also
+        # assigns no partitions of a topic that it does not know.
         cluster = coordinator._cluster
         unknown = coordinator.group_id is None or not all(
             map(cluster.partitions_for_topic, known.subscription)
@@ -190,13 +210,14 @@ _started: weakref.WeakSet[SafeConsumer] = weakref.WeakSet()
 
 
 def not_in_children(consumer: SafeConsumer) -> None:
-    """What it fetches is not handed out in a forked child."""
+    """Make sure that a forked child does not return the parent's fetched records."""
     _started.add(consumer)
 
 
 def _forked() -> None:
     for consumer in list(_started):
-        consumer._attend_at = 0.0  # it asks for its loop first, which does not run there
+        # Ends the fast path. The slow path raises, because the loop does not run in the child.
+        consumer._attend_at = 0.0
 
 
 os.register_at_fork(after_in_child=_forked)

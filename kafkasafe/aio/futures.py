@@ -1,4 +1,4 @@
-"""What `await producer.send(...)` returns."""
+"""The future that `await producer.send(...)` returns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kafkasafe import producer as threads
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe.aio.threads import running_loop
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
@@ -20,24 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["RecordFuture"]
 
 _new_tuple: Final[Any] = tuple.__new__
-"""A named tuple without the call of a function in Python."""
+"""Creates a named tuple without a Python-level call."""
 
 
-# What kafka-python's futures have, and what there is instead.
-DONE: Final = "as in asyncio it is `done()`, with parentheses; kafka-python's names are those of kafkasafe"
-RESULT: Final = "`await` waits for it, `result()` has it if it is there"
-EXCEPTION: Final = "as in asyncio `exception()` says it: None after success"
+# Hints for the names of kafka-python's futures, which do not exist here.
+DONE: Final = (
+    "use `done()`, with parentheses, as in asyncio; the futures of kafkasafe have kafka-python's names"
+)
+RESULT: Final = "`await` waits for the result, and `result()` returns it if it is known"
+EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
 ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class RecordFuture(metaclass=Tidy):
-    """The result of one `send`: `await` it for the record's metadata, or `await future.durable()`.
+    """The result of one `send`. `await future` waits for the acknowledgement and returns the record's metadata.
 
-    Its names are asyncio.Future's; kafka-python's are those of `kafkasafe.RecordFuture`.
+    `await future.durable()` waits only until the record is durable.
 
-    It costs next to nothing until it is asked, and may be awaited any number of times, by several tasks. A task that is
-    cancelled while it waits costs neither the record nor another task anything. Of the loop that its producer was
-    started on; not thread-safe.
+    The methods have the names of asyncio.Future's. In `kafkasafe.RecordFuture` they have kafka-python's names.
+
+    A future computes its state only when the program asks for it, so unused futures are cheap. Several tasks may await
+    it, any number of times. Cancelling a task that waits affects neither the record nor other tasks. The future belongs
+    to the loop on which its producer was started; it is not thread-safe.
     """
 
     __slots__ = ("__weakref__", "_chunk", "_index", "_owner")
@@ -54,7 +59,7 @@ class RecordFuture(metaclass=Tidy):
         get = Absent(RESULT)
         succeeded = Absent(EXCEPTION)
         failed = Absent(EXCEPTION)
-        retriable = Absent("never: what can be retried is retried")
+        retriable = Absent("no error needs a retry: the producer retries every retriable error")
         add_callback = Absent(ADD_DONE_CALLBACK)
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
@@ -66,13 +71,13 @@ class RecordFuture(metaclass=Tidy):
         """Wait for the cluster's acknowledgement.
 
         Returns:
-            The metadata, as KafkaProducer has them: `topic`, `partition`, `offset`, `timestamp` …
+            The metadata, as in KafkaProducer: `topic`, `partition`, `offset`, `timestamp` …
 
         Raises:
-            RejectedError: The cluster rejected it.
-            DeliveryTimeoutError: `delivery_timeout_ms` ended. The record is still delivered.
+            RejectedError: The cluster rejected the record.
+            DeliveryTimeoutError: `delivery_timeout_ms` passed. The record is still delivered.
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
-            SpoolError: The producer ended by an error.
+            SpoolError: An error ended the producer.
         """
         chunk = self._chunk
         acked = chunk.acked
@@ -93,17 +98,17 @@ class RecordFuture(metaclass=Tidy):
         return record._result(None)
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
-        """Wait until the record is on disk (fsynced) or in the cluster: no crash can lose it from here on.
+        """Wait until the record is on disk (fsynced) or in the cluster. From then on no crash can lose it.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Returns:
             The future itself.
 
         Raises:
-            KafkaTimeoutError: Not durable in time. It may still become so.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: The record was not durable in time. It may still become durable.
+            SpoolError: The spool failed permanently.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -116,58 +121,58 @@ class RecordFuture(metaclass=Tidy):
 
     @called
     def done(self) -> bool:
-        """Whether the record was acknowledged, or rejected, or given up."""
+        """Return whether the record was acknowledged, rejected or dropped."""
         return self._record().is_done
 
     def result(self) -> RecordMetadata:
-        """The metadata of a record that is done, or its error raised.
+        """Return the metadata of the record, or raise its error.
 
         Raises:
-            InvalidStateError: It is not done.
+            InvalidStateError: The record is not done.
         """
         record = self._record()
         if not record.is_done:
-            raise asyncio.InvalidStateError("The record has no fate yet: await the future")
+            raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record._result(None)
 
     @called
     def exception(self) -> BaseException | None:
-        """Why a record that is done was not delivered; None when it was.
+        """Return why the record was not delivered; None if it was delivered.
 
         Raises:
-            InvalidStateError: It is not done.
+            InvalidStateError: The record is not done.
         """
         record = self._record()
         if not record.is_done:
-            raise asyncio.InvalidStateError("The record has no fate yet: await the future")
+            raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.exception
 
     @staticmethod
     def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """What was accepted is delivered: nothing is cancelled. Cancel the task that waits, or let it give up.
+        """Do nothing: an accepted record is delivered. To stop waiting for it, cancel the task, or use a time-out.
 
         Returns:
-            False, as of a future that can no longer be cancelled.
+            False, like a future that can no longer be cancelled.
         """
         return False
 
     @staticmethod
     def cancelled() -> bool:
-        """Never: what was accepted is delivered."""
+        """Return False, because an accepted record cannot be cancelled."""
         return False
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The one of its producer."""
+        """Return the loop of the record's producer."""
         return self._owner._loop_of()
 
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done; soon if it is."""
+        """Call `call(future)` on the loop when the record is done; soon if it already is."""
         self._owner._call_when_done(self, call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
-        """Not to be called any more; returns how many times it would have been."""
+        """Remove a callback. Return how many times it had been added."""
         return self._owner._call_no_more(self, call)
 
     def __repr__(self) -> str:
@@ -175,5 +180,5 @@ class RecordFuture(metaclass=Tidy):
 
 
 def waits_of(producer: threads.SafeProducer) -> LoopWaits:
-    """The waits of the running loop for a producer."""
-    return LoopWaits.of(producer._pump.ledger.waiters, asyncio.get_running_loop())
+    """Return the object with which coroutines of the running loop wait for a producer."""
+    return LoopWaits.of(producer._pump.ledger.waiters, running_loop())

@@ -1,14 +1,14 @@
-"""Where coroutines hand over their records: one after the other, without a wait that the loop would notice.
+"""The gate through which coroutines pass their records to the producer, one after the other, without blocking the loop.
 
-A record is accepted in one step of the loop, between two awaits: whoever is cancelled while waiting for that step has
-nothing accepted, and after it nothing is awaited. What a step needs of others (an open batch that is full is encoded,
-the spool is full) is waited for in front of it. It takes no lock that another thread has for long, and none that a
-Ctrl-C could leave taken.
+The gate accepts a record in one step of the loop, between two awaits. If a task is cancelled before that step, its
+record is not accepted. After that step, the gate awaits nothing. If there is something to wait for (a full open batch
+must be encoded, or the spool is full), the wait comes before the step. The step takes no lock that another thread holds
+for long, and none that a Ctrl-C could leave locked.
 
-The step that most records take is in `SafeProducer.send` itself: the topic has an open batch, nobody waits in front of
-it, and this iteration of the loop has something left.
+Most records take a fast path in `SafeProducer.send` itself. It is open if the topic has an open batch, no other task
+waits to send, and the quota of this iteration of the loop is not exhausted.
 
-One iteration of the loop accepts `_QUOTA` records at most, or a task that only sends would never let another one run.
+One iteration of the loop accepts at most `_QUOTA` records. Otherwise a task that only sends would starve other tasks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import kafka.errors as kafka_errors
 
 from kafkasafe import producer as threads
+from kafkasafe._producing.accepting import STEP_S
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
@@ -34,16 +35,18 @@ __all__ = ["Gate"]
 
 _QUOTA: Final = 512
 _ROOM_S: Final = 0.25
-"""Room is looked for this often, should nobody tell."""
+"""Check for room after this time, in seconds, if no notification arrives."""
 
 
 class _Obstacle(enum.Enum):
     """Why a record cannot be accepted in this step."""
 
     FULL = enum.auto()
-    """The topic's open batch is to be encoded first, or is just now."""
+    """The topic's open batch must be encoded first, or is being encoded."""
     ROOM = enum.auto()
     """There is no room in the spool."""
+    AHEAD = enum.auto()
+    """More than `run_ahead_bytes` is unacknowledged, and the cluster answers."""
 
 
 class _Turn:
@@ -55,7 +58,7 @@ class _Turn:
 
 
 class _Line:
-    """Those who wait to send to one topic, in the order in which they came."""
+    """Tasks that wait to send to one topic, in order of arrival."""
 
     def __init__(self) -> None:
         self.turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
@@ -72,7 +75,7 @@ class _Line:
             self.awake -= 1
 
     def wake(self) -> None:
-        """The next few, unless some of those woken before have not come to it yet."""
+        """Wake the next few tasks, unless tasks that were woken earlier have not run yet."""
         if self.awake:
             return
         for turn in itertools.islice(self.turns, _QUOTA):
@@ -83,12 +86,12 @@ class _Line:
 
 
 class Gate:
-    """See the module. On the loop's own thread.
+    """Accepts records in turn; see the module. Its methods run on the loop's own thread.
 
     Args:
-        producer: Accepts.
-        worker: Encodes.
-        loop: The one.
+        producer: The inner producer, which accepts the records.
+        worker: Thread that encodes batches.
+        loop: The producer's event loop.
     """
 
     def __init__(
@@ -96,9 +99,9 @@ class Gate:
     ) -> None:
         self.producer = producer
         self.lines: dict[str, _Line] = {}
-        """Those who wait, by topic."""
+        """Waiting tasks, by topic."""
         self.left = 0
-        """How many more records this iteration of the loop takes; 0 as well in front of its first one."""
+        """How many more records this iteration of the loop accepts; also 0 before its first record."""
         self.place = place_of(loop)
         self._loop = loop
         self._worker = worker
@@ -108,21 +111,22 @@ class Gate:
     def try_now(
         self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
-        """Accept a record in this step; None: it has to wait (`wait_and_accept`)."""
+        """Accept a record in this step. Return None if it must wait (`wait_and_accept`)."""
         if self.left <= 0 and self._counting:
             return None
         if self.lines and topic in self.lines:
             return None
-        accepted = self._accept(owner, topic, key, value, special, size)
+        accepted = self._accept(owner, topic, key, value, special, size, patient=True)
         return None if isinstance(accepted, _Obstacle) else accepted
 
     async def wait_and_accept(
         self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture:
-        """Accept it after those to the same topic that came before."""
+        """Accept a record after all earlier ones for the same topic."""
         turn = _Turn()
         line = self.lines.setdefault(topic, _Line())
         deadline: float | None = None
+        patient_until = time.monotonic() + self.producer._config.max_block_s
         try:
             line.enter(turn)
             while True:
@@ -135,22 +139,27 @@ class Gate:
                 if self.left <= 0 and self._counting:
                     iteration = self._iteration
                     await asyncio.sleep(0)
-                    if self._iteration == iteration:  # a Ctrl-C came in front of it
+                    if self._iteration == iteration:  # a Ctrl-C prevented `_count_anew`
                         self._count_anew()
                     continue
-                accepted = self._accept(owner, topic, key, value, special, size)
+                patient = time.monotonic() < patient_until
+                accepted = self._accept(owner, topic, key, value, special, size, patient=patient)
                 if not isinstance(accepted, _Obstacle):
                     return accepted
+                if accepted is _Obstacle.AHEAD:
+                    await self._wait_for_deliveries(patient_until)
+                    continue
                 deadline = await self._clear(accepted, topic, deadline)
         finally:
             try:
                 self._leave(topic, line, turn)
-            except BaseException:  # a Ctrl-C in the middle of it, and the others would wait for ever
+            except BaseException:
+                # A Ctrl-C came in the middle. Without a second try, the other tasks would wait for ever.
                 self._leave(topic, line, turn)
                 raise
 
     def _leave(self, topic: str, line: _Line, turn: _Turn) -> None:
-        """What was done of it before is not done again."""
+        """Remove a task from the line and wake the next ones. May be called twice."""
         line.turns.pop(turn, None)
         line.sleep(turn)
         if line.turns:
@@ -158,8 +167,20 @@ class Gate:
         elif self.lines.get(topic) is line:
             del self.lines[topic]
 
+    async def _wait_for_deliveries(self, until: float) -> None:
+        """Give a cluster that answers time to acknowledge, as `kafkasafe.SafeProducer` does. This serves only speed."""
+        producer, ledger = self.producer, self.producer._pump.ledger
+        await self._worker.run(producer._seal_all)
+        await waits_of(producer).wait(
+            lambda: ledger.failure is not None or producer._closed is not None or ledger.ahead.has_eased,
+            max(0.0, min(STEP_S, until - time.monotonic())),
+            about=_Obstacle.AHEAD,
+        )
+        with ledger.lock:
+            ledger.ahead.expire()
+
     async def _clear(self, obstacle: _Obstacle, topic: str, deadline: float | None) -> float | None:
-        """Wait for what is in the way; returns when to give up waiting for room."""
+        """Wait until an obstacle is removed. Return the deadline of the wait for room, monotonic seconds."""
         producer = self.producer
         if obstacle is _Obstacle.FULL:
             chunk = producer._chunks.get(topic)
@@ -171,7 +192,7 @@ class Gate:
                 deadline = now + producer._config.max_block_s
             if now >= deadline:
                 producer._raise_no_room(producer._needed())
-            # What lingers takes room as well.
+            # Lingering batches also occupy room.
             await self._worker.run(producer._seal_all)
             ledger, needed = producer._pump.ledger, producer._needed()
             await waits_of(producer).wait(
@@ -186,29 +207,39 @@ class Gate:
         return deadline
 
     def _accept(
-        self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
+        self,
+        owner: SafeProducer,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        special: Any,
+        size: int,
+        *,
+        patient: bool,
     ) -> RecordFuture | _Obstacle:
-        """One step: the record is in the topic's open batch, or it is not and this says why."""
+        """Put a record into the topic's open batch, in one step, or return the obstacle."""
         producer = self.producer
         if size > producer._max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(producer._too_large(size))
         chunk = producer._chunks.get(topic)
         if chunk is None:
+            if patient and producer._pump.ledger.ahead.is_far:
+                return _Obstacle.AHEAD
             chunk = producer._begin_chunk(topic)
             if chunk is None:
                 return _Obstacle.ROOM
-        # A new one takes a record of any size.
+        # A new batch has room for a record of any size.
         if not chunk.open or chunk.left < min(size, producer._chunk_bytes):
             return _Obstacle.FULL
         index = next(chunk.numbers)
         chunk.left -= size
         if self.put(chunk, index, key, value, special):
             return self.future(owner, chunk, index)
-        # It is sealed just now, without this record.
+        # Another thread has just sealed the batch without this record.
         return _Obstacle.FULL
 
     def put(self, chunk: Chunk, index: int, key: bytes | None, value: bytes | None, special: Any) -> bool:
-        """Put a record at its number, for which there may be no room yet. False: it is not accepted."""
+        """Put a record at its index, extending the lists if needed. Return False if it is not accepted."""
         if index < MAX_RECORDS:
             chunk.put(index, key, value, special)
             if not chunk.open:
@@ -220,9 +251,9 @@ class Gate:
         return index < MAX_RECORDS
 
     def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
-        """Of a record that was accepted just now, which is counted."""
+        """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
-            # In this order: a Ctrl-C in between must not leave nobody who counts anew.
+            # Keep this order: a Ctrl-C in between must not leave a quota that is never reset.
             self._loop.call_soon(self._count_anew)
             self.left = _QUOTA
             self._counting = True

@@ -1,4 +1,4 @@
-"""What of aiokafka is another thing here."""
+"""Hints for names of aiokafka that do not exist here, and adapters for arguments in aiokafka's form."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ _UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
     " batch.send(...); await batch.send_offsets(consumer)`, then `await batch.outcome` (docs/staged.md)"
 )
+_BLOCK: Final = (
+    "`async with producer.batch() as batch` is such a block, and only what `batch.send(...)` adds is part of it, not"
+    " what `producer.send(...)` sends meanwhile; offsets by `await batch.send_offsets(consumer)`; then"
+    " `await batch.outcome` (docs/staged.md)"
+)
 _BATCHES: Final = (
-    "batches are made by time and size (linger_ms, batch_size): use `await producer.send(topic, value,"
+    "the producer makes batches by time and size (linger_ms, batch_size): use `await producer.send(topic, value,"
     " partition=...)` for each record, then `await producer.flush()`"
 )
 
 
 class NotOfProducer(metaclass=Tidy):
-    """aiokafka's producer has these."""
+    """Hints for methods of aiokafka's producer that do not exist here."""
 
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
         create_batch = Absent(_BATCHES)
         send_batch = Absent(_BATCHES)
-        transaction = Absent(_UNIT)
+        transaction = Absent(_BLOCK)
         begin_transaction = Absent(_UNIT)
         commit_transaction = Absent(_UNIT)
         abort_transaction = Absent(_UNIT)
@@ -35,18 +40,18 @@ class NotOfProducer(metaclass=Tidy):
 
 
 class NotOfConsumer(metaclass=Tidy):
-    """aiokafka's consumer has these."""
+    """Hints for methods of aiokafka's consumer that do not exist here."""
 
     __dir__ = tidy_dir
 
     if not TYPE_CHECKING:
         last_stable_offset = Absent(
-            'with isolation_level="read_committed", `await consumer.end_offsets([partition])` is it'
+            'use `await consumer.end_offsets([partition])` with isolation_level="read_committed"'
         )
 
 
 class FunctionPartitioner:
-    """A partitioner as aiokafka takes it: a function of the key's bytes and two lists of partitions.
+    """A partitioner in aiokafka's form: a function of the key's bytes and two lists of partitions.
 
     Args:
         function: `function(key_bytes, all_partitions, available_partitions)`.
@@ -64,17 +69,17 @@ class FunctionPartitioner:
         value_bytes: bytes | None,  # noqa: ARG002
         cluster: Any,
     ) -> int:
-        """kafka-python's."""
+        """Choose a partition: the method of kafka-python's partitioners."""
         known = sorted(cluster.partitions_for_topic(topic))
         available = sorted(cluster.available_partitions_for_topic(topic))
         return self._function(key_bytes, known, available)
 
 
 def headers_of(given: Any) -> list[Any] | None:
-    """A list, as `send` takes it, of whatever aiokafka takes.
+    """Convert headers, in any form that aiokafka accepts, to the list that `send` needs.
 
     Raises:
-        TypeError: Nothing can be listed there, or it is a text.
+        TypeError: The argument is not iterable, or is a string or a mapping.
     """
     if given is None or isinstance(given, list):
         return given

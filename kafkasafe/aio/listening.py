@@ -1,4 +1,4 @@
-"""A rebalance listener in an event loop."""
+"""Rebalance listeners that run on an event loop."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ _current: contextvars.ContextVar[Listening | None] = contextvars.ContextVar(
 
 
 class Listening:
-    """One call of a listener. Meanwhile the consumer's thread waits for it within a poll, so another one does what is
-    asked of the consumer.
+    """One call of a listener.
+
+    During the call, the consumer's own thread waits in a poll. So another thread executes requests to the consumer.
     """
 
     def __init__(self, name: str) -> None:
         self._worker = Worker(name)
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Do it now; the future of the running loop has the result."""
+        """Execute a job on this call's thread. The returned future of the running loop gets the result."""
         return self._worker.submit(job)
 
     def is_own(self) -> bool:
-        """Whether the running task is the listener's."""
+        """Return whether the running task is the listener's."""
         return _current.get() is self
 
     async def call(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        """Have it called; also what it did not wait for is done afterwards.
+        """Call the listener. Then wait for the requests that the listener made without awaiting them.
 
         Raises:
-            Exception: The listener's.
+            Exception: Any exception of the listener.
         """
         _current.set(self)
         try:
@@ -64,25 +65,28 @@ class Listening:
 
 
 class Listener(AsyncConsumerRebalanceListener):
-    """Calls the program's on its loop, and lets the network thread go on until it is done."""
+    """Calls the program's listener on the program's loop. Meanwhile the network thread goes on with other work."""
 
     def __init__(
         self, owner: SafeConsumer, given: Any, loop: asyncio.AbstractEventLoop, network: Any
     ) -> None:
-        self._owner = weakref.ref(owner)  # a consumer that is dropped is still collected
+        self._owner = weakref.ref(owner)  # so that a dropped consumer can be collected
         self._given, self._loop, self._network = given, loop, network
         self._running: asyncio.Task[None] | None = None
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
-        """kafka-python's."""
+        """Pass the call on to the program's listener. kafka-python calls this method."""
         await self._told("on_partitions_revoked", revoked)
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
-        """kafka-python's."""
+        """Pass the call on to the program's listener. kafka-python calls this method."""
         await self._told("on_partitions_assigned", assigned)
 
     async def on_partitions_lost(self, lost: Any) -> None:
-        """kafka-python's; aiokafka's listeners do not have it."""
+        """Pass the call on to the program's listener.
+
+        A listener without this method, such as aiokafka's, gets the call as `on_partitions_revoked`.
+        """
         known = hasattr(self._given, "on_partitions_lost")
         await self._told("on_partitions_lost" if known else "on_partitions_revoked", lost)
 
@@ -107,7 +111,7 @@ class Listener(AsyncConsumerRebalanceListener):
 
         try:
             self._loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # the loop is closed: nobody listens
+        except RuntimeError:  # the loop is closed, so the listener cannot run
             return
         await done
 
@@ -122,14 +126,14 @@ def _nothing() -> None:
 
 
 def as_listener(given: Any) -> Any:
-    """What may be given to `subscribe`.
+    """Check a listener given to `subscribe`.
 
     Raises:
-        TypeError: It has not both methods.
+        TypeError: It lacks `on_partitions_revoked` or `on_partitions_assigned`.
     """
     if given is not None and not all(callable(getattr(given, name, None)) for name in _METHODS):
         raise TypeError(
-            f"listener: {given!r} has no on_partitions_revoked() and on_partitions_assigned(), as a"
-            " ConsumerRebalanceListener has"
+            f"listener: {given!r} must have on_partitions_revoked() and on_partitions_assigned(), like a"
+            " ConsumerRebalanceListener"
         )
     return given

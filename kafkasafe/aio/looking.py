@@ -1,4 +1,4 @@
-"""What a consumer looks up: it moves nothing."""
+"""The read-only methods of SafeConsumer: look-ups that move no position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._core.health import ConsumerHealth, unopened_consumer
 from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.instead import NotOfConsumer
-from kafkasafe.aio.threads import call_in_thread
+from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import UsageError
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Looking(NotOfConsumer, ABC):
-    """Part of `SafeConsumer`."""
+    """Part of `SafeConsumer`: look-ups."""
 
     _loop: asyncio.AbstractEventLoop | None
     _closing: asyncio.Task[None] | None
@@ -37,36 +37,38 @@ class Looking(NotOfConsumer, ABC):
     async def _do(self, job: Callable[[], T]) -> T: ...
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """The last committed offset, None if there is none."""
+        """Return the last committed offset; None if nothing was committed."""
         consumer, partition = self._opened, as_partition(partition)
         found = await self._do(lambda: consumer.committed(partition))
         return None if found is None else int(found)
 
     def highwater(self, partition: TopicPartition) -> int | None:
-        """Of the last fetch; None before there was one."""
+        """Return the high watermark of the last fetch; None before the first fetch."""
         found = self._opened.highwater(as_partition(partition))
         return None if found is None else int(found)
 
     def health(self) -> ConsumerHealth:
-        """As of `kafkasafe.SafeConsumer`. It never waits, and any thread may call it, also before `start`."""
+        """Like `kafkasafe.SafeConsumer.health`. It never waits. Any thread may call it, even before `start`."""
         if self._consumer is None:
             return unopened_consumer(closed=self._closing is not None)
         return self._consumer.health()
 
     def metrics(self, raw: bool = False) -> Any:
-        """As of `kafkasafe.SafeConsumer`."""
+        """Like `kafkasafe.SafeConsumer.metrics`."""
         return self._opened.metrics(raw)
 
     async def topics(self) -> set[str]:
-        """All topics that the client may see."""
+        """Return all topics that the client is allowed to see."""
         consumer = self._opened
         return set(await self._do(consumer.topics))
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Partitions of a topic, None if there is no such topic. (aiokafka's is no coroutine, and asks nobody.)
+        """Return the partitions of a topic; None if the topic does not exist.
+
+        Unlike aiokafka's method this is a coroutine, because it may ask the cluster.
 
         Raises:
-            TypeError: It is no topic's name.
+            TypeError: `topic` is not a string.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {topic!r}")
@@ -77,46 +79,46 @@ class Looking(NotOfConsumer, ABC):
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
-        """As of `kafkasafe.SafeConsumer`: never back without a proof."""
+        """Like `kafkasafe.SafeConsumer.end_offsets`: the results never go backwards, unless records are proven lost."""
         consumer, asked = self._opened, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.end_offsets(asked, **options)))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], **options: Any
     ) -> dict[TopicPartition, int]:
-        """As of `kafkasafe.SafeConsumer`."""
+        """Like `kafkasafe.SafeConsumer.beginning_offsets`."""
         consumer, asked = self._opened, list(as_partitions(partitions))
         return dict(await self._beside(lambda: consumer.beginning_offsets(asked, **options)))
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], **options: Any
     ) -> dict[TopicPartition, Any]:
-        """As of `kafkasafe.SafeConsumer`."""
+        """Like `kafkasafe.SafeConsumer.offsets_for_times`."""
         consumer = self._opened
         if not isinstance(timestamps, Mapping):
             raise TypeError(
-                f"timestamps: a dict, as {{TopicPartition('orders', 0): 1700000000000}}, not {timestamps!r}"
+                f"timestamps must be a dict, such as {{TopicPartition('orders', 0): 1700000000000}}, not {timestamps!r}"
             )
         asked = {as_partition(tp): timestamp for tp, timestamp in timestamps.items()}
         return dict(await self._beside(lambda: consumer.offsets_for_times(asked, **options)))
 
     def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
-        """When records were asked for the last time, ms since the epoch: of all partitions at once."""
+        """Return the time of the last poll, in ms since the epoch. It is the same for all partitions."""
         return int(self._polled_at * 1000)
 
     @property
     def client(self) -> SafeConsumer:
-        """The consumer underneath, which belongs to another thread: only look at it."""
+        """The inner consumer. It belongs to another thread, so only read from it."""
         found: SafeConsumer = self._opened
         return found
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop, which has to be the consumer's: not that of a forked child, either."""
-        loop = asyncio.get_running_loop()
+        """Return the running loop, which must be the consumer's. A forked child cannot run the consumer's loop."""
+        loop = running_loop()
         if self._loop is not None and self._loop is not loop:
-            raise UsageError("The consumer belongs to another event loop: make one for each")
+            raise UsageError("The consumer belongs to another event loop: open one for each loop")
         return loop
 
     async def _beside(self, look: Callable[[], T]) -> T:
-        """Look-ups, which are thread-safe: they hold up no poll."""
+        """Run a look-up on a separate thread, so that it does not delay a poll. Look-ups are thread-safe."""
         return await call_in_thread("kafkasafe-aio-look", look)

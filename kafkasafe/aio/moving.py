@@ -1,4 +1,4 @@
-"""What a program has a consumer read, from where, and what not for the moment."""
+"""Methods of SafeConsumer that choose partitions and positions: subscribe, assign, seek, pause."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
 from kafkasafe.aio.listening import Listener, as_listener
+from kafkasafe.aio.meanwhile import Meanwhile
 from kafkasafe.consumer import check_offset
 
 if TYPE_CHECKING:
@@ -24,14 +25,15 @@ T = TypeVar("T")
 
 
 class Moving(ABC):
-    """Part of `SafeConsumer`."""
+    """Part of `SafeConsumer`: subscriptions, positions and pauses."""
 
     _consumer: Any
     _assigned: frozenset[TopicPartition]
     _reads: str | None
-    """topics, pattern or partitions."""
+    """"topics", "pattern" or "partitions"; None if nothing is chosen."""
     _named: frozenset[str]
     _paused: set[TopicPartition]
+    _meanwhile: Meanwhile
 
     @abstractmethod
     def _later(
@@ -58,45 +60,46 @@ class Moving(ABC):
     def _opened(self) -> Any: ...
 
     def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
-        """Read these partitions, without a group's assignment. May come before `start`.
+        """Read these partitions, without an assignment by the group. May be called before `start`.
 
         Raises:
-            IllegalStateError: It is subscribed to topics: `unsubscribe` first.
+            IllegalStateError: The consumer is subscribed to topics: call `unsubscribe` first.
         """
         wanted = as_partitions(partitions)
         self._check_open()
         self._choose("partitions")
         if not wanted:
             self._reads = None
-        # The others keep their positions, and what was fetched of them.
+        # Partitions that stay assigned keep their positions and their fetched records.
         moved, self._assigned = self._all() - wanted, wanted
         return self._later(lambda consumer: consumer.assign(list(wanted)), moved, early=True)
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
     ) -> asyncio.Future[None]:
-        """Read topics, as one of the group. May come before `start`.
+        """Read topics as a member of the group. May be called before `start`.
 
         Args:
-            topics: Names.
-            pattern: Instead of names: a regular expression that they begin with.
+            topics: Topic names.
+            pattern: Instead of names: a regular expression that matches the beginning of topic names.
             listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
-                awaited where they are coroutines. They may use this consumer, but not ask it for records.
+                awaited if they are coroutines. They may use this consumer, but must not ask it for records.
 
         Raises:
-            TypeError: Neither topics nor a pattern, or both; a listener without these methods.
-            ValueError: No regular expression.
-            IllegalStateError: It reads what `assign` gave it, or subscribed in the other way: `unsubscribe` first.
+            TypeError: Neither topics nor a pattern is given, or both are; or the listener lacks these methods.
+            ValueError: The pattern is not a regular expression.
+            IllegalStateError: The consumer used `assign`, or it subscribed in the other way (names or pattern): call
+                `unsubscribe` first.
         """
         if isinstance(topics, str) or not isinstance(topics, Iterable):
-            raise TypeError(f"topics: a list of names, as ['orders'], not {topics!r}")
+            raise TypeError(f"topics must be a list of names, such as ['orders'], not {topics!r}")
         names = list(topics)
         if bool(names) is bool(pattern):
-            raise TypeError("subscribe: either topics or a pattern")
+            raise TypeError("subscribe: give either topics or a pattern")
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"pattern: {pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
         given = as_listener(listener)
         self._check_open()
         self._choose("topics" if names else "pattern")
@@ -104,7 +107,7 @@ class Moving(ABC):
 
         def subscribe(consumer: Any) -> None:
             heard = None
-            # Nobody takes partitions away from a consumer without a group.
+            # A consumer without a group never loses partitions, so it needs no listener.
             if given is not None and consumer.config["group_id"] is not None:
                 network = consumer._coordinator._net
                 heard = Listener(cast("SafeConsumer", self), given, self._loop_of(), network)
@@ -115,18 +118,18 @@ class Moving(ABC):
         return later
 
     def unsubscribe(self) -> asyncio.Future[None]:
-        """Read nothing any more, and leave the group. May come before `start`."""
+        """Stop reading, and leave the group. May be called before `start`."""
         self._check_open()
         self._reads, self._named = None, frozenset()
         moved, self._assigned = self._all(), frozenset[TopicPartition]()
         return self._later(lambda consumer: consumer.unsubscribe(), moved, early=True)
 
     def assignment(self) -> set[TopicPartition]:
-        """Partitions that are assigned, as of the last request for records."""
+        """Return the assigned partitions, as of the last request for records."""
         return set(self._assigned)
 
     def subscription(self) -> set[str]:
-        """Topics that are subscribed to; with a pattern, those that were found."""
+        """Return the subscribed topics; with a pattern, the matching topics found so far."""
         if self._reads == "pattern" and self._consumer is not None:
             return set(self._consumer.subscription() or ())
         return set(self._named)
@@ -140,10 +143,11 @@ class Moving(ABC):
         self._reads = how
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """Go on from an offset. Takes effect before the next record; may be awaited, for its error.
+        """Continue from an offset. This takes effect before the next record. Await the result to get errors.
 
         Raises:
-            ValueError: The partition is not assigned (which is an IllegalStateError, too), or the offset is not one.
+            ValueError: The partition is not assigned (this error is an IllegalStateError, too), or the offset is
+                invalid.
         """
         partition = as_partition(partition)
         check_offset(offset)
@@ -152,30 +156,32 @@ class Moving(ABC):
         return self._later(lambda consumer: consumer.seek(partition, offset), [partition])
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
-        """Go on from the first offset of these, or of all that are assigned.
+        """Continue from the first offset of these partitions, or of all assigned ones.
 
         Raises:
-            ValueError: As of `seek`; then none of them is moved.
+            ValueError: As for `seek`; then no position is moved.
         """
         moved = self._check_assigned(as_partitions(partitions)) or self._assigned
         await self._later(lambda consumer: consumer.seek_to_beginning(*moved), moved)
         return True
 
     async def seek_to_end(self, *partitions: TopicPartition) -> bool:
-        """Go on with what comes from now on.
+        """Continue from the end of these partitions, or of all assigned ones.
 
         Raises:
-            ValueError: As of `seek_to_beginning`.
+            ValueError: As for `seek_to_beginning`.
         """
         moved = self._check_assigned(as_partitions(partitions)) or self._assigned
         await self._later(lambda consumer: consumer.seek_to_end(*moved), moved)
         return True
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
-        """Go on from the committed offsets of these, or of all that are assigned; where there is none it stays.
+        """Continue from the committed offsets of these partitions, or of all assigned ones.
+
+        A partition without a committed offset keeps its position.
 
         Raises:
-            ValueError: As of `seek_to_beginning`.
+            ValueError: As for `seek_to_beginning`.
         """
         consumer = self._opened
         asked = self._check_assigned(as_partitions(partitions)) or self._assigned
@@ -186,26 +192,27 @@ class Moving(ABC):
             for tp, offset in sought.items():
                 consumer.seek(tp, offset)
 
-        # What was fetched of the others is still to be handed out.
+        # Records fetched from partitions that do not move are still returned to the program.
         await self._later(seek, sought)
         return found
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out nothing of these until `resume`, or until they are given to this consumer anew.
+        """Return no records of these partitions until `resume`, or until they are revoked and assigned again.
 
         Raises:
-            ValueError: One is not assigned (which is an IllegalStateError, too).
+            ValueError: A partition is not assigned (this error is an IllegalStateError, too).
         """
         given = self._check_assigned(as_partitions(partitions))
         self._check_open()
         self._paused.update(given)
+        self._meanwhile.paused.update(given)
         return self._later(lambda consumer: consumer.pause(*given))
 
     def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Hand out records of these again.
+        """Return records of these partitions again.
 
         Raises:
-            ValueError: As of `pause`.
+            ValueError: As for `pause`.
         """
         given = self._check_assigned(as_partitions(partitions))
         self._check_open()
@@ -213,14 +220,14 @@ class Moving(ABC):
         return self._later(lambda consumer: consumer.resume(*given))
 
     def paused(self) -> set[TopicPartition]:
-        """Those that are paused."""
+        """Return the paused partitions."""
         return set(self._paused)
 
     def _check_assigned(self, partitions: Collection[TopicPartition]) -> Collection[TopicPartition]:
         for partition in partitions:
             if partition not in self._assigned:
                 raise UnassignedError(
-                    f"Unassigned partition {partition}. Assigned are, as of the last request for records:"
+                    f"Unassigned partition {partition}. Assigned partitions, as of the last request for records:"
                     f" {sorted(self._assigned)}"
                 )
         return partitions

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import warnings
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from kafka.producer.future import RecordMetadata
 
@@ -23,75 +25,76 @@ from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
-from kafkasafe.aio.threads import Worker, call_in_thread, retrieve
+from kafkasafe.aio.threads import Worker, call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.logs import EventLog
-from kafkasafe.options import ProducerOptions
+from kafkasafe.options import AsyncProducerOptions, ProducerOptions
 
 __all__ = ["SafeProducer"]
 
 log = EventLog("producer")
 
 _OTHER_LOOP = (
-    "The producer belongs to another event loop: make one for each, or use asyncio.run_coroutine_threadsafe"
+    "The producer belongs to another event loop: open one for each, or use asyncio.run_coroutine_threadsafe"
 )
 Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
 
 
 class SafeProducer(NotOfProducer, OfOneProcess):
-    """`kafkasafe.SafeProducer` for a program with an event loop; the methods are named as AIOKafkaProducer's.
+    """`kafkasafe.SafeProducer` for asyncio, with the method names of AIOKafkaProducer.
 
-    `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes it, or `start()` and `stop()` do. It
-    belongs to the loop that it was started on; other threads use `asyncio.run_coroutine_threadsafe`.
+    `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes the producer; so do `start()` and
+    `stop()`. The producer belongs to the loop on which it was started. From other threads, use
+    `asyncio.run_coroutine_threadsafe`.
 
-    Nothing here holds the loop up: another thread opens the spool, encodes, waits for room and for the cluster.
-    Serializers and a partitioner of yours run on the loop; `on_rejected` and `on_event` on the producer's own thread.
+    No method blocks the loop: other threads open the spool, encode, and wait for room and for the cluster. Your
+    serializers and your partitioner run on the loop; `on_rejected` and `on_event` run on the producer's own thread.
 
     Args:
-        loop: Ignored; aiokafka's.
-        configs: The options of `kafkasafe.SafeProducer`. `partitioner` may be a function, as aiokafka's:
+        loop: Ignored; accepted for compatibility with aiokafka.
+        configs: The options of `kafkasafe.SafeProducer`. `partitioner` may be a function, as in aiokafka:
             `partitioner(key_bytes, all_partitions, available_partitions)`.
 
     Raises:
         ConfigError: An option is unknown or cannot work.
     """
 
-    def __init__(self, *, loop: Any = None, **configs: Unpack[ProducerOptions]) -> None:  # noqa: ARG002
+    def __init__(self, *, loop: Any = None, **configs: Unpack[AsyncProducerOptions]) -> None:  # noqa: ARG002
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
             configs["partitioner"] = FunctionPartitioner(partitioner)
-        # So that what is wrong is said here.
+        # Validate now, so that the constructor raises errors, and not `start`.
         if validate(dict(configs)).transactional_id is not None:
             raise ConfigError(
                 "transactional_id: this SafeProducer has no transaction() or begin_transaction(); leave the option"
                 " out, and use `async with producer.batch(transactional_id=...) as batch` (docs/staged.md)"
             )
-        self._configs = configs
+        self._configs = cast("ProducerOptions", configs)
         self._producer: threads.SafeProducer | None = None
         self._gate: Gate | None = None
         self._plain_gate: Gate | None = None
-        """The same, where bytes are sent as they are."""
+        """The same gate, if no serializer is set; else None."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._to_seal: set[Any] = set()
         self._calls: dict[tuple[int, int], tuple[RecordFuture, list[Call], asyncio.Task[None]]] = {}
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- start and close -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the spool. It does not wait for a broker: records wait on disk until there is one.
+        """Open the spool. `start` does not wait for a broker: records wait on disk until one answers.
 
-        Cancelled, it leaves nothing open. Again, it does nothing.
+        If it is cancelled, nothing stays open. Calling it again does nothing.
 
         Raises:
             SpoolError: The spool cannot be opened; the message says what is safe and what to do.
-            ProducerClosedError: It was closed.
+            ProducerClosedError: The producer was closed before.
         """
         if self._closing is not None:
-            raise ProducerClosedError("The producer is closed; make a new one")
-        loop = asyncio.get_running_loop()
+            raise ProducerClosedError("The producer is closed; open a new one")
+        loop = running_loop()
         if self._loop is not None and self._loop is not loop:
             raise UsageError(_OTHER_LOOP)
         self._loop = loop
@@ -110,20 +113,21 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._plain_gate = self._gate if producer._plain else None
 
     async def stop(self) -> None:
-        """As `close()`; aiokafka's name."""
+        """Call `close()`. This is aiokafka's name for it."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the other producer's
-        """Make everything durable, deliver what can be delivered, and let go of the spool.
+        """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        Cancelled, it goes on by itself, and the interpreter waits for it. Again, it waits for the same end.
+        If the call is cancelled, closing goes on in the background, and the interpreter waits for it at exit. A
+        repeated call waits for the first one to finish.
 
         Args:
             timeout: Seconds to wait for deliveries. Default: see `kafkasafe.SafeProducer.close`.
 
         Raises:
-            ValueError: A negative timeout, or nan.
-            Exception: As of `kafkasafe.SafeProducer.close`.
+            ValueError: The timeout is negative or nan.
+            Exception: As for `kafkasafe.SafeProducer.close`.
         """
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
@@ -133,12 +137,12 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         await asyncio.shield(self._closing)
 
     async def _close(self, timeout: float | None) -> None:  # noqa: ASYNC109
-        async with self._once:  # a start under way ends first
+        async with self._once:  # wait for a running `start`
             producer = self._producer
         if producer is None:
             return
         try:
-            # Not a daemon: what was accepted is on disk before the interpreter ends.
+            # Not a daemon thread, so accepted records are on disk before the interpreter ends.
             await call_in_thread("kafkasafe-aio-close", lambda: producer.close(timeout), daemon=False)
         finally:
             self._worker.stop()
@@ -150,16 +154,19 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close, as `close()`. After an exception of the block nothing else is raised, but logged, and noted there."""
+        """Call `close()`.
+
+        If the block raised an exception, an error of `close()` is not raised: it is logged, and noted on the exception.
+        """
         if error is None:
             await self.close()
             return
         try:
             await self.close()
         except Exception as own:
-            error.add_note(f"And when the SafeProducer was closed: {type(own).__name__}: {own}")
+            error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
             log.error(  # noqa: TRY400  # what it says matters, not where it was raised
-                "Not raised after a %s: %s",
+                "close() failed after a %s, which is raised instead: %s",
                 type(error).__name__,
                 own,
                 client_id=self.client_id,
@@ -168,14 +175,24 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             )
 
     def __del__(self) -> None:
-        """Dropped without `close()`: as `kafkasafe.SafeProducer`, but no loop waits for it."""
+        """Close a producer that was dropped without `close()`, as `kafkasafe.SafeProducer` does, but off the loop."""
         producer = getattr(self, "_producer", None)
         if producer is not None and producer._closed is None:
             self._producer = None
             goes_first(producer._pump, producer._spool_path)
-            # Its own `__del__` waits a moment, and so runs over there.
+            producer._forgo_warning()
+            # The inner producer's `__del__` waits a moment, so run it on the worker's thread.
             self._worker.put(_Last(producer))
             self._worker.stop()
+            # Warn here and not on that thread, so that `pytest.warns` sees the warning.
+            with contextlib.suppress(Exception):
+                warnings.warn(
+                    f"SafeProducer {producer.client_id} was dropped without close(); it goes on until all is delivered."
+                    " Use `async with`, or `await producer.stop()`",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
 
     # -- send ------------------------------------------------------------------------------------------------------
 
@@ -188,29 +205,30 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Accept a record. It is on disk soon after (`await future.durable()`), and delivered from there.
+        """Accept a record. It is on disk soon after (`await future.durable()`), and is delivered from there.
 
-        **Cancelled, it has accepted nothing**: a record is accepted in the step in which this returns, never before.
+        **If the call is cancelled, the record was not accepted.** The producer accepts it in the same step of the event
+        loop in which `send` returns, never before.
 
-        Where many records come it gives other tasks their turn; where there is no room in the spool it waits up to
-        `max_block_ms`. Records to one topic are accepted in the order in which `send` was called.
+        If a program sends many records, `send` lets other tasks run in between. If the spool has no room, `send` waits
+        up to `max_block_ms`. Records for one topic are accepted in the order in which `send` was called.
 
         Args:
             topic: Topic name.
-            value: Bytes, or what `value_serializer` takes. None deletes the key from a compacted topic.
-            key: Bytes, or what `key_serializer` takes. Decides the partition as KafkaProducer does.
+            value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
+            key: Bytes, or an object for `key_serializer`. It determines the partition as in KafkaProducer.
             partition: Partition number, instead of the partitioner's choice.
-            timestamp_ms: Ms since the epoch. Default: when the first record of its batch was accepted.
+            timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted.
             headers: (str, bytes) tuples; a value may be None.
 
         Returns:
-            A future for the record's metadata: `await` it, or keep it, or throw it away.
+            A future for the record's metadata. You may `await` it or ignore it.
 
         Raises:
-            SpoolFullError: No room within `max_block_ms`. The record was not accepted.
-            ProducerClosedError: After `close`.
-            UsageError: Before `start`, or on another loop.
-            Exception: As of `kafkasafe.SafeProducer.send`: nothing that raises was accepted.
+            SpoolFullError: There was no room within `max_block_ms`. The record was not accepted.
+            ProducerClosedError: `close` was called before.
+            UsageError: `start` was not called, or the call comes from another loop.
+            Exception: As for `kafkasafe.SafeProducer.send`. If the call raises, the record was not accepted.
         """
         gate = self._plain_gate
         if (
@@ -224,7 +242,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             and not gate.lines
             and gate.place._thread_id == get_ident()
         ):
-            # As `kafkasafe.SafeProducer.send` does it: see `Chunk`. What is rare is for the gate.
+            # The same fast path as in `kafkasafe.SafeProducer.send` (see `Chunk`). The gate handles the other cases.
             size = RECORD_OVERHEAD + len(value)
             if key is not None:
                 size += len(key)
@@ -235,7 +253,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
                     index = next(chunk.numbers)
                     if key is not None:
                         chunk.keys[index] = key
-                    # Before the record is accepted: at the end of the stack any call raises.
+                    # Create the future before the record is accepted, because this call raises if the stack is
+                    # exhausted.
                     future: RecordFuture = RecordFuture()
                     chunk.values[index] = value
                     if chunk.open:
@@ -260,11 +279,11 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     def _checked(
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
-        """Value, key, what else there is, and about how many bytes it is."""
+        """Check and serialize a record. Return value, key, the other fields, and the approximate size in bytes."""
         producer = self._producer
         if producer is None:
             raise self._not_started()
-        if asyncio.get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
         key, value, special, size = producer._checked(
             topic, value, key, headers_of(headers), partition, timestamp_ms
@@ -280,15 +299,15 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordMetadata:
-        """`send`, and wait for the acknowledgement. Cancelled meanwhile the record may have been accepted.
+        """Send a record and wait for its acknowledgement. If the call is cancelled, the record may be accepted already.
 
         Raises:
-            Exception: As of `send`, and of the future.
+            Exception: As for `send`, and for the future.
         """
         return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
-        """Records of any topics and partitions that are delivered together or not at all.
+        """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
 
             async with producer.batch() as batch:
                 batch.send("orders", order)
@@ -298,21 +317,21 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         See `kafkasafe.SafeProducer.batch`.
 
         Args:
-            transactional_id: Of the transaction; by default one of this producer's own.
+            transactional_id: Id of the transaction. Default: one of this producer's own.
         """
         return AtomicBatch(self, self._opened.batch(transactional_id=transactional_id))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Wait until every record accepted before has its fate; as `kafkasafe.SafeProducer.flush`.
+        """Wait until all records accepted so far are acknowledged or rejected, as `kafkasafe.SafeProducer.flush` does.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Not everything in time. It is on disk and will be delivered.
-            Exception: As of `kafkasafe.SafeProducer.flush`.
+            KafkaTimeoutError: Some records did not get a result in time. They are on disk and will be delivered.
+            Exception: As for `kafkasafe.SafeProducer.flush`.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -328,14 +347,14 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer._raise_unsettled(number, timeout, finished=finished)
 
     async def durable(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Wait until every record accepted before is durable; as `kafkasafe.SafeProducer.durable`.
+        """Wait until all records accepted so far are durable, as `kafkasafe.SafeProducer.durable` does.
 
         Args:
-            timeout: Seconds, None for ever.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Not everything in time.
-            SpoolError: The spool failed for good.
+            KafkaTimeoutError: Some records were not durable in time.
+            SpoolError: The spool failed permanently.
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
@@ -346,15 +365,18 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         number = ledger.last_undurable()
         if producer._config.spool == "on_error":
             producer._pump.spill_all()
+        pump = producer._pump
+        look = 0 if producer._config.in_memory else pump.ask_look()
         await self._waits_here().wait(
             lambda: (
-                ledger.spooled(number)
+                (ledger.spooled(number) and pump.has_looked(look))
                 or ledger.failure is not None
-                or (producer._config.in_memory and (ledger.parked or ledger.wrong_cluster is not None))
+                or (producer._config.in_memory and (ledger.undecidable or ledger.wrong_cluster is not None))
             ),
             timeout,
         )
         producer._raise_unspooled(number, timeout)
+        producer._raise_displaced(look, timeout)
 
     async def _seal(self, producer: threads.SafeProducer) -> None:
         if self._closing is None:
@@ -365,13 +387,13 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def partitions_for(self, topic: str) -> set[int]:
-        """Partitions of a topic.
+        """Return the partitions of a topic.
 
         Raises:
-            ProducerClosedError: After `close`.
-            KafkaTimeoutError: Not known within `max_block_ms`.
-            TypeError: It is no string.
-            ValueError: A topic of this name cannot exist.
+            ProducerClosedError: `close` was called before.
+            KafkaTimeoutError: The partitions were not known within `max_block_ms`.
+            TypeError: The topic is not a string.
+            ValueError: The topic name is invalid.
         """
         producer = self._opened
         producer._check_topic(topic)
@@ -382,27 +404,30 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._opened.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
-        """Whether the cluster answers. No readiness probe: in an outage the producer still accepts records."""
+        """Return whether the cluster answers. Do not use it as a readiness probe: use `health`."""
         return self._opened.bootstrap_connected()
 
     def health(self) -> ProducerHealth:
-        """As of `kafkasafe.SafeProducer`. It never waits, and any thread may call it, also before `start`."""
+        """Like `kafkasafe.SafeProducer.health`. It never waits. Any thread may call it, even before `start`."""
         if self._producer is None:
             return unopened_producer(closed=self._closing is not None)
         return self._producer.health()
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """As of `kafkasafe.SafeProducer`."""
+        """Like `kafkasafe.SafeProducer.metrics`."""
         return self._opened.metrics(raw)
 
     @property
     def client_id(self) -> str:
-        """As given, or "kafkasafe"."""
+        """The option `client_id`; "kafkasafe" by default."""
         return str(self._configs.get("client_id") or "kafkasafe")
 
     @property
     def client(self) -> threads.SafeProducer:
-        """The producer underneath, once it is started: for what is not here. Its calls may wait; the loop would."""
+        """The inner `kafkasafe.SafeProducer`, once started. It has the methods that are missing here.
+
+        These methods may block the loop.
+        """
         return self._opened
 
     def __repr__(self) -> str:
@@ -426,7 +451,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         if self._closing is not None:
             return ProducerClosedError("The producer is closed")
         return UsageError(
-            "Not started: `async with SafeProducer(...) as producer`, or `await producer.start()`"
+            "The producer is not started: use `async with SafeProducer(...) as producer`, or `await producer.start()`"
         )
 
     def _loop_of(self) -> asyncio.AbstractEventLoop:
@@ -435,19 +460,27 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         return self._loop
 
     def _waits_here(self) -> LoopWaits:
-        """Those of the running loop: a future may be awaited after its producer's loop is over."""
-        loop = asyncio.get_running_loop()
+        """Return the object with which coroutines of the running loop wait for the producer.
+
+        It may be another loop than the producer's: a future may be awaited after the producer's loop has ended.
+        """
+        loop = running_loop()
         return self._waits if loop is self._loop else waits_of(self._opened)
 
     def _seal_soon(self, chunk: Any) -> None:
-        """Somebody waits for it. What other tasks send in this iteration of the loop still comes along."""
+        """Seal an open batch (a chunk) for which a task waits.
+
+        This happens after this iteration of the loop, so that other tasks may still add records.
+        """
         if chunk.parcels is not None:
             return
         batch = chunk.atomic
         if batch is not None:
-            batch._cannot_wait()
+            batch._cannot_wait(
+                "batch.send(...) is not awaited: await its future, or batch.outcome, after the block"
+            )
         if not self._to_seal:
-            asyncio.get_running_loop().call_soon(self._seal_now)
+            running_loop().call_soon(self._seal_now)
         self._to_seal.add(chunk)
 
     def _seal_now(self) -> None:
@@ -455,7 +488,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._to_seal = set()
         if producer is not None:
             for chunk in chunks:
-                # By the pump: what is sent while it writes comes along, and no other thread has to be woken for it.
+                # The pump seals the chunk. So records that are sent while the pump writes are included, and no other
+                # thread must be woken.
                 chunk.due = 0.0
             producer._pump.poke()
 
@@ -493,7 +527,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
 
 class _Last:
-    """A job that has the last reference to a producer."""
+    """A job that holds the last reference to a producer."""
 
     __slots__ = ("_producer",)
 
@@ -501,9 +535,9 @@ class _Last:
         self._producer = producer
 
     def __call__(self) -> None:
-        """Nothing: it is dropped after this."""
+        """Do nothing. The worker drops the job, and with it the producer."""
 
 
 def _let_be(producer: threads.SafeProducer) -> None:
-    """A start that was cancelled: nothing was accepted."""
+    """Close the producer of a cancelled `start`. It has accepted no record."""
     producer.close(0.0)

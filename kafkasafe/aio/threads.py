@@ -1,4 +1,4 @@
-"""How a loop has other threads do what would hold it up."""
+"""Threads that execute blocking calls for an event loop."""
 
 from __future__ import annotations
 
@@ -11,25 +11,42 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kafkasafe._core.patience import seconds_of
+from kafkasafe.errors import UsageError
 from kafkasafe.logs import apart
 
-__all__ = ["Worker", "call_in_thread", "end_of", "place_of", "retrieve"]
+__all__ = ["Worker", "call_in_thread", "end_of", "place_of", "retrieve", "running_loop"]
 
 T = TypeVar("T")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The running event loop.
+
+    Raises:
+        UsageError: There is none. The program runs on trio, or without a loop.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError(
+            "No asyncio event loop is running, and kafkasafe.aio works on asyncio only. Start the program with"
+            ' asyncio.run(main()), or with anyio.run(main, backend="asyncio"). On trio, call kafkasafe.SafeProducer'
+            " and kafkasafe.SafeConsumer in threads (trio.to_thread.run_sync)"
+        ) from None
 
 
 async def call_in_thread(
     name: str, call: Callable[[], T], *, undo: Callable[[T], object] | None = None, daemon: bool = True
 ) -> T:
-    """`call()` on a thread of its own, which the program's executors cannot hold up.
+    """Run `call()` on a separate thread, so that the program's executors cannot delay it when they are busy.
 
     Args:
-        name: Of the thread.
-        call: Goes on when this is cancelled.
-        undo: Then called with its result, on the same thread.
-        daemon: Whether the end of the interpreter may cut it off.
+        name: Name of the thread.
+        call: Function to run. If this coroutine is cancelled, the function still runs to its end.
+        undo: Called with the result of `call` after a cancellation.
+        daemon: Whether the interpreter may exit before the call ends.
     """
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def abandon(result: T) -> None:
@@ -60,7 +77,7 @@ async def call_in_thread(
         return await done
     except asyncio.CancelledError:
         if done.done() and not done.cancelled() and done.exception() is None:
-            abandon(done.result())  # it came in the same moment
+            abandon(done.result())  # the result and the cancellation came at the same moment
         raise
 
 
@@ -74,23 +91,23 @@ def _resolve(waiter: asyncio.Future[Any], result: Any, error: BaseException | No
 
 
 def retrieve(task: asyncio.Future[None]) -> None:
-    """When a task is done that nobody may be waiting for any more: who was to see its error may have been cancelled."""
+    """Retrieve the error of a finished task, so that asyncio does not warn if every waiter was cancelled."""
     if not task.cancelled():
         task.exception()
 
 
 def end_of(timeout_ms: float) -> float:
-    """When a wait that begins now ends: monotonic seconds.
+    """Return when a wait that begins now ends, monotonic seconds.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is nan.
+        TypeError: The time-out is not a number.
+        ValueError: The time-out is nan.
     """
     return time.monotonic() + seconds_of(timeout_ms)
 
 
 class _Place:
-    """Where a loop runs that does not say so itself."""
+    """Provides `_thread_id` for an event loop without such an attribute."""
 
     __slots__ = ("_loop",)
 
@@ -103,41 +120,44 @@ class _Place:
 
 
 def place_of(loop: asyncio.AbstractEventLoop) -> Any:
-    """What has a `_thread_id`: that of the thread which the loop runs in just now, None while it does not run.
+    """Return an object whose `_thread_id` is the thread in which the loop runs; None while the loop does not run.
 
-    To be compared for each record; `asyncio.get_running_loop` asks the system for the process each time. In a forked
-    child it is as in the parent.
+    The value is compared for each record. `asyncio.get_running_loop` would be slower, because it makes a system call
+    (getpid) each time. In a forked child, the value is still the parent's.
     """
     return loop if hasattr(loop, "_thread_id") else _Place(loop)
 
 
 class Worker:
-    """A thread that does short jobs in order: encoding full batches, mostly."""
+    """A thread that executes short jobs in order, mostly the encoding of full batches."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, job: Callable[[], object]) -> None:
-        """Do it, without anybody waiting. Takes no lock: the garbage collector may call."""
+        """Execute a job without waiting for it. Takes no lock, because the garbage collector may call this method."""
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """End after the jobs that are there."""
+        """End the thread after the queued jobs."""
         self._jobs.put(None)
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Do it, and wait for it; who is cancelled meanwhile does not stop it."""
+        """Execute a job and wait for it. If this coroutine is cancelled, the job still runs to its end."""
         return await self.submit(job)
 
     def submit(self, job: Callable[[], T], *, then: Callable[[], object] | None = None) -> asyncio.Future[T]:
-        """Do it; the future of the running loop has the result. Cancelled, it does not stop it.
+        """Execute a job, and return a future of the running loop for its result.
+
+        If the future is cancelled, the job still runs to its end.
 
         Args:
-            job: What is to be done.
-            then: Called on the loop when it is done, also by an error or for nobody, before the future is.
+            job: The job.
+            then: Called on the loop after the job, before the future is resolved; also if the job fails or the future
+                was cancelled.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
@@ -148,7 +168,7 @@ class Worker:
             except BaseException as raised:
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                # At once: each wake-up of the loop takes the interpreter away from this thread.
+                # One call for everything: each wake-up of the loop takes the interpreter lock from this thread.
                 loop.call_soon_threadsafe(give, result, error)
 
         def give(result: T, error: BaseException | None) -> None:
@@ -166,6 +186,6 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             with contextlib.suppress(
                 Exception
-            ):  # of jobs that nobody waits for; the producer's own calls tell
+            ):  # no caller waits for these jobs; errors of the producer show in its own calls
                 job()
             del job

@@ -1,4 +1,4 @@
-"""Kafka for PySpark, without the connector jar. Needs `pip install kafkasafe[spark]`, on every node of a cluster.
+"""Kafka for PySpark, without the connector jar. Requires `pip install kafkasafe[spark]` on every node of a cluster.
 
 ```python
 from kafkasafe.spark import register
@@ -36,7 +36,8 @@ __all__ = [
     "write_batch",
 ]
 
-# Name → module. Lazily, so that who uses one part does not need what the others import.
+# Public name → the module that defines it. A module is imported when one of its names is first used, so that a program
+# needs only the dependencies of the parts that it uses.
 _HOMES: Final = {
     "CheckpointMismatchError": "kafkasafe.errors",
     "FencedError": "kafkasafe._io.appender",
@@ -53,7 +54,7 @@ _HOMES: Final = {
 
 
 def __dir__() -> list[str]:
-    """What is public, and what every module has."""
+    """Returns the public names and the standard attributes that every module has."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 

@@ -1,26 +1,34 @@
-"""`DataFrame.mapInArrow` without pandas: PySpark asks for pandas there, and uses nothing of it."""
+"""Calls `DataFrame.mapInArrow` without pandas. PySpark's own method requires pandas, although it does not use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 __all__ = ["map_in_arrow"]
 
 
-def map_in_arrow(df: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
-    """As `df.mapInArrow(function, schema)`.
+def map_in_arrow(
+    df: DataFrame,
+    function: Callable[[Iterator[Any]], Iterator[Any]],
+    schema: str | StructType,
+    *,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Does the same as `df.mapInArrow(function, schema)`.
 
     Args:
-        df: A data frame.
-        function: Arrow batches in, Arrow batches of the schema out; is pickled.
-        schema: Of the result.
+        df: The data frame.
+        function: Maps Arrow batches to Arrow batches of the given schema. Spark pickles the function.
+        schema: Schema of the result. The JVM has to parse a text.
+        columns: The names of the data frame's columns, if they are known. Otherwise the JVM is asked for them.
     """
     jdf: Any = getattr(df, "_jdf", None)
-    if jdf is None:  # Spark Connect, whose client needs pandas anyhow
+    if jdf is None:  # Spark Connect, whose client needs pandas anyway
         return df.mapInArrow(function, schema)
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.udf import UserDefinedFunction
@@ -28,5 +36,5 @@ def map_in_arrow(df: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any
 
     make: Any = UserDefinedFunction
     udf = make(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column = udf(*[df[f"`{name}`"] for name in df.columns])
+    column = udf(*[df[f"`{name}`"] for name in columns or df.columns])
     return ClassicDataFrame(jdf.mapInArrow(column._jc, False, None), df.sparkSession)

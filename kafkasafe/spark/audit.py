@@ -1,4 +1,4 @@
-"""The counts of `kafkasafe.audit`, by Spark's tasks."""
+"""Computes the counts of `kafkasafe.audit` in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["count_ids", "find_runs"]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # names from its compiled modules have no type information
 
 
 class _Ids(Protocol):
@@ -32,7 +32,11 @@ class _Ids(Protocol):
 
 
 class _FindRuns:
-    """A task: the runs of some ranges. Small, however large the ranges are."""
+    """A task that finds the runs in some of the offset ranges.
+
+    A run (`Run`) is a sequence of batches of one producer without a gap in their sequence numbers. The result of the
+    task is small even for large ranges.
+    """
 
     def __init__(self, options: ReadOptions, pieces: Sequence[Range]) -> None:
         self._options = options
@@ -51,22 +55,22 @@ class _FindRuns:
 
 
 def find_runs(spark: SparkSession, options: ReadOptions, pieces: Sequence[Range]) -> dict[int, list[Run]]:
-    """The runs of all ranges, by partition."""
+    """Returns the runs (see `Run`) that Spark's tasks found in the ranges, by partition."""
     found: dict[int, list[Run]] = {}
     if not pieces:
         return found
     numbers = spark.range(0, len(pieces), 1, len(pieces))
     task: Any = _FindRuns(options, pieces)
     for row in map_in_arrow(numbers, task, "partition INT, runs BINARY").collect():
-        found.setdefault(row.partition, []).extend(pickle.loads(bytes(row.runs)))  # noqa: S301 - our own task's
+        found.setdefault(row.partition, []).extend(pickle.loads(bytes(row.runs)))  # noqa: S301 - our own task wrote it
     return found
 
 
 def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed: bool) -> IdCount:
-    """What the records' ids say."""
+    """Counts how many ids of records are distinct, repeated or missing."""
     from pyspark.sql import functions as f
 
-    assert isinstance(options.what, Subscribe)  # noqa: S101  # as audit makes them
+    assert isinstance(options.what, Subscribe)  # noqa: S101  # audit always passes topics
     register(spark)
     connection = {
         f"kafka.{name}": ",".join(value) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""What a failed Spark job says: whether a worker died, which is nobody's fault, or the query's own code failed."""
+"""Determines from the error text of a failed Spark job whether a worker died or the query's own code failed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Final
 
 __all__ = ["dead_worker"]
 
-# What Spark gives as the reason for a failed task or stage follows these words. Anywhere else the same phrases may be
-# part of a message of the query's own code, which no repetition mends.
+# Spark puts the reason for a failed task or stage after these words. Elsewhere in the text, the phrases below may come
+# from an error in the query's own code. Repeating the batch does not fix such an error.
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )
-# Of Spark itself, wherever it is thrown.
+# Errors that Spark itself raises when a worker dies. For these, the stack trace is not checked.
 _DIED: Final = re.compile(
     r"ExecutorLostFailure|FetchFailed\b|Worker died|Executor heartbeat timed out|Remote RPC client disassociated"
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
     r"|org\.apache\.spark\.SparkException: Python worker exited unexpectedly"
 )
-# Of Java: a worker's, or of whatever else the query talks to. What threw it tells.
+# Java errors that report a broken connection, either to a worker or to another system that the query uses. The stack
+# trace shows which of the two connections broke.
 _CUT: Final = re.compile(r"java\.(?:io\.EOFException|(?:io|net)\.\w+: (?:Connection reset|Broken pipe))")
 _FRAME: Final = re.compile(r"^\s*at (?:[\w.]+/)?([\w.$]+)\(", re.MULTILINE)
 _SPARKS: Final = (
@@ -31,14 +32,16 @@ _SPARKS: Final = (
 
 
 def dead_worker(said: str) -> str | None:
-    """The reason, if a Python worker, an executor or a machine died, or a stage was given up for that; else None.
+    """Returns the reason if a Python worker, an executor or a machine died; None after any other failure.
+
+    Also returns the reason if Spark gave up a whole stage because a worker died.
 
     Args:
-        said: The text of what a Spark job raised.
+        said: The text of the exception that a Spark job raised.
     """
     found = _REASON.search(said)
     if found is None or "Traceback (most recent call last)" in said:
-        return None  # not of a task at all, or out of Python
+        return None  # not the failure of a task, or an error raised by Python code
     reason = said[found.end() :]
     head = reason.split("\n", 1)[0].strip()
     if _DIED.match(reason):

@@ -1,7 +1,8 @@
-"""Streaming queries in Prometheus: a `StreamingQueryListener`.
+"""Metrics of streaming queries for Prometheus: a `StreamingQueryListener`.
 
-Spark says how long a batch took and how many rows it read. What the sink made of it (written, skipped as a duplicate,
-resumed) Spark does not know; that comes from the sinks of this process, and from the writers by `outcomes.py`.
+Spark reports how long a batch took and how many rows it read. It does not know whether the sink wrote the batch,
+skipped it as a duplicate, or resumed it. Sinks in this process count these outcomes directly. Writers run in other
+processes and send their outcomes through `outcomes.py`.
 """
 
 from __future__ import annotations
@@ -36,33 +37,34 @@ _BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class MetricsListener(StreamingQueryListener):
-    """Counts what streaming queries do, for Prometheus.
+    """Exports metrics of streaming queries to Prometheus.
 
     ```python
     spark.streams.addListener(MetricsListener())
     ```
 
-    Families, with the label `query` (its name, or its id where it has none):
+    Metric families with the label `query` (the query's name, or its id if it has no name):
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
-      (committed before, skipped), `resumed` (written with more than one transaction), `failed`.
-    - `kafkasafe_spark_rows_total{direction}`: `in` (read, as Spark says), `out` (committed).
-    - `kafkasafe_spark_restarts_total`, `kafkasafe_spark_retries_total`: transactions begun again; requests sent again.
-    - `kafkasafe_spark_sent_bytes_total`: of batches that were sent, those of transactions that came to nothing too.
-    - `kafkasafe_spark_batch_duration_seconds`: histogram of whole micro-batches, as Spark says.
-    - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs; only
-      for sources that tell where the logs end.
-    - `kafkasafe_spark_active_queries`.
-    - `kafkasafe_spark_query_failures_total`: runs that an exception ended.
+      (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.
+    - `kafkasafe_spark_rows_total{direction}`: `in` (rows read, as reported by Spark), `out` (rows committed).
+    - `kafkasafe_spark_restarts_total`: restarted transactions.
+    - `kafkasafe_spark_retries_total`: retried requests.
+    - `kafkasafe_spark_sent_bytes_total`: bytes of sent batches, including those of aborted transactions.
+    - `kafkasafe_spark_batch_duration_seconds`: histogram of the duration of whole micro-batches, as reported by Spark.
+    - `kafkasafe_spark_offsets_behind_latest`: records between the end of the last batch and the end of the logs. The
+      metric exists only for sources that report where the logs end.
+    - `kafkasafe_spark_active_queries`: queries that are running.
+    - `kafkasafe_spark_query_failures_total`: query runs that an exception ended.
 
-    Of kafkasafe's source, as far as its processes are on this machine, with the label `topic`:
+    Metric families of kafkasafe's source, with the label `topic`. They count only source processes on this machine:
 
-    - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not believed), `lowered` (it
-      was, with a proof), `lost` (the query goes on without records).
-    - `kafkasafe_spark_source_lost_records_total{reason}`: those records.
+    - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not accepted), `regressed` (a
+      lower end offset was accepted, because a loss of records was proven), `lost` (the query skipped lost records).
+    - `kafkasafe_spark_source_lost_records_total{reason}`: number of lost records that queries skipped.
 
     Args:
-        registry: Prometheus's own by default.
+        registry: Prometheus registry; the default is Prometheus's global registry.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -72,26 +74,26 @@ class MetricsListener(StreamingQueryListener):
         _expect_sources()
 
     def close(self) -> None:
-        """Takes the families out of the registry."""
+        """Removes the families from the registry."""
         self._registry.unregister(self._collector)
 
-    # Spark's names.
+    # The method names are Spark's.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """A query began."""
+        """Registers a query that has started."""
         self._collector.started(str(event.id), str(event.runId), event.name)
         inbox.expect(str(event.id), str(event.runId))
         _expect_sources()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A micro-batch ended."""
+        """Counts a micro-batch that has ended."""
         self._collector.progress(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """There was nothing to do."""
+        """Does nothing: an idle query changes no metric."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """A query ended. Its counts stay."""
+        """Marks a query as ended, and keeps its counts."""
         inbox.stop_expecting(str(event.id), str(event.runId))
         self._collector.ended(str(event.id), str(event.runId), failed=event.exception is not None)
 
@@ -99,7 +101,7 @@ class MetricsListener(StreamingQueryListener):
 class _Query:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.run: str | None = None  # None: it has ended
+        self.run: str | None = None  # id of the current run; None: the query has ended
         self.rows = 0
         self.seconds = 0.0
         self.counts = [0] * (len(_BUCKETS_S) + 1)
@@ -114,7 +116,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are checked when something is collected."""
+        """Returns no families, so that registering the collector does not collect the metrics."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
@@ -127,7 +129,7 @@ class _Collector(Collector):
             query = self._queries.get(query_id)
             if query is not None:
                 query.failures += failed
-            # Spark tells of an end later than of the start of the next run.
+            # Spark may report the end of a run after the start of the next run.
             if query is not None and query.run == run_id:
                 query.run = None
 
@@ -135,12 +137,13 @@ class _Collector(Collector):
         query_id = str(progress["id"])
         with self._lock:
             query = self._queries.get(query_id)
-            if query is None:  # it had started before there was a listener
+            if query is None:  # the query started before the listener was added
                 query = self._queries[query_id] = _Query(progress.get("name") or query_id)
                 query.run = str(progress.get("runId"))
             query.behind = _behind(progress.get("sources", ()), query.behind)
             batch = int(progress.get("batchId", -1))
-            # Spark reports a query that waits again and again, with the number of the batch to come.
+            # While a query waits for data, Spark repeats its progress report with the id of the next batch. Do not
+            # count such repetitions.
             took = progress.get("durationMs", {})
             if "addBatch" not in took or batch == query.last_batch:
                 return
@@ -151,42 +154,40 @@ class _Collector(Collector):
             query.counts[sum(seconds > bound for bound in _BUCKETS_S)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yields all families."""
         batches = CounterMetricFamily(
             "kafkasafe_spark_batches",
             "Micro-batches of sinks and writers, by outcome.",
             labels=["query", "outcome"],
         )
         rows = CounterMetricFamily(
-            "kafkasafe_spark_rows", "Rows read and committed.", labels=["query", "direction"]
+            "kafkasafe_spark_rows", "Rows read (in) and committed (out).", labels=["query", "direction"]
         )
         restarts = CounterMetricFamily(
-            "kafkasafe_spark_restarts", "Transactions begun again for the same micro-batch.", labels=["query"]
+            "kafkasafe_spark_restarts", "Restarted transactions of micro-batches.", labels=["query"]
         )
         retries = CounterMetricFamily(
             "kafkasafe_spark_retries", "Requests with records that were sent again.", labels=["query"]
         )
-        sent = CounterMetricFamily(
-            "kafkasafe_spark_sent_bytes", "Bytes of batches that were sent.", labels=["query"]
-        )
+        sent = CounterMetricFamily("kafkasafe_spark_sent_bytes", "Bytes of sent batches.", labels=["query"])
         duration = HistogramMetricFamily(
-            "kafkasafe_spark_batch_duration_seconds", "Time of a micro-batch.", labels=["query"]
+            "kafkasafe_spark_batch_duration_seconds", "Duration of a micro-batch.", labels=["query"]
         )
         behind = GaugeMetricFamily(
             "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
         )
-        active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Queries that run.")
+        active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Running queries.")
         failures = CounterMetricFamily(
-            "kafkasafe_spark_query_failures", "Runs that an exception ended.", labels=["query"]
+            "kafkasafe_spark_query_failures", "Query runs that ended with an exception.", labels=["query"]
         )
         events = CounterMetricFamily(
             "kafkasafe_spark_source_events",
-            "What the source noticed: ends that were held or lowered, records that are lost.",
+            "Events of the source: end offsets held or regressed, records lost.",
             labels=["topic", "event", "reason"],
         )
         lost = CounterMetricFamily(
             "kafkasafe_spark_source_lost_records",
-            "Records that queries went on without.",
+            "Lost records that queries skipped.",
             labels=["topic", "reason"],
         )
         with self._lock:
@@ -220,19 +221,25 @@ class _Collector(Collector):
 
 
 def _expect_sources() -> None:
-    """Those of this process's Spark. With Spark Connect there is no JVM here, or not yet."""
+    """Prepares the inbox for events from the sources of this process's Spark driver.
+
+    Does nothing if this process has no JVM. With Spark Connect, it may never have one.
+    """
     try:
         from pyspark import SparkContext
 
         gateway: Any = SparkContext._gateway
         if gateway is not None:
             inbox.expect_sources(int(gateway.jvm.java.lang.ProcessHandle.current().pid()))
-    except Exception as failed:  # whatever py4j raises: a count is not worth a query
-        log.debug("Spark's process is not known, so what sources notice is not counted: %r", failed)
+    except Exception as failed:  # py4j may raise any exception, and a missing count must not end a query
+        log.debug("Spark's JVM process is unknown, so events of sources are not counted: %r", failed)
 
 
 def _behind(sources: Any, before: int | None) -> int | None:
-    """Records between where the sources are and where their logs end; as before where none of them tells."""
+    """Returns how many records are between the sources' positions and the ends of their logs.
+
+    Returns `before` if no source reports where its logs end.
+    """
     total, told = 0, False
     for source in sources:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
@@ -243,7 +250,7 @@ def _behind(sources: Any, before: int | None) -> int | None:
 
 
 def _offsets(position: Any) -> dict[tuple[str, str], int]:
-    """(topic, partition) → offset, of Spark's own Kafka source or of kafkasafe's."""
+    """Returns (topic, partition) → offset for a position of Spark's own Kafka source or of kafkasafe's source."""
     if isinstance(position, str):
         try:
             position = json.loads(position)

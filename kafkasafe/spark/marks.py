@@ -1,4 +1,4 @@
-"""What a checkpoint says of one partition. See `positions`."""
+"""The position of one partition in a checkpoint. See `positions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["UNRESOLVED", "Mark", "Why", "offset_of"]
 Why: TypeAlias = Literal["retention", "diverged", "truncated", "recreated", "new_partition", "missing"]
 
 UNRESOLVED: Final = -1
-"""The begin of a first micro-batch that was planned while the starting options had no answer."""
+"""Value of `Mark.first` if the starting options could not be evaluated when the first micro-batch was planned."""
 
 _EPOCH_BYTES: Final = 256
 _WHY: Final = frozenset({"retention", "diverged", "truncated", "recreated", "new_partition", "missing"})
@@ -21,16 +21,20 @@ _WHY: Final = frozenset({"retention", "diverged", "truncated", "recreated", "new
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Of one partition.
+    """The position of one partition.
+
+    A mark also describes the range of offsets that one micro-batch reads from the partition: the range ends at the
+    mark's position. It normally begins where the range of the previous micro-batch ended.
 
     Attributes:
-        offset: Next offset to be read.
-        lineage: Leader epochs of what was read before it; empty where nothing is known.
-        begin: Where the range that ends here begins; None: where the range before it ended.
-        why: Why that is elsewhere.
-        lost: First and last offset (inclusive) of what is gone, as far as that is known.
-        first: Where the range that ends here begins if it is the query's first one and `begin` is None. `UNRESOLVED`:
-            the starting options had no answer then. None: the plan does not say.
+        offset: Next offset to read.
+        lineage: Leader epochs of the records before `offset`; empty if they are unknown.
+        begin: First offset of the range; None: the range begins where the previous range ended.
+        why: Why records directly before the range were lost; None: no records were lost.
+        lost: First and last lost offset (inclusive), if they are known.
+        first: First offset of the range, used if the range is the query's first one and `begin` is None. `UNRESOLVED`:
+            the starting options could not be evaluated when the range was planned. None: the plan did not record where
+            the range begins.
     """
 
     offset: int
@@ -41,7 +45,7 @@ class Mark:
     first: int | None = None
 
     def encode(self) -> dict[str, Any]:
-        """As JSON."""
+        """Encodes the mark as JSON."""
         entry: dict[str, Any] = {"offset": self.offset}
         if self.lineage.entries:
             entry["epochs"] = self.lineage.encode(_EPOCH_BYTES)
@@ -57,11 +61,11 @@ class Mark:
 
     @classmethod
     def decode(cls, entry: Mapping[str, Any]) -> Mark:
-        """Of JSON.
+        """Decodes a mark from JSON.
 
         Raises:
             KeyError: A field is missing.
-            ValueError: A field is not what it should be.
+            ValueError: A field has an invalid value.
         """
         epochs = entry.get("epochs")
         why = entry.get("why")
@@ -79,11 +83,11 @@ class Mark:
 
 
 def offset_of(number: Any) -> int:
-    """An offset in JSON.
+    """Checks that a value from JSON is an offset.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not an offset.
     """
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no offset")
+        raise ValueError(f"{number!r} is not an offset")
     return number

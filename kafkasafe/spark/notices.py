@@ -1,4 +1,4 @@
-"""Where the Spark source tells what it noticed: the log, the driver's metrics, and a function of the user's."""
+"""Reports events of the Spark source to Python's logging, to the driver's metrics, and to the user's function."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Notice = EndOffsetHeld | EndOffsetRegressed | SourceDataLost
 
 
 class Notices:
-    """Tells events. Can be pickled: tasks tell theirs in their own processes.
+    """Reports events. An instance can be pickled, because each task reports its events from its own process.
 
     Args:
-        hook: `package.module:function`, called with each event; None: only the log.
+        hook: `package.module:function`, called with each event; None: no function is called.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: The function cannot be imported.
     """
 
     def __init__(self, hook: str | None) -> None:
@@ -32,7 +32,7 @@ class Notices:
             imported("onEvent", hook)
 
     def tell(self, event: Notice) -> None:
-        """One event. What the hook raises ends the query."""
+        """Reports one event. An exception that the hook raises ends the query."""
         if isinstance(event, EndOffsetHeld):
             log.info("%s", event)
         else:
@@ -43,7 +43,7 @@ class Notices:
 
 
 def _counted(event: Notice) -> tuple[str, str, str, int]:
-    """Topic, kind of event, reason, records lost."""
+    """Returns (topic, kind of event, reason, number of lost records) of an event, for the metrics."""
     match event:
         case EndOffsetHeld():
             return event.topic, "held", event.reason, 0

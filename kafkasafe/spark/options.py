@@ -1,7 +1,7 @@
-"""Options of `format("kafkasafe")`: Spark's names for them, checked before anything is opened.
+"""Options of `format("kafkasafe")`, under Spark's names. All options are checked before connecting.
 
-Spark gives options as text under names without case. `kafka.*` are Kafka's own, as for Spark's connector: those that
-concern connections are given to kafka-python under its names.
+Spark passes options as text and ignores the case of their names. As in Spark's connector, `kafka.*` are Kafka's own
+options. This module translates Kafka's connection options into kafka-python's.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 Converter: TypeAlias = Callable[[str, str], Any]
-"""(option's name, its text) → its value; raises ConfigError."""
+"""(name of an option, its text) → its value. Raises ConfigError if the text is invalid."""
 
 
 def error(kind: str, message: str) -> ConfigError:
-    """An error in the form of Spark's: `[KAFKASAFE.KIND] what is wrong; what to do.`"""
+    """Creates an error in the format of Spark's errors: `[KAFKASAFE.KIND] what is wrong: what to do.`"""
     return ConfigError(f"[KAFKASAFE.{kind}] {message}")
 
 
@@ -52,22 +52,22 @@ def error(kind: str, message: str) -> ConfigError:
 
 
 def text(name: str, value: str) -> str:
-    """Anything but nothing."""
+    """Removes spaces around the text and checks that it is not empty."""
     if not value.strip():
         raise error("INVALID_OPTION", f"{name} is empty: give it a value or leave it out.")
     return value.strip()
 
 
 def boolean(name: str, value: str) -> bool:
-    """Either word, in any case."""
+    """Converts `true` or `false`, in upper or lower case, to a bool."""
     known = {"true": True, "false": False}.get(value.strip().lower())
     if known is None:
-        raise error("INVALID_OPTION", f"{name} is {value!r}: it is true or false.")
+        raise error("INVALID_OPTION", f"{name} is {value!r}: it must be true or false.")
     return known
 
 
 def whole(least: int = 0, most: int = 2**63 - 1) -> Converter:
-    """A whole number within bounds."""
+    """Makes a converter for whole numbers between two bounds (inclusive)."""
 
     def convert(name: str, value: str) -> int:
         try:
@@ -76,7 +76,7 @@ def whole(least: int = 0, most: int = 2**63 - 1) -> Converter:
             number = None
         if number is None or not least <= number <= most:
             raise error(
-                "INVALID_OPTION", f"{name} is {value!r}: it is a whole number from {least} to {most}."
+                "INVALID_OPTION", f"{name} is {value!r}: it must be a whole number from {least} to {most}."
             )
         return number
 
@@ -84,12 +84,12 @@ def whole(least: int = 0, most: int = 2**63 - 1) -> Converter:
 
 
 def one_of(*choices: str) -> Converter:
-    """One of some words, in any case."""
+    """Makes a converter that accepts one of the given words, in upper or lower case."""
 
     def convert(name: str, value: str) -> str:
         found = {choice.lower(): choice for choice in choices}.get(value.strip().lower())
         if found is None:
-            raise error("INVALID_OPTION", f"{name} is {value!r}: it is one of {', '.join(choices)}.")
+            raise error("INVALID_OPTION", f"{name} is {value!r}: it must be one of {', '.join(choices)}.")
         return found
 
     return convert
@@ -99,13 +99,13 @@ _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h"
 
 
 def duration(name: str, value: str) -> float:
-    """As Spark writes it: `15m`, `30s`, `500ms`; without a unit milliseconds. In seconds."""
+    """Converts a duration in Spark's notation (`15m`, `30s`, `500ms`; milliseconds without a unit) to seconds."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
     unit = None if found is None else _UNITS_S.get(found[2] or "ms")
     if found is None or unit is None:
         raise error(
             "INVALID_OPTION",
-            f"{name} is {value!r}: it is a time like 15m, 30s or 500ms ({', '.join(_UNITS_S)}).",
+            f"{name} is {value!r}: it must be a time like 15m, 30s or 500ms (units: {', '.join(_UNITS_S)}).",
         )
     return int(found[1]) * unit
 
@@ -118,18 +118,18 @@ _bytes: Final = whole(1, 2**31 - 1)
 
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM")
 _TOKENS: Final = (
-    "kafka.sasl.oauth.token.provider=package.module:function, a function of yours that returns a token and that driver"
-    " and executors can import"
+    "kafka.sasl.oauth.token.provider=package.module:function, the name of your function that returns a token (the"
+    " driver and the executors must be able to import it)"
 )
 
 _IAM: Final = "AWS_MSK_IAM"
 _IAM_ALONE: Final = (
-    "it is of Java's client. With kafka.sasl.mechanism=AWS_MSK_IAM leave kafka.sasl.jaas.config and"
-    " kafka.sasl.client.callback.handler.class out: the credentials are those that botocore finds (environment,"
-    " profile, role of the machine)"
+    "it belongs to Java's client. With kafka.sasl.mechanism=AWS_MSK_IAM leave out kafka.sasl.jaas.config and"
+    " kafka.sasl.client.callback.handler.class: the credentials come from botocore (environment, profile, role of the"
+    " machine)"
 )
 
-# Kafka's name → (kafka-python's, converter). What it has no word for is handled in `_special`.
+# Kafka's name → (kafka-python's name, converter). `_special` handles options without a counterpart in kafka-python.
 _CONNECTION: Final[dict[str, tuple[str, Converter]]] = {
     "bootstrap.servers": ("bootstrap_servers", text),
     "client.id": ("client_id", text),
@@ -181,13 +181,13 @@ _JAVA_ONLY: Final = frozenset(
     }
 )
 _FORBIDDEN: Final = {
-    "auto.offset.reset": "startingOffsets says where to begin",
-    "enable.auto.commit": "offsets are kept in Spark's checkpoint, nothing is committed to Kafka",
+    "auto.offset.reset": "use startingOffsets to say where to begin",
+    "enable.auto.commit": "Spark's checkpoint keeps the offsets, and nothing is committed to Kafka",
     "key.deserializer": "keys and values are binary; cast them in the query",
     "value.deserializer": "keys and values are binary; cast them in the query",
     "key.serializer": "keys and values are binary or string; cast them in the query",
     "value.serializer": "keys and values are binary or string; cast them in the query",
-    "interceptor.classes": "there is no Java client here",
+    "interceptor.classes": "kafkasafe does not use Java's client; leave the option out",
     **dict.fromkeys(
         (
             "sasl.login.callback.handler.class",
@@ -196,10 +196,11 @@ _FORBIDDEN: Final = {
             "sasl.oauthbearer.token.endpoint.url",
             "sasl.oauthbearer.jwt.retriever.class",
         ),
-        f"there is no Java client here; for tokens give {_TOKENS}",
+        f"kafkasafe does not use Java's client; for tokens set {_TOKENS}",
     ),
 }
-# Of Java's clients: there is nothing here that they would change. Taken, so that a query can move here as it is.
+# Options of the Java clients that have no effect here. They are accepted so that a query can switch to kafkasafe
+# without a change of its options.
 _IGNORED: Final = frozenset(
     {
         "allow.auto.create.topics",
@@ -233,17 +234,18 @@ _JAAS: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 def kafka_options(
     options: Mapping[str, str], further: Mapping[str, Converter]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Kafka's own options.
+    """Checks and converts Kafka's own options.
 
     Args:
         options: All options, `kafka.*` and others.
-        further: Names without `kafka.` that the caller understands beside those of connections.
+        further: Converters for Kafka's options that are not connection options, by name without `kafka.`.
 
     Returns:
-        Options for kafka-python's connections, by its names; and the values of `further` that were given.
+        Two dicts. The first holds the connection options under kafka-python's names. The second holds the values of
+            those options of `further` that were given.
 
     Raises:
-        ConfigError: One is unknown, cannot work, or is missing.
+        ConfigError: An option is unknown, invalid, or missing.
     """
     given = {
         key.lower().removeprefix("kafka.").replace("_", "."): (key, value)
@@ -274,13 +276,13 @@ def kafka_options(
         elif name not in _JAVA_ONLY:
             nearest = _nearest(name, [*_CONNECTION, *further, *_JAVA_ONLY])
             hint = f" Did you mean kafka.{nearest}?" if nearest else ""
-            raise error("UNKNOWN_OPTION", f"{key} is no option that kafkasafe knows.{hint}")
+            raise error("UNKNOWN_OPTION", f"{key} is not an option of kafkasafe: correct or remove it.{hint}")
     _special({name: value for name, (_, value) in given.items()}, connection)
     servers = [server.strip() for server in str(connection["bootstrap_servers"]).split(",") if server.strip()]
     if not servers or not all(re.fullmatch(r"(\w+://)?.+:\d{1,5}", server) for server in servers):
         raise error(
             "INVALID_OPTION",
-            f"kafka.bootstrap.servers is {connection['bootstrap_servers']!r}: it is a list like"
+            f"kafka.bootstrap.servers is {connection['bootstrap_servers']!r}: it must be a list like"
             " host1:9092,host2:9092.",
         )
     connection["bootstrap_servers"] = [server.split("://")[-1] for server in servers]
@@ -297,13 +299,13 @@ def kafka_options(
     return connection, others
 
 
-@functools.cache  # options are read again in each of Spark's processes, and for each query
+@functools.cache  # one warning per process, although the options are parsed again for each query
 def _say_ignored(key: str) -> None:
-    log.warning("%s is taken and changes nothing: it is of Kafka's Java client", key)
+    log.warning("%s is accepted but has no effect: it belongs to Kafka's Java client", key)
 
 
 def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
-    """What Java's client is told in ways of its own."""
+    """Translates options of Java's client that have no direct counterpart in kafka-python."""
     jaas = given.get("sasl.jaas.config")
     if jaas is not None and connection.get("sasl_mechanism") == _IAM:
         raise error("FORBIDDEN_OPTION", f"kafka.sasl.jaas.config cannot be set: {_IAM_ALONE}.")
@@ -312,7 +314,7 @@ def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
         if "username" not in fields or "password" not in fields:
             raise error(
                 "INVALID_OPTION",
-                "kafka.sasl.jaas.config holds no username and password: give kafka.sasl.plain.username and"
+                "kafka.sasl.jaas.config contains no username and password: set kafka.sasl.plain.username and"
                 " kafka.sasl.plain.password, or for Kerberos kafka.sasl.kerberos.service.name.",
             )
         connection.setdefault("sasl_plain_username", re.sub(r"\\(.)", r"\1", fields["username"]))
@@ -327,7 +329,7 @@ def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
             raise error(
                 "INVALID_OPTION",
                 f"kafka.ssl.{store}.location is a Java key store, which Python cannot read: export it as PEM"
-                f" and give kafka.{ours.replace('_', '.')} (or kafka.ssl.{store}.type=PEM).",
+                f" and set kafka.{ours.replace('_', '.')} (or kafka.ssl.{store}.type=PEM).",
             )
         connection.setdefault(ours, location)
         if store == "keystore":
@@ -335,7 +337,7 @@ def _special(given: Mapping[str, str], connection: dict[str, Any]) -> None:
     _texts(given, connection)
 
 
-# Kafka's name → of which store, and what of `Pem` it is.
+# Kafka's name → (store, field of `Pem`).
 _TEXTS: Final = {
     "ssl.truststore.certificates": ("truststore", "authorities"),
     "ssl.keystore.certificate.chain": ("keystore", "certificate"),
@@ -344,30 +346,33 @@ _TEXTS: Final = {
 
 
 def _texts(given: Mapping[str, str], connection: dict[str, Any]) -> None:
-    """Certificates and key as text instead of as files (KIP-651)."""
+    """Handles certificates and keys that are given as text instead of files (KIP-651)."""
     texts: dict[str, str] = {}
     for name, (store, part) in _TEXTS.items():
         if name not in given:
             continue
         if given.get(f"ssl.{store}.type", "PEM").upper() != "PEM":
             raise error(
-                "INVALID_OPTION", f"kafka.{name} is PEM: give kafka.ssl.{store}.type=PEM, or leave it out."
+                "INVALID_OPTION",
+                f"kafka.{name} must be PEM: set kafka.ssl.{store}.type=PEM, or leave the type out.",
             )
         if f"ssl.{store}.location" in given:
             raise error(
-                "INVALID_OPTION", f"There are kafka.{name} and kafka.ssl.{store}.location: give one of them."
+                "INVALID_OPTION",
+                f"kafka.{name} and kafka.ssl.{store}.location are both given: give only one of them.",
             )
         texts[part] = pem_text(given[name])
         if not texts[part]:
             raise error(
                 "INVALID_OPTION",
-                f"kafka.{name} has no PEM: it is text like -----BEGIN ...----- ... -----END ...-----.",
+                f"kafka.{name} contains no PEM: it must be text like -----BEGIN ...----- ... -----END ...-----.",
             )
     if not texts:
         return
     if "key" in texts and not ("certificate" in texts or "ssl_certfile" in connection):
         raise error(
-            "MISSING_OPTION", "kafka.ssl.keystore.key is there: add kafka.ssl.keystore.certificate.chain."
+            "MISSING_OPTION",
+            "kafka.ssl.keystore.key is given without a certificate: add kafka.ssl.keystore.certificate.chain.",
         )
     files = {
         name: connection.pop(ours, None)
@@ -390,10 +395,10 @@ def _texts(given: Mapping[str, str], connection: dict[str, Any]) -> None:
 
 
 def check_known(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
-    """Every option is known, or of Kafka (`kafka.*`).
+    """Checks that every option is either known or one of Kafka's own (`kafka.*`).
 
     Raises:
-        ConfigError: One is not; the nearest name is in the message.
+        ConfigError: An option is neither. The message names the most similar option.
     """
     names = {name.lower(): name for name in known}
     for option in options:
@@ -403,40 +408,43 @@ def check_known(options: Iterable[str], known: Iterable[str], *, what: str) -> N
         hint = (
             f" Did you mean {names[nearest]}?" if nearest else f" Known: {', '.join(sorted(names.values()))}."
         )
-        raise error("UNKNOWN_OPTION", f"{option!r} is no option of {what}.{hint}")
+        raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {what}.{hint}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
-# --- of the source --------------------------------------------------------------------------------------------------
+# --- options of the source ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """All partitions of some topics."""
+    """All partitions of the given topics."""
 
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """All partitions of the topics whose whole name matches."""
+    """All partitions of the topics whose whole name matches a regular expression."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Certain partitions."""
+    """The given partitions."""
 
     partitions: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """An offset for each partition: `EARLIEST`, `LATEST` or a number. With `everywhere`, one for all."""
+    """Offsets, each of which is `EARLIEST`, `LATEST` or a number.
+
+    Either `everywhere` holds one offset for all partitions, or `each` maps each partition to its own offset.
+    """
 
     everywhere: int | None = None
     each: Mapping[tuple[str, int], int] | None = None
@@ -444,7 +452,10 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A moment for each partition, ms since the epoch: the first record at or behind it."""
+    """Times in ms since the epoch. Each time selects the first record at or after it.
+
+    The fields have the same meaning as in `Offsets`.
+    """
 
     everywhere: int | None = None
     each: Mapping[tuple[str, int], int] | None = None
@@ -459,21 +470,22 @@ class ReadOptions:
 
     Attributes:
         connection: kafka-python's options.
-        what: Which partitions.
-        starting: Where to begin, where there is no checkpoint.
+        what: The partitions to read.
+        starting: Where a query without a checkpoint begins.
         ending: Where a batch query ends (exclusive).
-        time_without_record: What a start by time does where no record is that new.
-        min_partitions: At least so many tasks, by dividing ranges; 0: one for each partition.
-        max_records: At most so many records for each task; 0: any number.
-        max_offsets: At most so many records in a micro-batch, 0: any number.
-        min_offsets: A micro-batch waits for so many, 0: for none,
-        max_trigger_delay_s: but no longer than that after the one before.
-        fail_on_data_loss: Lost records end the query; else they are told, and it goes on.
-        include_headers: There is a column `headers`.
-        isolation: 1: read_committed.
-        stall_timeout_s: How long a task or a plan may get nothing new from the brokers.
-        fetch_bytes: About how much one request brings.
-        on_event: `package.module:function` that is called with each event; None: only the log.
+        time_without_record: What to do if the starting time is after the last record.
+        min_partitions: Minimum number of tasks; ranges are divided to reach it. 0: one task for each partition.
+        max_records: Maximum number of records for a task; 0: no limit.
+        max_offsets: Maximum number of offsets in a micro-batch; 0: no limit.
+        min_offsets: A micro-batch waits until this number of offsets is available; 0: it does not wait.
+        max_trigger_delay_s: Maximum time that a micro-batch waits for `min_offsets`, counted from the previous
+            micro-batch.
+        fail_on_data_loss: Whether lost records end the query. If not, the loss is reported and the query continues.
+        include_headers: Whether rows have the column `headers`.
+        isolation: 1 for read_committed, 0 for read_uncommitted.
+        stall_timeout_s: Maximum time that a task or a plan waits while the brokers send nothing new.
+        fetch_bytes: Approximate size of a fetch response.
+        on_event: `package.module:function`, called with each event; None: no function is called.
     """
 
     connection: Mapping[str, Any]
@@ -514,7 +526,7 @@ _READ: Final = (
     "isolationLevel",
     "kafkaConsumer.pollTimeoutMs",
     "onEvent",
-    # The connector's: there is nothing here that they could change.
+    # Options of Spark's connector that have no effect here.
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
@@ -526,14 +538,14 @@ STALL_TIMEOUT_MS: Final = 120_000
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a reader.
+    """Checks and converts the options of a reader.
 
     Args:
-        options: As the user gave them.
-        streaming: For a streaming query: it begins with "latest" and has no end.
+        options: The options as given by the user.
+        streaming: Whether the options are for a streaming query, which begins at "latest" by default and has no end.
 
     Raises:
-        ConfigError: One is unknown, missing, contradicts another, or cannot work.
+        ConfigError: An option is unknown, missing, invalid, or contradicts another one.
     """
     check_known(options, _READ, what='format("kafkasafe") for reading')
     given = _Given(options)
@@ -550,25 +562,28 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
     level = given.get("isolationLevel", one_of(*_LEVELS), None)
     if level is not None and kafka.get("isolation.level", level) != level:
-        raise error("INVALID_OPTION", "isolationLevel and kafka.isolation.level contradict each other.")
+        raise error(
+            "INVALID_OPTION", "isolationLevel and kafka.isolation.level contradict each other: give only one."
+        )
     what = _what(given)
     if streaming and (ending := given.any("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")):
         raise error(
             "INVALID_OPTION",
-            f"{ending} is for batch queries; for a stream that ends use trigger(availableNow=True).",
+            f"{ending} is for batch queries: for a streaming query that ends, use trigger(availableNow=True).",
         )
     if not streaming and (
         limit := given.any("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
     ):
-        raise error("INVALID_OPTION", f"{limit} is for streaming queries; use endingOffsets.")
+        raise error("INVALID_OPTION", f"{limit} is for streaming queries: use endingOffsets.")
     max_offsets = given.get("maxOffsetsPerTrigger", whole(1), 0)
     min_offsets = given.get("minOffsetsPerTrigger", whole(1), 0)
     if 0 < max_offsets < min_offsets:
         raise error(
-            "INVALID_OPTION", "minOffsetsPerTrigger is above maxOffsetsPerTrigger: no batch could be that."
+            "INVALID_OPTION",
+            "minOffsetsPerTrigger is above maxOffsetsPerTrigger, so no batch could satisfy both: correct one of them.",
         )
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
-        given.get(name, whole(), None)  # without effect, but a mistake is one
+        given.get(name, whole(), None)  # no effect, but an invalid value is still an error
     starting = _bound(given, "starting", LATEST if streaming else EARLIEST)
     ending_bound = _bound(given, "ending", LATEST)
     if not streaming:
@@ -600,7 +615,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 class _Given:
-    """Options by name, without case."""
+    """Options by name. The names are not case-sensitive."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
@@ -610,20 +625,21 @@ class _Given:
         return default if value is None else convert(name, value)
 
     def any(self, *names: str) -> str | None:
-        """The first that was given."""
+        """Returns the first of these names that was given as an option; None if there is none."""
         return next((name for name in names if name.lower() in self._options), None)
 
 
 def _hook(name: str, value: str) -> str:
     if not re.fullmatch(r"[\w.]+:\w+", value.strip()):
         raise error(
-            "INVALID_OPTION", f"{name} is {value!r}: it is a function's name like package.module:function."
+            "INVALID_OPTION",
+            f"{name} is {value!r}: it must be the name of a function like package.module:function.",
         )
     return value.strip()
 
 
 def imported(name: str, value: str) -> str:
-    """The name of a function that can be imported here."""
+    """Checks that a function can be imported in this process, and returns its name."""
     found = _hook(name, value)
     try:
         function_of(found)
@@ -639,7 +655,7 @@ def imported(name: str, value: str) -> str:
 def _what(given: _Given) -> Subscribe | Pattern | Assign:
     named = [name for name in _WHAT if given.any(name)]
     if len(named) != 1:
-        told = f"There are {' and '.join(named)}" if named else "There is none"
+        told = f"{' and '.join(named)} are given" if named else "None of them is given"
         raise error(
             "INVALID_OPTION",
             f"One of subscribe (topics), subscribePattern (a regular expression) and assign (partitions) says what"
@@ -650,20 +666,20 @@ def _what(given: _Given) -> Subscribe | Pattern | Assign:
         topics = tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip()))
         if not topics:
             raise error(
-                "INVALID_OPTION", f"subscribe is {value!r}: it is a list of topics like orders,payments."
+                "INVALID_OPTION", f"subscribe is {value!r}: it must be a list of topics like orders,payments."
             )
         return Subscribe(topics)
     if named[0] == "subscribePattern":
         try:
             with warnings.catch_warnings():
-                # Sets within sets, which mean something else in Java.
+                # Python warns about nested character sets, which have another meaning in Java's regular expressions.
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(value)
         except (re.error, FutureWarning) as wrong:
             raise error(
                 "INVALID_OPTION",
-                f"subscribePattern {value!r} is no regular expression of Python's, which are meant here (Java's differ"
-                f" in places): {wrong}.",
+                f"subscribePattern {value!r} is not a Python regular expression: {wrong}. Use Python's syntax, which"
+                " differs from Java's in places.",
             ) from None
         return Pattern(value)
     shape = '{"orders":[0,1]}'
@@ -672,15 +688,21 @@ def _what(given: _Given) -> Subscribe | Pattern | Assign:
     for topic, numbers in found.items():
         for number in numbers if isinstance(numbers, list) else [None]:
             if type(number) is not int or number < 0:
-                raise error("INVALID_OPTION", f"assign is {value!r}: it is JSON like {shape}.")
+                raise error("INVALID_OPTION", f"assign is {value!r}: it must be JSON like {shape}.")
             partitions[topic, number] = None
     if not partitions:
-        raise error("INVALID_OPTION", f"assign is {value!r}: it names no partition. It is JSON like {shape}.")
+        raise error(
+            "INVALID_OPTION", f"assign is {value!r}, which names no partition: give JSON like {shape}."
+        )
     return Assign(tuple(partitions))
 
 
 def _bound(given: _Given, which: str, default: int) -> Bound:
-    """`starting` or `ending`: as in Spark, one moment goes before moments, and they before offsets."""
+    """Parses the bound `starting` or `ending`.
+
+    If several options are given, Spark's precedence applies. One time for all partitions overrides times by partition,
+    and both kinds of times override offsets.
+    """
     moment = given.get(f"{which}Timestamp", whole(), None)
     if moment is not None:
         return Times(everywhere=moment)
@@ -696,7 +718,12 @@ def _bound(given: _Given, which: str, default: int) -> Bound:
     if word is not None:
         return Offsets(everywhere=word)
     return Offsets(
-        each=_by_partition(name, value, '{"orders":{"0":23,"1":-1},"payments":{"0":-2}}', least=EARLIEST)
+        each=_by_partition(
+            name,
+            value,
+            '{"orders":{"0":23,"1":-1},"payments":{"0":-2}} (-2 earliest, -1 latest), or the word earliest or latest',
+            least=EARLIEST,
+        )
     )
 
 
@@ -712,11 +739,13 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
             if not (partition.isdecimal() and type(number) is int and number >= least):
                 raise error(
                     "INVALID_OPTION",
-                    f"{name} is {value!r}: it is a word, or JSON like {shape} (-2 earliest, -1 latest).",
+                    f"{name} is {value!r}: it must be JSON like {shape}.",
                 )
             found[topic, int(partition)] = number
     if not found:
-        raise error("INVALID_OPTION", f"{name} is {value!r}: it names no partition. It is JSON like {shape}.")
+        raise error(
+            "INVALID_OPTION", f"{name} is {value!r}, which names no partition: give JSON like {shape}."
+        )
     return found
 
 
@@ -726,5 +755,5 @@ def _json(name: str, value: str, shape: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise error("INVALID_OPTION", f"{name} is {value!r}: it is JSON like {shape}.")
+        raise error("INVALID_OPTION", f"{name} is {value!r}: it must be JSON like {shape}.")
     return found

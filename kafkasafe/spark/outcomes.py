@@ -1,13 +1,17 @@
-"""How a process that commits tells the driver's listener what became of a micro-batch.
+"""Sends counts from Spark's helper processes on the driver to the listener in the driver process.
 
-A data source's writer commits in a process of its own, and Spark passes nothing on from there. Both are on the driver's
-machine and of one user: the listener's process binds a datagram socket in the directory for temporary files, and puts a
-link to it under the id of each query that starts; the committing process sends a datagram to where the link leads.
-Nobody listens: there is no link, or a dead one, and nothing is sent. Counts are all that goes this way; whatever goes
-wrong with them, the micro-batch is none of it.
+A data source's writer commits in a separate process, and Spark passes no results from it to the driver process. But
+both processes run on the same machine, as the same user. So they communicate through a datagram socket:
 
-The source's planner, a process of its own as well, does not know its query. Spark's JVM is its ancestor, so the
-listener puts a link under the JVM's process id too.
+1. The listener's process binds a socket in the directory for temporary files.
+2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.
+3. The committing process resolves the link and sends a datagram to the socket. If there is no link, or the link's
+   socket no longer exists, the process sends nothing.
+
+The datagrams carry only counts. A failure on this path never affects a micro-batch.
+
+The source's planner also runs in a separate process. It does not know the id of its query, but Spark's JVM is one of
+the ancestors of its process. So the listener creates a second link, named after the JVM's process id.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ __all__ = ["Inbox", "inbox", "tell", "tell_source_event"]
 log = logging.getLogger("kafkasafe.spark")
 
 _MODE: Final = 0o700
-_QUERY_ID: Final = re.compile(r"[0-9a-fA-F-]{1,64}")  # it becomes a file's name
-_SEND_S: Final = 0.2  # a driver that does not read must not hold up a commit
+_QUERY_ID: Final = re.compile(r"[0-9a-fA-F-]{1,64}")  # the id becomes a file name
+_SEND_S: Final = 0.2  # a driver that does not read must not block a commit
 _MOST_BYTES: Final = 4096
 _MOST_ANCESTORS: Final = 16
 
@@ -46,7 +50,7 @@ def _directory() -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """The directory for temporary files is everybody's: one that another user made under our name is not used."""
+    """Returns whether only this user can access the directory. In /tmp, another user may have created it."""
     try:
         found = directory.lstat()
     except OSError:
@@ -55,12 +59,12 @@ def _is_ours(directory: Path) -> bool:
 
 
 def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
-    """Says what became of a micro-batch, if somebody listens. Never raises, and waits 0.2 s at most.
+    """Sends the outcome of a micro-batch to the listener, if there is one. Never raises, and waits at most 0.2 s.
 
     Args:
-        query_id: Of the streaming query.
-        outcome: Of the micro-batch, None: it failed.
-        totals: `restarts`, `retries` and `bytes`.
+        query_id: The streaming query's id.
+        outcome: The micro-batch's outcome; None: it failed.
+        totals: `restarts`, `retries` and `bytes` of the micro-batch.
     """
     message = {
         "query": query_id,
@@ -73,13 +77,13 @@ def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
 
 
 def tell_source_event(topic: str, event: str, reason: str, records: int = 0) -> None:
-    """Says what the source noticed, if a listener of this driver is on this machine. Never raises, as `tell`.
+    """Sends an event of the source to this driver's listener, if there is one on this machine. Never raises.
 
     Args:
-        topic: Where.
-        event: `held`, `lowered` or `lost`.
-        reason: Why.
-        records: Offsets that a query goes on without, as far as that is known.
+        topic: The topic's name.
+        event: `held`, `regressed` or `lost`.
+        reason: The event's reason.
+        records: Number of lost offsets; 0 if none were lost or the number is unknown.
     """
     message = {"topic": topic, "event": event, "reason": reason, "records": records}
     for pid in _ancestors():
@@ -88,18 +92,18 @@ def tell_source_event(topic: str, event: str, reason: str, records: int = 0) -> 
 
 
 def _send(link: str, message: dict[str, Any]) -> bool:
-    """Whether somebody listens there."""
+    """Sends a message to the link's socket. Returns whether a listener received it."""
     try:
         directory = _directory()
         if not _is_ours(directory):
             return False
-        # By the name that the link holds: a path by way of the link may be too long for a socket's address.
+        # Address the socket by its own path: the path of the link may be too long for a socket address.
         to = str(directory / (directory / link).readlink().name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(_SEND_S)
             sender.sendto(json.dumps(message).encode(), to)
     except FileNotFoundError:
-        return False  # nobody listens
+        return False  # no listener
     except Exception as failed:
         log.debug("The listener was not notified of %s: %r", message, failed)
         return False
@@ -111,17 +115,17 @@ def _link_of(pid: int) -> str:
 
 
 def _ancestors() -> list[int]:
-    """Processes that this one descends from, nearest first; where there is no /proc, its parent alone."""
+    """Returns the process ids of this process's ancestors, nearest first. Without /proc, returns only its parent's."""
     found = [os.getppid()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         while found[-1] > 1 and len(found) < _MOST_ANCESTORS:
-            # "pid (name) state parent …", and a name may hold anything.
+            # The format is "pid (name) state parent …", and a name may contain any character.
             found.append(int(Path(f"/proc/{found[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
     return found
 
 
 class Inbox:
-    """Counts what is told to this process, in `stats`; one for all listeners."""
+    """Receives the messages for this process and counts them in `stats`. All listeners share one inbox."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,31 +133,34 @@ class Inbox:
         self._path = Path()
         self._thread: threading.Thread | None = None
         self._owner = 0
-        # Query id → its runs that some listener has seen start. There is a link for it.
+        # Query id → ids of its started runs. Each query id has a link.
         self._runs: dict[str, set[str]] = {}
-        self._jvms: set[int] = set()  # Invariant: there is a link for each.
+        self._jvms: set[int] = set()  # process ids of JVMs; each of them has a link
 
     def expect_sources(self, jvm: int) -> None:
-        """Sources of the driver whose JVM is this process may have something to say. Never raises."""
+        """Creates the link through which sources find the socket, for the driver whose JVM has this process id.
+
+        Never raises.
+        """
         with self._lock:
             try:
                 self._link(_link_of(jvm))
                 self._jvms.add(jvm)
             except Exception as failed:
-                log.warning("What sources notice is not counted: %s", failed)
+                log.warning("Events of Spark sources are not counted: %s", failed)
 
     def expect(self, query_id: str, run_id: str) -> None:
-        """A query has started. Never raises."""
+        """Creates the link through which the writer of a started query finds the socket. Never raises."""
         with self._lock:
             runs = self._runs.setdefault(query_id, set())
             runs.add(run_id)
-            # More than one: the end of the run before is not told yet.
+            # If an earlier run of the query is still listed, because Spark has not reported its end, the link exists.
             if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:
                 self._link(query_id)
             except Exception as failed:
-                log.warning("What the writer of query %s does is not counted: %s", query_id, failed)
+                log.warning("Outcomes of the writer of query %s are not counted: %s", query_id, failed)
 
     def _link(self, name: str) -> None:
         self._bind()
@@ -161,25 +168,25 @@ class Inbox:
         fresh = link.with_name(f"{self._path.name}-{name}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self._path.name)
-        fresh.replace(link)  # also that of a driver which died, or hangs
+        fresh.replace(link)  # also replaces the link of a dead or hanging driver
 
     def hear(self) -> None:
-        """Counts what was told by now."""
+        """Counts the messages that have arrived so far."""
         with self._lock:
             if self._socket is None:
                 return
             while True:
                 try:
                     told = self._socket.recv(_MOST_BYTES)
-                except OSError:  # nothing more
+                except OSError:  # no more messages
                     return
                 try:
                     _count(json.loads(told))
                 except Exception as failed:
-                    log.debug("Not understood: %r (%r)", told[:200], failed)
+                    log.debug("Ignored a malformed message: %r (%r)", told[:200], failed)
 
     def stop_expecting(self, query_id: str, run_id: str) -> None:
-        """A run has ended: counts the rest. Never raises."""
+        """Counts the last messages of an ended run. If no run is left, removes the query's link. Never raises."""
         self.hear()
         with self._lock:
             runs = self._runs.get(query_id, set())
@@ -188,7 +195,7 @@ class Inbox:
                 self._unlink(query_id)
 
     def close(self) -> None:
-        """Removes what this process has in the directory."""
+        """Removes this process's socket and links from the directory."""
         with self._lock:
             if self._socket is None or self._owner != os.getpid():
                 return
@@ -206,16 +213,16 @@ class Inbox:
     @staticmethod
     def _leave(bound: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            bound.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            bound.shutdown(socket.SHUT_RDWR)  # wakes the socket's thread
 
     def _bind(self) -> None:
-        # Directories for temporary files are cleaned at times, whoever still uses them.
+        # Some systems clean temporary directories regularly, so the socket file may have been removed.
         if self._socket is not None and self._owner == os.getpid() and self._path.is_socket():
             return
         directory = _directory()
         directory.mkdir(_MODE, exist_ok=True)
         if not _is_ours(directory):
-            raise PermissionError(f"{directory} is another user's, or open to others: remove it")
+            raise PermissionError(f"{directory} belongs to another user, or others may access it: remove it")
         _tidy(directory)
         path = directory / secrets.token_hex(8)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -228,7 +235,8 @@ class Inbox:
         if self._socket is not None and self._owner == os.getpid():
             self._leave(self._socket)
         self._socket, self._path, self._owner = bound, path, os.getpid()
-        # The kernel holds few datagrams, and Spark may be slow to call its listeners.
+        # Read the socket on a separate thread: the kernel buffers only a few datagrams, and Spark may call listeners
+        # late.
         self._thread = threading.Thread(
             target=self._listen, args=(bound,), name="kafkasafe-outcomes", daemon=True
         )
@@ -236,7 +244,8 @@ class Inbox:
         atexit.register(self.close)
 
     def _listen(self, bound: socket.socket) -> None:
-        # Closed here alone: its number may be another file's as soon as it is.
+        # Only this thread closes the socket. If another thread closed it, a new file could get the descriptor number
+        # that this thread polls.
         with bound:
             told = select.poll()
             told.register(bound, select.POLLIN)
@@ -245,7 +254,7 @@ class Inbox:
                 self.hear()
 
     def _unlink(self, name: str) -> None:
-        """Unless the link leads to another driver by now."""
+        """Removes a link, unless it now points to another driver's socket."""
         link = self._path.parent / name
         with contextlib.suppress(OSError):
             if link.readlink().name == self._path.name and self._owner == os.getpid():
@@ -253,7 +262,7 @@ class Inbox:
 
 
 def _tidy(directory: Path) -> None:
-    """Removes what drivers that were killed have left."""
+    """Removes sockets and links that killed drivers left in the directory."""
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
             if path.is_socket() and not path.is_symlink():
@@ -269,7 +278,7 @@ def _tidy(directory: Path) -> None:
 
 
 inbox: Final = Inbox()
-"""Of this process."""
+"""The inbox of this process."""
 
 
 def _count(told: dict[str, Any]) -> None:

@@ -1,18 +1,23 @@
-"""The marks of one topic with many partitions, as JSON that is small: each micro-batch writes it to Spark's offset log.
+"""A compact JSON format for the marks of a topic with many partitions.
+
+A mark is the position of one partition (`marks`). Spark writes all marks into its offset log for each micro-batch, so
+their size matters.
 
 ```json
 {"numbers": "0-999", "offsets": "42,17,…", "epochs": "eNo…", "read": "5,0,…", "lost": {"7": {"why": "retention", …}}}
 ```
 
-- `numbers`: the partitions, as ranges. All lists have their order.
-- `offsets`: the next offset of each, to be read by people as well.
-- `epochs`: the history of leader epochs of each, deflated, in base64. Before that it is text like
-  `3:0,4:1200;;@17,3:0`: epoch and first offset of each entry, for each partition; first `@` and where the history
-  ends, unless that is the offset. Absent where nothing is known.
-- `read`: how many offsets the range has that ends here (`offset - begin`), or `=` and the begin where that is not
-  below the offset; empty where the mark has no `begin`. Absent where none has one.
-- `first`: the same for `Mark.first`, with `?` for `UNRESOLVED`.
-- `lost`: `why`, `lost_first` and `lost_last` of the partitions that have them.
+- `numbers`: the partition numbers, as ranges. The other lists have the same order.
+- `offsets`: the next offset of each partition. The field stays plain text so that people can read it.
+- `epochs`: the leader epochs of each partition, deflated and in base64. Before deflation the text looks like
+  `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. If the known epochs
+  of a partition end at 17 instead of at its next offset, its first entry is `@17`. The field is absent if no epochs are
+  known.
+- `read`: for each partition, the number of offsets in its range (`offset - begin`). If `begin` is above
+  `offset`, the entry is `=` followed by `begin`. If the mark has no `begin`, the entry is empty. The field is absent if
+  no mark has a `begin`.
+- `first`: `Mark.first` in the format of `read`, with `?` for `UNRESOLVED`.
+- `lost`: `why`, `lost_first` and `lost_last` of each partition that lost records.
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 
 __all__ = ["pack", "unpack"]
 
-_EPOCHS: Final = 32  # of a partition, the newest ones
-_MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # of inflated histories: a bound against what is none
+_EPOCHS: Final = 32  # number of epochs that are kept for each partition; older ones are dropped
+_MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the inflated epochs, in case the data is malformed
 
 
 def pack(marks: Mapping[int, Mark]) -> dict[str, Any]:
-    """The marks of a topic's partitions as JSON. Equal marks give equal JSON."""
+    """Packs the marks of a topic's partitions into JSON. Equal marks give equal JSON."""
     numbers = sorted(marks)
     found = [marks[number] for number in numbers]
     packed: dict[str, Any] = {
@@ -56,11 +61,11 @@ def pack(marks: Mapping[int, Mark]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> dict[int, Mark]:
-    """What was packed.
+    """Unpacks the marks of a topic's partitions from JSON.
 
     Raises:
-        KeyError, TypeError, AttributeError: A field is missing, or of another kind.
-        ValueError: A field is not what it should be.
+        KeyError, TypeError, AttributeError: A field is missing or has another type.
+        ValueError: A field has an invalid value.
     """
     numbers = [number for part in packed["numbers"].split(",") for number in _range(part)]
     offsets = [offset_of(int(text)) for text in packed["offsets"].split(",")]
@@ -146,5 +151,5 @@ def _inflate(text: str) -> str:
     except zlib.error as wrong:
         raise ValueError(f"the histories of epochs are damaged: {wrong}") from None
     if not reader.eof:
-        raise ValueError("the histories of epochs are damaged: they do not come to an end")
+        raise ValueError("the histories of epochs are damaged: the data is incomplete")
     return found.decode("ascii")

@@ -1,7 +1,7 @@
-"""Certificates and keys as text in options (KIP-651), as secrets of Kubernetes give them.
+"""Certificates and keys that options contain as text (KIP-651), for example from Kubernetes secrets.
 
-Java's client takes PEM in the option itself; Python's `ssl` takes a private key from a file only. A `PemContext` is
-made of the texts, again in each process of Spark, and leaves no key on a disk where the system has files in memory.
+Java's client accepts PEM text in an option, but Python's `ssl` reads a private key only from a file. A `PemContext`
+loads the texts, once in each of Spark's processes. On systems with in-memory files, it never writes a key to disk.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COLUMNS: Final = 64
 
 
 def pem_text(value: str) -> str:
-    r"""PEM with its lines as they should be; empty where there is no PEM in it.
+    r"""Restores the line breaks of PEM text. Returns an empty string if the value contains no PEM.
 
-    Options often have them otherwise: on one line, with spaces, or with `\n` as two characters.
+    In options, PEM text is often on one line, with spaces instead of line breaks, or with `\n` as two characters.
     """
     blocks = []
     for kind, body in _BLOCK.findall(value.replace("\\n", "\n")):
-        # One with headers is an old encrypted key, whose lines count.
+        # A block with headers is a key in the old encrypted format. Its line breaks are significant, so keep them.
         lines = body.strip() if ":" in body else "\n".join(textwrap.wrap("".join(body.split()), _COLUMNS))
         blocks.append(f"-----BEGIN {kind}-----\n{lines}\n-----END {kind}-----\n")
     return "".join(blocks)
@@ -38,18 +38,19 @@ def pem_text(value: str) -> str:
 
 @dataclass(frozen=True)
 class Pem:
-    """What a TLS context is made of. Each of authorities, certificate and key is text or a file.
+    """The parts of a TLS context. Authorities, certificate and key may each be text or a file.
 
     Attributes:
-        authorities: Certificates that are trusted, as PEM.
-        authorities_file: The same as a file. Neither: those that the system trusts.
-        certificate: The client's own certificate chain, as PEM.
-        certificate_file: The same as a file.
-        key: Its private key, as PEM; may be part of the certificate's text or file.
-        key_file: The same as a file.
-        password: Of the key.
-        revoked_file: A revocation list.
-        check_hostname: Whether a broker's certificate has to name its host.
+        authorities: Trusted certificates, as PEM text.
+        authorities_file: Path of a file with trusted certificates. If neither text nor file is given, the system's
+            trusted certificates apply.
+        certificate: The client's own certificate chain, as PEM text.
+        certificate_file: Path of a file with the client's own certificate chain.
+        key: The client's private key, as PEM text. The certificate's text or file may contain the key instead.
+        key_file: Path of a file with the client's private key.
+        password: Password of the key.
+        revoked_file: Path of a file with the certificate revocation list.
+        check_hostname: Whether a broker's certificate must name the broker's host.
     """
 
     authorities: str | None = None
@@ -64,13 +65,13 @@ class Pem:
 
 
 class PemContext(ssl.SSLContext):
-    """An `ssl.SSLContext` that can be pickled, and is equal to one of the same parts.
+    """An `ssl.SSLContext` that can be pickled. Contexts with the same parts are equal.
 
     Args:
-        pem: What it is made of.
+        pem: The parts of the context.
 
     Raises:
-        ssl.SSLError: A text or file is no PEM, or certificate and key do not belong together.
+        ssl.SSLError: A text or file is not PEM, or the certificate and the key do not match.
         OSError: A file cannot be read.
     """
 
@@ -100,15 +101,17 @@ class PemContext(ssl.SSLContext):
                 certificate = stack.enter_context(_as_file(pem.certificate + (pem.key or "")))
             if pem.key:
                 key = stack.enter_context(_as_file(pem.key))
-            assert certificate is not None  # noqa: S101  # one of the two is there
-            # Without a password OpenSSL would ask for it on the terminal.
+            assert certificate is not None  # noqa: S101  # checked above: there is a text or a file
+            # If there is no password, pass `str`, which returns an empty string. Otherwise OpenSSL would ask for a
+            # password on the terminal.
             self.load_cert_chain(certificate, key, password=pem.password or str)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PemContext, (self._pem,)
 
     def __repr__(self) -> str:
-        # Connections are shared by what the text of their options is: the same for the same parts, without the key.
+        # Tasks share connections if the `repr` of their options is equal. So equal contexts must have an equal `repr`.
+        # The `repr` contains a hash instead of the key and the password, because these must stay secret.
         secret = repr((self._pem.key, self._pem.password)).encode()
         return f"PemContext({self._pem!r}, {hashlib.sha256(secret).hexdigest()[:16]})"
 
@@ -121,7 +124,7 @@ class PemContext(ssl.SSLContext):
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A file of this process alone; in memory where there is such a thing."""
+    """Yields the path of a file with this text. On Linux, the file exists only in memory."""
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("kafkasafe-pem")
         try:
@@ -130,7 +133,7 @@ def _as_file(text: str) -> Iterator[str]:
         finally:
             os.close(number)
         return
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable for this user only
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # only this user can read it
         file.write(text)
         file.flush()
         yield file.name

@@ -1,18 +1,39 @@
-"""What a query reads, decided on Spark's driver.
+"""Plans on Spark's driver which offsets a query reads.
 
-A `Planner` asks the cluster and turns the answers into `Positions`. Its rules:
+A `Planner` queries the cluster and turns the answers into `Positions`. It never reads records.
 
-- An end offset passes the tracker of `kafkasafe.offsets`, which starts from the checkpoint: the end of a range is never
-  below its begin, whatever a new leader says of its log for a moment (SPARK-26267, SPARK-27281).
-- Before a range is planned behind something that was read, under a leader that has not been asked yet, the epochs in
-  the checkpoint are compared with that leader's (KIP-279). What was read and is gone is a loss, like records that
-  retention removed before they were read. A loss ends the query, or is told and written into the checkpoint
-  (`Mark.begin`); nothing is skipped silently.
-- What is not known yet (no leader, an answer that is held) is not planned: the range is empty, the next try comes.
-- The end of a query's first micro-batch says where each of its ranges begins (`positions`). So the starting options
-  are looked at once, whatever happens in that batch.
+End offsets that go backwards (SPARK-26267, SPARK-27281):
 
-Nothing here reads records.
+1. Broker A leads orders-0. A query reads batches up to offset 500, and the checkpoint stores offset 500.
+2. Broker A fails. Broker B becomes the leader, and for a moment it reports that the log ends at 480.
+3. A planner that trusts this answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
+
+To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
+the tracker checks each end offset. So a range never ends below the offset where it begins. Without the checkpoint's
+offset, the tracker would not be enough. After a restart of the driver it knows no end offset, so it would accept B's
+480 as the first answer.
+
+Records that were read and then lost (KIP-279):
+
+1. A query reads orders-0 up to offset 500. All these records have leader epoch 3, which the checkpoint stores too.
+2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
+3. Producers append. B's log ends at 600 when the next batch is planned.
+
+To detect this loss, the planner checks each new leader once, before it plans a range that continues from offsets
+already read. It asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the records
+480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough. The new
+end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read the new
+records 480 to 499.
+
+Further rules:
+
+- Two kinds of records count as lost: records that disappear from the log after they were read, and records that
+  retention removed before they were read. Depending on `failOnDataLoss`, a loss ends the query, or the planner reports
+  it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
+- The planner does not plan on incomplete knowledge. While a partition has no leader, or while the tracker holds back a
+  lower answer, the partition's range is empty. The next plan tries again.
+- The planner evaluates the starting options once for each query. The end of the first micro-batch records where each of
+  its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
 """
 
 from __future__ import annotations
@@ -57,13 +78,14 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 _UNKNOWN_TOPIC: Final = 3
-# A broker that has just started answers UNKNOWN_TOPIC for a moment.
+# Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
+# after this number of seconds.
 _MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
 
 
 class SourceUnavailableError(SparkError, TimeoutError):
-    """The brokers did not answer in time. Nothing was read or skipped: the query can be started again."""
+    """The brokers did not answer in time. Nothing was read or skipped, so the query can be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +95,9 @@ class Range:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        begin: First offset.
-        end: Offset behind the last.
-        epochs: Leader epochs of the records up to `end`, as far as they are known (`Lineage.encode`); "" for nothing.
+        begin: First offset (inclusive).
+        end: Offset after the last one (exclusive).
+        epochs: Known leader epochs of the records before `end` (`Lineage.encode`); "" if none is known.
     """
 
     topic: str
@@ -87,7 +109,11 @@ class Range:
 
 @dataclass(slots=True)
 class _Found:
-    """Of one partition: how far it may be read now, and from where; where its log begins if that is after all of it."""
+    """The state of one partition, as the planner found it.
+
+    The range from `begin` to `end` may be read now. `why` and `lost` describe a loss. After a loss to retention,
+    `log_start` may hold the first offset of the log, which can be after `end`.
+    """
 
     begin: int
     end: int
@@ -99,11 +125,11 @@ class _Found:
 
 
 class Planner:
-    """Asks the cluster what there is to read. Not thread-safe; opens connections at the first question.
+    """Asks the cluster which offsets can be read. Connects when it first needs an answer. Not thread-safe.
 
     Args:
-        options: Of the reader.
-        notices: Gets what is to be told.
+        options: Options of the reader.
+        notices: Receives the events, such as losses.
     """
 
     def __init__(self, options: ReadOptions, notices: Notices) -> None:
@@ -116,33 +142,36 @@ class Planner:
             self._network, self._tracker, self._stats, notices.tell, options.isolation, self._note
         )
         self._isolation: IsolationLevel = "read_committed" if options.isolation else "read_uncommitted"
-        # Leadership under which what was read was found to be there still: (topic id, leader epoch).
+        # (topic id, leader epoch) of the latest leader whose log was found to hold all records that the query has read.
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
-        # Leader epochs of a leader's log: (its epoch, [(epoch, first offset)], how far down they are known).
+        # The epochs that a leader reported: (its own epoch, [(epoch, first offset)], lowest offset that they cover).
         self._runs: dict[Partition, tuple[int, list[tuple[int, int]], int]] = {}
         self._looked_at = -1e9
-        self._missing: set[str] = set()  # topics that were waited for already, in vain
-        self._gone: set[Partition] = set()  # partitions of which it was told
+        self._missing: set[str] = (
+            set()
+        )  # topics that did not appear within _MISSING_TOPIC_S; do not wait for them again
+        self._gone: set[Partition] = set()  # missing partitions whose loss is already reported
         self._matching: tuple[str, ...] = ()
         self._target: Mapping[Partition, int] | None = None
         self.seen: Positions | None = None
-        """Ends as the last plan saw them; None before the first."""
+        """The ends of the logs that the latest plan found; None before the first plan."""
         self.refused: Exception | None = None
-        """Why `opening` had no answer from the starting options."""
+        """The error that kept `opening` from evaluating the starting options; None: there was no error."""
 
     def close(self) -> None:
-        """Closes the connections. A later question opens them again."""
+        """Closes the connections. A later call opens them again."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close(10.0)
 
-    # --- what a query asks --------------------------------------------------------------------------------------------
+    # --- questions of a query -----------------------------------------------------------------------------------------
 
     def first(self) -> Positions:
-        """Where a new streaming query begins: what the starting options mean now.
+        """Evaluates the starting options. Returns where a new streaming query begins.
 
         Raises:
-            ConfigError: `startingOffsets` names other partitions than there are, or no record is that new.
+            ConfigError: `startingOffsets` does not match the existing partitions, or the starting time is after the
+                last record.
             SourceUnavailableError: The brokers do not answer.
         """
         partitions = self._partitions(fresh=True)
@@ -152,7 +181,7 @@ class Planner:
         return Positions(marks, self._ids(partitions), initial=True)
 
     def batch(self) -> list[Range]:
-        """What a batch query reads."""
+        """Plans the ranges that a batch query reads."""
         partitions = self._partitions(fresh=True)
         self._require(partitions)
         begins = self._resolve(self._options.starting, "starting", partitions)
@@ -166,8 +195,8 @@ class Planner:
             if begin > end and self._begin_was_chosen(partition):
                 raise error(
                     "OFFSETS_DO_NOT_MATCH",
-                    f"{_names([partition])} would be read from {begin} to {end}: the starting options give more than"
-                    " the ending options. Correct one of them.",
+                    f"{_names([partition])} would be read from {begin} to {end}: the starting options give a higher"
+                    " offset than the ending options. Correct one of them.",
                 )
             if begin < log_start and begin < end:
                 lost = (begin, min(log_start, end) - 1)
@@ -177,17 +206,17 @@ class Planner:
         return self._tasks([found for found in ranges if found[1] < found[2]], {})
 
     def _begin_was_chosen(self, partition: Partition) -> bool:
-        """Whether the begin of a range was asked for as such, and not as the log's first record, or its end."""
+        """Returns whether the user chose a first offset other than the start or the end of the log."""
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
         if isinstance(starting, Offsets):
             return value != EARLIEST
-        # By time: where no record is that new, the log's end stands for it.
+        # A starting time after the last record resolves to the end of the log.
         ending = self._options.ending
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def bounds(self) -> dict[Partition, tuple[int, int]]:
-        """First offset and end of each partition's log."""
+        """Returns the first offset and the end of each partition's log."""
         partitions = self._partitions(fresh=False)
         starts = self._gather(
             {partition: self._lookups.listed(*partition, EARLIEST) for partition in partitions}
@@ -196,19 +225,21 @@ class Planner:
         return {partition: (starts[partition].offset, ends[partition].offset) for partition in partitions}
 
     def latest(self, start: Positions, limit: int = 0, at_least: int = 0) -> Positions:
-        """Where the next micro-batch ends.
+        """Plans where the next micro-batch ends.
 
         Args:
-            start: Where it begins; of a query's first one, what `first` said.
-            limit: How many offsets it may have, 0 for any number.
-            at_least: How many there must be; while there are fewer, there is nothing new. A loss is always told.
+            start: Where the micro-batch begins. For the first batch of a query, pass the result of `first`.
+            limit: Maximum number of offsets in the batch; 0: no limit.
+            at_least: Minimum number of offsets. If fewer are available, the result is the same as without new
+                records. A loss is reported in any case.
 
         Returns:
-            `start` itself where there is nothing new, and the batch is not the first one. The end of the first one has
-            the begin of each partition.
+            The positions where the batch ends. They are equal to `start` if there are no new records, unless the batch
+            is the query's first. The end of the first batch also holds the offset where the batch begins in each
+            partition.
 
         Raises:
-            DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all of them.
+            DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
             SourceUnavailableError: The brokers do not answer.
         """
         partitions = self._partitions(fresh=False)
@@ -241,16 +272,18 @@ class Planner:
         return Positions(marks, ids)
 
     def stop_at_latest(self) -> None:
-        """From now on nothing behind what is there at this moment is planned (Trigger.AvailableNow)."""
+        """Limits all later plans to the current end of each partition (Trigger.AvailableNow)."""
         partitions = self._partitions(fresh=True)
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         self._target = {partition: end.offset for partition, end in ends.items()}
 
     def opening(self) -> Positions:
-        """Where the first micro-batch of a run ends, for a Spark that does not say where it begins.
+        """Plans where the first micro-batch of a run ends, for Spark versions that do not say where it begins.
 
-        A new query begins at what the starting options mean now: each mark has that as `first`. To a query that goes
-        on they mean nothing, so what is wrong with them is no error here, but in `refused`.
+        This method cannot know whether the query is new or restarted. For a new query, each mark stores the offset
+        where the starting options begin, as `first`. For a restarted query, the starting options have no effect, so an
+        error in them must not end the query. This method therefore stores such an error in `refused` instead of raising
+        it.
 
         Raises:
             SourceUnavailableError: The brokers do not answer.
@@ -260,24 +293,24 @@ class Planner:
             begins = self.first().marks
         except (ConfigError, SourceUnavailableError) as problem:
             if isinstance(problem, SourceUnavailableError) and not self._network().connected:
-                raise  # the ends would not come either
+                raise  # the requests for the ends would fail too
             self.refused = problem
         partitions = self._partitions(fresh=False)
         ends = self._gather({partition: self._lookups.end(*partition) for partition in partitions})
         marks = {}
         for partition, end in ends.items():
-            # One that came between the two questions is read from its first record.
+            # A partition created between the two requests is read from its first record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
             marks[partition] = Mark(end.offset, first=begin)
         return Positions(marks, self._ids(partitions))
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:
-        """What the tasks of a micro-batch read, also of one that is read again.
+        """Divides a micro-batch into ranges for tasks. The batch may be new, or one that Spark runs again.
 
         Raises:
-            DataLossError: What was planned is not in the log any more, and `failOnDataLoss` is true.
-            ConfigError: The range goes backwards, or is the first one of an older checkpoint that does not say where
-                it begins.
+            DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
+            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older version
+                planned it without recording where it begins.
         """
         if start.initial:
             start = self._begun(start, end)
@@ -307,11 +340,11 @@ class Planner:
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
-        """An initial start, with a mark for each partition of which the end of the first micro-batch has no begin.
+        """Finds where a query's first micro-batch begins, in the partitions whose mark does not record it.
 
-        Ends of older versions have none, nor have those of Spark's own source. Where the starting options name a record
-        that was there when the batch was planned, it begins there. A moving bound ("latest") is somewhere else by now:
-        which records the batch had cannot be found out, so the user has to say.
+        Marks that older versions or Spark's own source wrote do not record where the batch begins. If the starting
+        options resolve to the same offset now as when the batch was planned, the batch begins there. But "latest" now
+        resolves to another offset. Then the beginning of the batch cannot be determined, so the user has to give it.
         """
         unknown = [
             partition
@@ -326,7 +359,7 @@ class Planner:
             mark = end.marks[partition]
             begin = begins.get(partition, Mark(0)).offset
             if mark.first == UNRESOLVED:
-                # No record was ever planned: what came since is the next batch's.
+                # This batch planned no records. Records that were appended later belong to the next batch.
                 begins[partition] = Mark(min(begin, mark.offset))
             elif begin > mark.offset or not self._is_fixed(partition, begin, mark.offset):
                 unsure.append(partition)
@@ -336,20 +369,21 @@ class Planner:
                 given.setdefault(topic, {})[str(number)] = mark.offset
             raise error(
                 "FIRST_BATCH_UNKNOWN",
-                f"The checkpoint has a first micro-batch that is not finished, and does not say where it begins in"
-                f" {_names(unsure)}: an older kafkasafe or format kafka planned it. Say it for one start, by"
-                f" .option(\"startingOffsets\", '{json.dumps(given)}') or lower offsets. These are its ends: with them"
-                " the query goes on after that batch, and leaves out the records that it had. From lower offsets on,"
-                " records are read.",
+                f"The checkpoint has an unfinished first micro-batch and does not record where that batch begins in"
+                f" {_names(unsure)}: an older kafkasafe or format kafka planned it. Start the query once with"
+                f" .option(\"startingOffsets\", '{json.dumps(given)}') or with lower offsets. The offsets shown here"
+                " are the ends of the batch: with them the query continues after the batch and skips its records. With"
+                " lower offsets it reads from those offsets on.",
             )
         return Positions(begins, start.topic_ids, initial=True)
 
     def _is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Whether the starting options meant the same begin when a batch with this end was planned."""
+        """Returns whether the starting options already resolved to `begin` when the batch up to `end` was planned."""
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
-        # By time: a record before the end was there. What stands for a record that is not there yet moves.
+        # The start is given as a time. If a record at or after this time was found before `end`, it existed when the
+        # batch was planned. Otherwise `begin` may be the end of the log, which moves with each appended record.
         return begin < end
 
     def _tasks(
@@ -371,7 +405,7 @@ class Planner:
         if not found.exists:
             return Mark(found.begin) if before is None else before
         if before is not None and found.why is None and found.end == before.offset:
-            # Nothing new. The same text as before, or Spark would run an empty batch.
+            # There are no new records. Keep the JSON text identical: otherwise Spark would run an empty batch.
             return before
         told = Lineage() if before is None else before.lineage
         moved = before is None or found.why is not None
@@ -379,7 +413,7 @@ class Planner:
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
     def _lineage(self, partition: Partition, told: Lineage, found: _Found) -> Lineage:
-        """The leader epochs of what lies before `found.end`; without what is not known for certain."""
+        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
             told = told.copy()
             told.truncate(found.begin)
@@ -395,18 +429,18 @@ class Planner:
         try:
             return Lineage(entries, found.end)
         except LineageError:
-            # What the checkpoint tells does not fit in front of what the leader tells: only the latter is proven.
+            # The epochs in the checkpoint contradict the leader's epochs. Only the leader's epochs are proven.
             return Lineage([run for run in runs if run[1] < found.end], found.end)
 
     def _tell_losses(
         self, positions: Mapping[Partition, int], found: Mapping[Partition, _Found], *, is_first: bool
     ) -> None:
-        """Of what was found lost.
+        """Raises an error for the losses that were found, or reports them as events.
 
         Args:
-            positions: Next offset that was to be read, by partition; none of a new partition.
-            found: What there is.
-            is_first: Nothing was read before these positions.
+            positions: Next offset to read, by partition; new partitions have no entry.
+            found: State of each partition.
+            is_first: Whether the query has not read any record yet, because it begins at these positions.
         """
         lost = {partition: state for partition, state in found.items() if state.why is not None}
         if not lost:
@@ -420,7 +454,7 @@ class Planner:
                     continue
                 self._gone.add(partition)
             position = positions.get(partition, 0)
-            assert state.why is not None  # noqa: S101  # they were chosen by it
+            assert state.why is not None  # noqa: S101  # `lost` holds only such states
             self._notices.tell(SourceDataLost(*partition, state.why, position, state.begin, state.lost))
 
     def _lose(
@@ -433,7 +467,7 @@ class Planner:
     # --- procedures: one partition ------------------------------------------------------------------------------------
 
     def _advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[_Found]:
-        """How far a partition may be read, and whether what was read is there still."""
+        """Finds how far a partition may be read, and whether the log still holds the records already read."""
         info = self._info(partition[0])
         if info is None or partition[1] not in info.partitions:
             begin = 0 if was is None else was.offset
@@ -458,7 +492,8 @@ class Planner:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # Lowered with a proof, or by decision: the tracker holds everything else.
+                # The tracker has accepted a lower end offset. It does so only if a loss of records is proven, or after
+                # an explicit decision. It holds back all other lower end offsets.
                 found.begin = found.end = end.offset
                 found.why, found.lost = "truncated", (end.offset, was.offset - 1)
             if found.end > found.begin:
@@ -473,7 +508,7 @@ class Planner:
         return found
 
     def _seed(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
-        """After a restart the checkpoint is what is known of the end."""
+        """Gives the checkpoint's offset to the tracker, which knows no end offset after a restart of the driver."""
         known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
         if known is None or known < was.offset:
             self._tracker.observe(
@@ -487,7 +522,7 @@ class Planner:
     def _compare(
         self, partition: Partition, lineage: Lineage, position: int, found: _Found
     ) -> Procedure[None]:
-        """Whether what lies before `position` is in the leader's log; a loss goes into `found`."""
+        """Checks that the leader's log holds the records before `position`. Stores a loss in `found`."""
         if not lineage.entries or lineage.start_offset >= position:
             return
         tries = 0
@@ -501,11 +536,12 @@ class Planner:
                 found.leader_epoch = (yield from self._lookups.listed(*partition, LATEST)).leader_epoch
                 continue
             break
-        if isinstance(outcome, Diverged) and outcome.at < position:
+        if isinstance(outcome, Diverged) and outcome.divergent_offset < position:
             found.why, found.lost = "diverged", outcome.rolled_back
-            found.begin = outcome.at
+            found.begin = outcome.divergent_offset
             found.end = max(
-                outcome.at, min(found.end, (yield from self._lookups.listed(*partition, LATEST)).offset)
+                outcome.divergent_offset,
+                min(found.end, (yield from self._lookups.listed(*partition, LATEST)).offset),
             )
 
     def _walk(self, partition: Partition, lineage: Lineage, position: int, current: int) -> Procedure[Any]:
@@ -517,16 +553,16 @@ class Planner:
         outcome = walk.outcome
         if (
             isinstance(outcome, Diverged)
-            and outcome.at == first
+            and outcome.divergent_offset == first
             and first > 0
             and outcome.common_epoch is None
         ):
-            # Nothing of ours is left since retention removed it: that is told as what it is.
+            # Retention removed all records already read. That is not a divergence; the caller checks for retention.
             return None
         return outcome
 
     def _learn(self, partition: Partition, found: _Found, told: Lineage | None) -> Procedure[None]:
-        """The leader's epochs down to what is known already: one question for each that is new."""
+        """Asks the leader for its epochs, newest first, down to the known ones. Each new epoch takes one request."""
         current = found.leader_epoch
         if current < 0:
             return
@@ -550,7 +586,7 @@ class Planner:
                     break
                 epoch = below.leader_epoch
         except LeaderChangedError:
-            # The next plan asks the new one; until then nothing is claimed.
+            # The next plan asks the new leader. Until then, the leader's epochs are unknown.
             return
         runs.reverse()
         self._runs[partition] = (current, runs, max(runs[0][1], 0))
@@ -558,7 +594,7 @@ class Planner:
     def _recheck(
         self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
     ) -> Procedure[_Found]:
-        """A range that was planned in an earlier life, or under another leader: whether it is there still."""
+        """Checks that the log still holds a range that an earlier run planned, or that has a new leader since then."""
         info = self._info(partition[0])
         if info is None or partition[1] not in info.partitions:
             return _Found(begin, begin, why="missing", exists=False)
@@ -570,7 +606,8 @@ class Planner:
         before = found.end
         yield from self._compare(partition, lineage, last, found)
         if found.why is not None:
-            # The rest of the range is lost. What replaced it is read by the next batch, which finds the same.
+            # The rest of the range is lost. The next plan finds the same divergence, and the next batch reads the
+            # records that replaced the lost ones.
             lost_from = max(begin, found.begin)
             found.begin, found.end = begin, min(before, lost_from)
             found.lost = (lost_from, last - 1)
@@ -591,7 +628,7 @@ class Planner:
             return False
         return checked[0] == id_of(info) and checked[1] >= told.leader_epoch
 
-    # --- bounds that the user gave ------------------------------------------------------------------------------------
+    # --- bounds given by the user -------------------------------------------------------------------------------------
 
     def _resolve(self, bound: Bound, which: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
         partitions = list(partitions)
@@ -599,12 +636,12 @@ class Planner:
         if each is not None:
             missing, unknown = sorted(set(partitions) - set(each)), sorted(set(each) - set(partitions))
             if missing or unknown:
-                told = [f"names {_names(unknown)}, which there is not"] if unknown else []
+                told = [f"names {_names(unknown)}, which does not exist"] if unknown else []
                 told += [f"lacks {_names(missing)}"] if missing else []
                 name = f"{which}Offsets" + ("ByTimestamp" if isinstance(bound, Times) else "")
                 raise error(
                     "OFFSETS_DO_NOT_MATCH",
-                    f"{name} {' and '.join(told)}: it must have every partition that is read, and no other.",
+                    f"{name} {' and '.join(told)}: it must name every partition that is read, and no other.",
                 )
         return self._gather(
             {
@@ -614,7 +651,7 @@ class Planner:
         )
 
     def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:
-        assert value is not None  # noqa: S101  # a bound has one or the other
+        assert value is not None  # noqa: S101  # a bound has `everywhere` or `each`
         if isinstance(bound, Offsets):
             if value == EARLIEST:
                 return (yield from self._lookups.start(*partition))
@@ -624,8 +661,8 @@ class Planner:
             if value > end:
                 raise error(
                     "OFFSETS_DO_NOT_MATCH",
-                    f"{which}Offsets has {value} for {_names([partition])}, which ends at {end}: it cannot be"
-                    " behind the end.",
+                    f"{which}Offsets has {value} for {_names([partition])}, which ends at {end}: give an offset that"
+                    " is not after the end.",
                 )
             return value
         found = (yield from self._lookups.at_time(*partition, value)).offset
@@ -634,7 +671,7 @@ class Planner:
         if which == "starting" and self._options.time_without_record == "error":
             raise error(
                 "NO_RECORD_THAT_NEW",
-                f"{_names([partition])} has no record at or behind {value} ms: choose an earlier moment, or"
+                f"{_names([partition])} has no record at or after {value} ms: choose an earlier time, or set"
                 ' .option("startingOffsetsByTimestampStrategy", "latest").',
             )
         return (yield from self._lookups.end(*partition)).offset
@@ -642,7 +679,7 @@ class Planner:
     # --- topics and partitions ----------------------------------------------------------------------------------------
 
     def _partitions(self, *, fresh: bool) -> list[Partition]:
-        """All partitions there are to read, in order. Metadata are at most some seconds old."""
+        """Returns all partitions to read, in order. Uses metadata that is at most a few seconds old."""
         now = time.monotonic()
         topics = self._topics_named()
         if fresh or now - self._looked_at > _METADATA_AGE_S or self._transport is None:
@@ -677,7 +714,11 @@ class Planner:
         return tuple(sorted(topic for topic in listed.topics if re.fullmatch(pattern, topic)))
 
     def _require(self, partitions: Iterable[Partition]) -> None:
-        """What was named is there: a query that begins without it is a mistake. A pattern names nothing."""
+        """Checks that all topics and partitions named in the options exist. A pattern may match no topic.
+
+        Raises:
+            ConfigError: A topic or partition does not exist.
+        """
         found = list(partitions)
         what = self._options.what
         if isinstance(what, Assign):
@@ -685,11 +726,11 @@ class Planner:
         elif isinstance(what, Subscribe):
             missing = [topic for topic in what.topics if topic not in {name for name, _ in found}]
         else:
-            missing = []  # topics may come later
+            missing = []  # matching topics may be created later
         if missing:
             raise error(
                 "TOPIC_NOT_FOUND",
-                f"The cluster at {self._servers} has not {', '.join(missing)}: create it, or correct subscribe,"
+                f"The cluster at {self._servers} does not have {', '.join(missing)}: create it, or correct subscribe,"
                 " subscribePattern or assign.",
             )
 
@@ -723,7 +764,7 @@ class Planner:
                             raise _topic_error(info.name, verdict)
                 missing = {info.name for info in waiting if info is not None}
                 if not waiting or missing == self._missing or time.monotonic() - began > _MISSING_TOPIC_S:
-                    # What a topic's absence means, who asked knows.
+                    # The caller decides what a missing topic means.
                     self._missing = missing
                     return
             yield Pause(pause_s(tries))
@@ -742,7 +783,7 @@ class Planner:
         return answer
 
     def _info(self, topic: str) -> TopicInfo | None:
-        """What is known of a topic that is there."""
+        """Returns the metadata of a topic; None if the topic is unknown or does not exist."""
         info = self._network().topic(topic)
         return None if info is None or info.error_code == _UNKNOWN_TOPIC else info
 
@@ -769,10 +810,11 @@ class Planner:
     _last_problem: Exception | None = None
 
     def _gather(self, procedures: Mapping[K, Procedure[T]]) -> dict[K, T]:
-        """Runs them side by side.
+        """Runs the procedures concurrently and returns their results under the same keys.
 
         Raises:
-            SourceUnavailableError: They did not come to an end in time.
+            SourceUnavailableError: A procedure did not finish in time.
+            Exception: The error of the first procedure that failed.
         """
         desk = Desk()
         self._last_problem = None
@@ -801,15 +843,15 @@ class Planner:
         connected = self._transport is not None and self._transport.connected
         if connected and isinstance(problem, RemoteStorageNotReadyError):
             return SourceUnavailableError(
-                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No answer about {told} within"
-                f" {self._options.stall_timeout_s:g} s that can be believed: {problem}. An answer without the remote"
-                " part of the log would leave out records. Look at the brokers' remote log manager, or raise"
+                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No reliable answer about {told} within"
+                f" {self._options.stall_timeout_s:g} s: {problem}. An answer that ignores the remote part of the log"
+                " would leave out records. Check the brokers' remote log manager, or raise"
                 " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
             )
         if connected:
             return SourceUnavailableError(
                 f"[KAFKASAFE.NO_ANSWER] No usable answer about {told} within"
-                f" {self._options.stall_timeout_s:g} s.{last} Look whether these partitions have leaders, or raise"
+                f" {self._options.stall_timeout_s:g} s.{last} Check that these partitions have leaders, or raise"
                 " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
             )
         return SourceUnavailableError(
@@ -820,13 +862,13 @@ class Planner:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Epoch 0 has none before it."""
+    """Returns the answer for the epoch before epoch 0, which does not exist, without a request."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 
 
 def _ignore(_: object) -> None:
-    """The answer is in the metadata."""
+    """Ignores the reply, because the refresh itself updates the metadata."""
 
 
 def _names(partitions: Iterable[Partition]) -> str:
@@ -838,15 +880,15 @@ def _topic_error(topic: str, verdict: Verdict) -> Exception:
 
 
 _WORDS: Final[Mapping[Loss, str]] = {
-    "retention": "{was}, and its log begins at {now} now: retention or DeleteRecords removed {lost} unread",
-    "diverged": "{was}, and the log differs from {now} on: {lost} are not in it any more (unclean leader election)",
-    "truncated": "{was}, and the log ends at {now} now: {lost} are gone",
-    "recreated": "{was}, and the topic was deleted and created again since; it begins at {now}",
-    "new_partition": "is new, and its first records are gone already: {lost}",
-    "missing": "{was}, and is not there any more",
+    "retention": "{was}, but its log now begins at {now}: retention or DeleteRecords removed {lost} unread",
+    "diverged": "{was}, but the log differs from {now} on: it no longer holds {lost} (unclean leader election)",
+    "truncated": "{was}, but the log now ends at {now}: {lost} are lost",
+    "recreated": "{was}, but the topic was deleted and created again since then; it begins at {now}",
+    "new_partition": "is new, but its first records are already removed: {lost}",
+    "missing": "{was}, but does not exist any more",
 }
 _NOT_WANTED: Final = (
-    "{was}, and the query does not read it any more (subscribe, subscribePattern or assign was changed)"
+    "{was}, but the query does not read it any more (subscribe, subscribePattern or assign was changed)"
 )
 
 
@@ -859,7 +901,7 @@ def _data_loss(
 ) -> DataLossError:
     told = []
     for partition, state in sorted(lost.items()):
-        assert state.why is not None  # noqa: S101  # they were chosen by it
+        assert state.why is not None  # noqa: S101  # `lost` holds only such states
         now = state.begin if state.log_start is None else state.log_start
         told.append((partition, state.why, positions.get(partition, 0), now, state.lost))
     return _loss_error(told, unwanted, is_first=is_first)
@@ -879,8 +921,8 @@ def _loss_error(
         sentences.append(f"{_names([partition])} {words.format(was=was, now=now, lost=offsets)}.")
     partition, _, _, _, gone = lost[0]
     return DataLossError(
-        f"[KAFKASAFE.DATA_LOSS] {' '.join(sentences)} To go on with what is there, start the query again with"
-        ' .option("failOnDataLoss", "false"): each loss is then logged, given to onEvent, and written into the'
+        f"[KAFKASAFE.DATA_LOSS] {' '.join(sentences)} To continue with the records that exist, start the query again"
+        ' with .option("failOnDataLoss", "false"): each loss is then logged, given to onEvent, and written into the'
         " checkpoint.",
         topic=partition[0],
         partition=partition[1],

@@ -1,64 +1,108 @@
-"""What identifies the input of a micro-batch: the entries of Spark's offset log, wherever they can be seen from.
+"""Identifies the input of a micro-batch by its entry in Spark's offset log.
 
-Spark writes the entry of a batch before it runs it, and repeats the batch from there: one that comes again has the same
-entry; one that was planned again, after the checkpoint had lost its entry, has another. A sink in the driver asks the
-query; the process of a writer's commit sees no JVM, and reads the checkpoint where it is a directory of this machine.
+Spark writes the entry of a batch before it runs the batch, and repeats the batch from that entry. So a repeated batch
+has the same entry. If the checkpoint has lost the entry, Spark plans the batch again and writes a different one.
+
+A sink in the driver gets the entry from the running query. A writer commits in a process without a JVM. That process
+reads the entry from the checkpoint, if the checkpoint is a directory on the same machine.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kafkasafe._core.txn import plan_digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["plan_in_checkpoint", "plan_of_query"]
+__all__ = ["commits_are_validated", "plan_in_checkpoint", "plan_of_query"]
+
+_VALIDATION: Final = "spark.sql.streaming.stateStore.commitValidation.enabled"
 
 log = logging.getLogger("kafkasafe.spark")
 
 
-def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) -> str:
-    """`plan_digest` of a micro-batch of a query that runs in this process' JVM; empty: it cannot be seen.
-
-    Args:
-        session: Of the data frame (classic; of Spark Connect nothing can be seen).
-        query_id: Of the query; None or empty: not known.
-        batch_id: Of the micro-batch that runs.
-    """
+def _running_query(session: SparkSession, query_id: str | None) -> Any:
+    """Returns Spark's Java object for a query that runs in this process's JVM; None if it is not available."""
     jsession: Any = getattr(session, "_jsparkSession", None)
     if jsession is None or not query_id:
-        return ""
+        return None
+    # A micro-batch runs in a cloned session, which does not list the running queries. The shared state lists them.
+    queries = jsession.sharedState().activeStreamingQueries()
+    return queries.get(_names(session.sparkContext._jvm).uuid(query_id))
+
+
+class _Names(NamedTuple):
+    """Java's functions that this module calls. To find one by its name takes several calls into the JVM."""
+
+    uuid: Any
+    bytes: Any
+
+
+@functools.lru_cache(maxsize=1)
+def _names(jvm: Any) -> _Names:
+    return _Names(jvm.java.util.UUID.fromString, jvm.java.io.ByteArrayOutputStream)
+
+
+def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) -> str:
+    """Returns the `plan_digest` of a micro-batch whose query runs in this process's JVM; "" if not available.
+
+    Args:
+        session: The data frame's session. With Spark Connect, the digest is not available.
+        query_id: The query's id; None or empty if it is unknown.
+        batch_id: The id of the running micro-batch.
+    """
     try:
-        jvm: Any = session.sparkContext._jvm
-        # The session of a micro-batch is a clone, which knows no queries; what it shares with its origin does.
-        queries = jsession.sharedState().activeStreamingQueries()
-        query = queries.get(jvm.java.util.UUID.fromString(query_id))
+        query = _running_query(session, query_id)
         if query is None:
             return ""
         entries = query.offsetLog()
-
         found = entries.get(batch_id)
         if not found.isDefined():
             return ""
-        buffer = jvm.java.io.ByteArrayOutputStream()
+        buffer = _names(session.sparkContext._jvm).bytes()
         entries.serialize(found.get(), buffer)
         return plan_digest(str(buffer.toString("UTF-8")))
-    except Exception as failed:  # another Spark's insides: the number of rows is what is left
-        log.debug("The plan of batch %d of %s cannot be seen: %r", batch_id, query_id, failed)
+    except Exception as failed:  # Spark's internals may differ; the sink then compares numbers of rows
+        log.debug("The plan of batch %d of %s is not available: %r", batch_id, query_id, failed)
         return ""
 
 
+def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
+    """Returns whether Spark fails the query if `foreachBatch` leaves the state of this micro-batch uncommitted.
+
+    Spark commits the state of a streaming join, aggregation or deduplication as a side effect of computing the data
+    frame. Since SPARK-52008 it also checks, after `foreachBatch`, that each state store committed.
+
+    Also returns True if Spark makes this check but the query's plan is not available.
+    """
+    try:
+        if session.conf.get(_VALIDATION) != "true":
+            return False
+    except Exception:  # this version of Spark has no such check
+        return False
+    try:
+        query = _running_query(session, query_id)
+        # The plan's text shows the state info of each operator that keeps state.
+        return query is None or "state info [" in query.lastExecution().executedPlan().toString()
+    except Exception as failed:  # Spark's internals may differ
+        log.debug("The plan of query %s is not available: %r", query_id, failed)
+        return True
+
+
 def plan_in_checkpoint(location: str | None, batch_id: int) -> str:
-    """The same from a checkpoint's directory; empty where it is none of this machine.
+    """Reads the `plan_digest` of a micro-batch from the checkpoint.
+
+    Returns an empty string if the checkpoint is not a directory on this machine.
 
     Args:
-        location: The option `checkpointLocation`; None: it was not given.
-        batch_id: Of the micro-batch that runs.
+        location: The option `checkpointLocation`; None if it was not given.
+        batch_id: The id of the running micro-batch.
     """
     if not location:
         return ""

@@ -1,31 +1,39 @@
-"""What a streaming query's checkpoint says of each partition, as JSON.
+"""The JSON format of a streaming query's positions in its checkpoint.
 
 ```json
 {"kafkasafe": 1, "topics": {"orders": {"id": "5f…", "partitions": {"0": {"offset": 42, "epochs": "ks1.…"}}}}}
 ```
 
-`offset` is the next to be read. `epochs` is the history of leader epochs of what was read before it
-(`kafkasafe._core.epochs.Lineage`), by which the next plan knows whether that is still in the log. Where records were
-lost before a micro-batch, its end says so: `begin` is where its range begins instead of where the one before ended,
-with `why` and the lost range (`lost_first` to `lost_last`, inclusive). So a batch read again has the same range.
+`offset` is the next offset to read. `epochs` holds the leader epochs of the records before it
+(`kafkasafe._core.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
 
-A query's first micro-batch has no batch before it:
+If records were lost before a micro-batch, the positions at which the batch ends also record the loss. `begin` is then
+the offset where the range begins, instead of the end of the previous batch. `why` is the reason, and `lost_first` to
+`lost_last` (inclusive) are the lost offsets. With these fields, a batch that is read again has the same range.
 
-1. Spark asks for the initial offset, "latest" is 10, and plans a first batch that ends at 15. It writes down the 15.
-2. It asks for the initial offset again, before it reads the batch, and after each restart in that batch. Records have
-   come, "latest" is 20.
-3. Spark asks for the partitions of the range from 20 to 15.
+The first micro-batch of a query has no previous batch whose end shows where it begins. If the checkpoint did not record
+this offset, the following could happen:
 
-Spark keeps no initial offset of a Python source. So the initial offset is only a sign (`"initial": true`) that nothing
-was read before, and the end of the first batch has the `begin` of each partition: what `startingOffsets` means later
-changes nothing. PySpark 4.0 and 4.1 ask for an end without saying where the batch begins, so each first end of a run
-has what it would be as `first`; it counts after an initial offset only.
+1. A query starts at "latest". Spark asks for the initial offset and gets 10. Spark plans a first batch that ends
+   at 15, and writes this end into the checkpoint.
+2. Producers append. Spark asks for the initial offset again before it reads the batch, and again after each restart
+   until the batch is finished. By now, "latest" is 20.
+3. Spark asks the source to read the range from 20 to 15.
 
-That is version 1. A topic with many partitions has its marks packed (`packed`); JSON with such a topic is version 2. A
-kafkasafe that knows version 1 only refuses it, and reads all that is written for smaller topics: it passes over fields
-that it does not know.
+To prevent such a range, the end of the first batch also records where the batch begins in each partition (`begin`). So
+the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial offset contains no
+positions. It contains only `"initial": true`, which means that the query has not read any record. Storing positions in
+the initial offset would not help, because Spark does not keep the initial offset of a Python source.
 
-Checkpoints of Spark's own Kafka source, `{"orders": {"0": 42}}`, are read as well.
+PySpark 4.0 and 4.1 ask where a batch ends without saying where it begins, so the source does not know whether the batch
+is the query's first. With these versions, the first end that each run plans therefore also holds `first`. If the batch
+is the query's first, it begins at the offset `first`. For any other batch, the source ignores `first`.
+
+The fields described so far are version 1 of the format. If a topic has many partitions, its marks are packed
+(`packed`), and the JSON has version 2. A release of kafkasafe that knows only version 1 rejects version 2. But it can
+read version 1 even if a newer release wrote it, because it ignores unknown fields.
+
+`Positions.decode` also reads checkpoints of Spark's own Kafka source, such as `{"orders": {"0": 42}}`.
 """
 
 from __future__ import annotations
@@ -53,17 +61,17 @@ Partition: TypeAlias = tuple[str, int]
 
 _PLAIN: Final = 1
 _PACKED: Final = 2
-_PACKED_FROM: Final = 100  # partitions of a topic: some 5 kB for each micro-batch
+_PACKED_FROM: Final = 100  # pack topics with at least 100 partitions; unpacked, 100 marks take about 5 kB
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of all partitions of a query.
+    """The positions of all partitions of a query.
 
     Attributes:
-        marks: By partition.
-        topic_ids: Id of each topic, as far as it is known.
-        initial: Nothing was read before these.
+        marks: The mark of each partition.
+        topic_ids: Known topic ids, by topic name.
+        initial: Whether these are the initial positions of a new query, which has not read any record.
     """
 
     marks: Mapping[Partition, Mark]
@@ -71,7 +79,7 @@ class Positions:
     initial: bool = False
 
     def encode(self) -> dict[str, Any]:
-        """As JSON. Equal positions give equal JSON, in the same order."""
+        """Encodes the positions as JSON. Equal positions give equal JSON, with the fields in the same order."""
         by_topic: dict[str, dict[int, Mark]] = {}
         for topic, partition in sorted(self.marks):
             by_topic.setdefault(topic, {})[partition] = self.marks[topic, partition]
@@ -89,10 +97,10 @@ class Positions:
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Positions:
-        """Of JSON.
+        """Decodes positions from JSON.
 
         Raises:
-            ConfigError: It is another source's, or of a newer version.
+            ConfigError: The JSON is from another source or a newer version.
         """
         version = data.get("kafkasafe")
         try:
@@ -107,8 +115,8 @@ class Positions:
             if version not in {_PLAIN, _PACKED}:
                 raise error(
                     "CHECKPOINT_VERSION",
-                    f"The checkpoint has version {version}, this kafkasafe reads {_PLAIN} and {_PACKED}: use the newer"
-                    " one.",
+                    f"The checkpoint has version {version}, but this kafkasafe reads only {_PLAIN} and {_PACKED}: use"
+                    " the newer kafkasafe that wrote it.",
                 )
             marks: dict[Partition, Mark] = {}
             ids = {}
@@ -125,29 +133,30 @@ class Positions:
                 raise
             raise error(
                 "CHECKPOINT_OF_ANOTHER_SOURCE",
-                f"The checkpoint's offsets are not of format kafkasafe or kafka ({type(wrong).__name__}: {wrong}):"
-                " was the checkpointLocation of another query given?",
+                f"The checkpoint's offsets are not in format kafkasafe or kafka ({type(wrong).__name__}: {wrong}):"
+                " check that checkpointLocation does not belong to another query.",
             ) from None
         return cls(marks, ids, data.get("initial") is True)
 
 
 INITIAL: Final = Positions({}, initial=True)
-"""Where a query begins, before the starting options were looked at."""
+"""The initial offset of every query. It has no positions: the planner evaluates the starting options later."""
 
 
 # --- dividing work --------------------------------------------------------------------------------------------------
 
 
 def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partition, int]:
-    """How many records of each partition come into a micro-batch.
+    """Decides how many records a micro-batch reads from each partition, within a limit for the whole batch.
 
-    Proportional, but at least one of each where that is possible, so that a small partition beside a large one does
-    not wait for ever.
+    The shares are proportional. Each partition gets at least one record if the limit allows it, so that a small
+    partition next to a large one does not starve.
 
     Args:
-        sizes: How many there are.
-        limit: How many there may be altogether, at least 1.
-        turn: Any number that differs from batch to batch: who is first when there are more partitions than `limit`.
+        sizes: Number of available records, by partition.
+        limit: Maximum number of records in total, at least 1.
+        turn: Any number that differs from batch to batch. If there are more partitions than `limit`, it decides which
+            of them get a record.
     """
     waiting = sorted(partition for partition, size in sizes.items() if size > 0)
     total = sum(sizes[partition] for partition in waiting)
@@ -161,7 +170,7 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         return shares
     left = limit - len(waiting)
     for partition in waiting:
-        # One record is given already; rounding down cannot exceed the limit.
+        # Each partition gets one record, and a part of the rest. Rounding down keeps the sum within the limit.
         shares[partition] = 1 + (sizes[partition] - 1) * left // (total - len(waiting))
     spare = limit - sum(shares.values())
     for partition in sorted(waiting, key=lambda partition: shares[partition] - sizes[partition]):
@@ -174,12 +183,12 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
 def divide(
     ranges: Sequence[tuple[Partition, int, int]], *, at_least: int = 0, max_records: int = 0
 ) -> Iterator[tuple[Partition, int, int]]:
-    """Ranges (partition, begin, end) cut into pieces for tasks, each without holes and in order.
+    """Cuts ranges (partition, begin, end) into contiguous pieces for tasks, in order.
 
     Args:
-        ranges: None of them is empty.
-        at_least: How many pieces there are to be altogether, where there are records enough.
-        max_records: How many offsets a piece may have; 0: any number.
+        ranges: The ranges. None of them may be empty.
+        at_least: Minimum number of pieces in total, if there are enough records.
+        max_records: Maximum number of offsets in a piece; 0: no limit.
     """
     total = sum(end - begin for _, begin, end in ranges)
     for partition, begin, end in ranges:
@@ -195,15 +204,15 @@ def divide(
 
 
 def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition, int, int]]:
-    """What a micro-batch reads: (partition, begin, end), begin ≤ end.
+    """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Where the batch before it ended. An initial one has a mark for each partition whose mark in `end` has
-            neither `begin` nor `first`.
-        end: Where it ends.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. The latter must
+            hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
+        end: Positions where the batch ends.
 
     Raises:
-        ConfigError: A range goes backwards: such offsets were not planned by `kafkasafe`.
+        ConfigError: A range ends before it begins. `kafkasafe` never plans such a range.
     """
     for partition in sorted(end.marks):
         mark = end.marks[partition]
@@ -211,20 +220,20 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         topic = partition[0]
         is_same = mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic)
         if is_same and not start.initial:
-            # Nothing new: where the range of an earlier batch began says nothing of this one.
+            # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
             yield partition, mark.offset, mark.offset
             continue
         begin = mark.begin
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # A partition that no plan has told the begin of is read from its first record.
+            # If no plan recorded where a new partition begins, read it from offset 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(
                 "OFFSETS_GO_BACK",
-                f"{partition[0]}-{partition[1]} was read to {begin}, and the checkpoint asks for a batch that ends at"
-                f" {mark.offset}: reading it would repeat records. Was the checkpoint changed by hand, or the topic"
-                " created again?",
+                f"{partition[0]}-{partition[1]} was read to {begin}, but the checkpoint asks for a batch that ends at"
+                f" {mark.offset}: reading it would repeat records. Check whether the checkpoint was changed by hand, or"
+                " the topic created again.",
             )
         yield partition, begin, mark.offset

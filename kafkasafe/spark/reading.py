@@ -1,11 +1,18 @@
-"""What a task does: reads one range of one partition as Arrow batches.
+"""The task of the source, which reads one range of one partition as Arrow batches.
 
-One request is always under way while the answer before it is decoded and given to Spark, so a task holds two answers
-(`ReadOptions.fetch_bytes` each, or one batch of the log where that is larger) and one decoded piece.
+A task keeps one fetch request in flight while it decodes the previous response and passes it to Spark. So it holds up
+to two responses and one decoded piece in memory. A response takes about `ReadOptions.fetch_bytes`, or more if a
+single batch in the log is larger.
 
-What is read is compared with what was planned: a batch of another leader epoch than the plan knows for its offset is
-another record than the one that was counted, so the log was cut meanwhile. Then nothing from there on is given; the
-next plan finds the same and says where to go on.
+The log may be truncated between planning and reading:
+
+1. The planner plans orders-0 up to offset 500. All planned records have leader epoch 3.
+2. The leader fails. Broker B, whose log ends at 480, wins an unclean election, and producers append under epoch 4.
+3. The task reads offset 480 and gets a different record from the planned one.
+
+To detect such records, the task compares the leader epoch of each record with the epoch in the plan. At the first
+difference it stops and reports a loss. The next plan finds the same divergence and continues at that offset. The
+planner's own check is not enough, because the election may happen after the check.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ from kafkasafe.spark.planner import Range, SourceUnavailableError
 
 __all__ = ["COLUMNS", "close_connections", "read", "read_headers"]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # names from its compiled modules have no type information
 _compute: Any = pyarrow.compute
 
 _OUT_OF_RANGE: Final = 1
@@ -57,26 +64,27 @@ COLUMNS: Final[Mapping[str, Any]] = {
     "timestampType": _arrow.int32(),
     "headers": HEADERS,
 }
-"""Spark's columns, and their types in Arrow."""
+"""Spark's columns and their Arrow types."""
 
 _DECODED: Final = {"timestampType": "timestamp_type"}
 
 
 def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> Iterator[Any]:
-    """The records of a range.
+    """Reads the records of a range.
 
     Args:
-        options: Of the reader.
-        piece: What to read.
-        schema: pyarrow.Schema of what is wanted, with names of `COLUMNS`.
-        notices: Gets what is to be told.
+        options: Options of the reader.
+        piece: The range to read.
+        schema: The columns to return, as a pyarrow.Schema. Their names are keys of `COLUMNS`.
+        notices: Receives the events, such as losses.
 
     Yields:
-        pyarrow.RecordBatch, none of them empty.
+        Non-empty pyarrow.RecordBatch objects.
 
     Raises:
-        DataLossError: Records of the range are gone, and `failOnDataLoss` is true.
-        SourceUnavailableError: Nothing new came for `kafkaConsumer.pollTimeoutMs`.
+        DataLossError: Records of the range are lost, and `failOnDataLoss` is true.
+        SourceUnavailableError: The brokers sent nothing new for `kafkaConsumer.pollTimeoutMs`, or they sent an error
+            that no retry can remedy.
     """
     columns = {_DECODED.get(name, name) for name in schema.names} - {"topic", "partition"}
     constants = _Constants(piece, schema)
@@ -94,9 +102,9 @@ def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> I
 
 
 def read_headers(options: ReadOptions, piece: Range, notices: Notices) -> Iterator[BatchHeader]:
-    """The headers of the batches of a range, control batches too. Arguments and errors as of `read`.
+    """Reads the batch headers of a range, including those of control batches. Arguments and errors are as for `read`.
 
-    A batch belongs to the range in which it begins, so ranges side by side give each batch once.
+    A batch belongs to the range in which it begins. So adjacent ranges yield each batch once.
     """
     for answer, _ in _Fetching(options, piece, set(), notices).answers():
         for _, header in iter_headers(answer.records):
@@ -105,14 +113,14 @@ def read_headers(options: ReadOptions, piece: Range, notices: Notices) -> Iterat
 
 
 def _null_where_empty(headers: Any) -> Any:
-    """As Spark's own source has it."""
+    """Replaces empty lists of headers with null, as Spark's own source does."""
     lengths = _compute.list_value_length(headers)
     mask = _compute.equal(lengths, 0)
     return _arrow.ListArray.from_arrays(headers.offsets, headers.values, type=headers.type, mask=mask)
 
 
 class _Constants:
-    """Columns that are the same for all records."""
+    """The columns `topic` and `partition`, which have the same value in all records of a range."""
 
     def __init__(self, piece: Range, schema: Any) -> None:
         values = {"topic": piece.topic, "partition": piece.partition}
@@ -128,7 +136,7 @@ class _Constants:
 
 
 class _Fetching:
-    """Gets a range from the brokers."""
+    """Fetches a range from the brokers."""
 
     def __init__(self, options: ReadOptions, piece: Range, columns: set[str], notices: Notices) -> None:
         self._options = options
@@ -142,7 +150,7 @@ class _Fetching:
         self._last_problem = ""
 
     def run(self) -> Iterator[Any]:
-        """The records, decoded."""
+        """Yields the decoded records."""
         for answer, position in self.answers():
             for records in self._decoded(answer, position):
                 if records is None:
@@ -150,7 +158,7 @@ class _Fetching:
                 yield records
 
     def answers(self) -> Iterator[tuple[RecordsFetched, int]]:
-        """What the brokers send, and the offset from which on it counts."""
+        """Yields the brokers' responses, each with the first offset to use from it."""
         piece = self._piece
         position = piece.begin
         self._ask(position)
@@ -163,11 +171,11 @@ class _Fetching:
                 self._ask(position)
                 continue
             if answer.diverging is not None:
-                self._diverged(position, "the leader says so")
+                self._diverged(position, "the leader reports a divergence")
                 return
             failures = 0
             if answer.next_offset <= position:
-                # The leader does not have it yet, or not up to the high watermark.
+                # The leader does not have this record yet, or the record is still above the high watermark.
                 self._last_problem = f"its end is {answer.high_watermark} for now"
                 self._check_stall(position)
                 self._ask(position)
@@ -176,7 +184,7 @@ class _Fetching:
             if answer.next_offset < piece.end:
                 self._ask(answer.next_offset)
             yield answer, position
-            # Who is slow behind us is no stall of the brokers.
+            # Do not count the time that the caller needed for this answer as a stall of the brokers.
             self._progress_at = time.monotonic()
             position = answer.next_offset
 
@@ -194,7 +202,7 @@ class _Fetching:
         )
 
     def _decoded(self, answer: RecordsFetched, position: int) -> Iterator[Any]:
-        """Pieces of an answer, up to the end of the range; None: the log is another one from here on."""
+        """Decodes a response in pieces, up to the end of the range. Yields None if the log diverges from the plan."""
         decoder = Decoder(
             answer.records,
             from_offset=position,
@@ -211,14 +219,14 @@ class _Fetching:
             if good:
                 yield wanted.slice(0, good) if good < wanted.num_rows else wanted
             if good < wanted.num_rows:
-                self._diverged(int(offsets[good]), "records of another leader epoch stand there")
+                self._diverged(int(offsets[good]), "the records have another leader epoch")
                 yield None
                 return
             if wanted.num_rows < records.num_rows:
                 return
 
     def _same(self, records: Any) -> int:
-        """How many of the records are of the epochs that were planned."""
+        """Counts the leading records whose leader epochs match the plan."""
         if not self._lineage.entries or not records.num_rows:
             return int(records.num_rows)
         epochs = records.column("leader_epoch").to_numpy()
@@ -236,19 +244,19 @@ class _Fetching:
         lost = (at, piece.end - 1)
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"[KAFKASAFE.DATA_LOSS] {piece.topic}-{piece.partition} was planned to be read to {piece.end}, and"
-                f" from {at} on its log is another one by now ({evidence}): an unclean leader election. Start the"
-                ' query again with .option("failOnDataLoss", "false") to go on with what stands there.',
+                f"[KAFKASAFE.DATA_LOSS] {piece.topic}-{piece.partition} was planned to be read to {piece.end}, but"
+                f" from {at} on its log now holds other records ({evidence}): an unclean leader election. Start the"
+                ' query again with .option("failOnDataLoss", "false") to continue with the records that exist.',
                 topic=piece.topic,
                 partition=piece.partition,
                 first_offset=lost[0],
                 last_offset=lost[1],
             )
-        # The next plan compares epochs as well, and goes on where the logs part.
+        # The next plan also compares epochs. It continues from the offset where the log diverges from the plan.
         self._notices.tell(SourceDataLost(piece.topic, piece.partition, "diverged", piece.begin, at, lost))
 
     def _after_error(self, answer: Any, position: int, failures: int) -> int:
-        """Waits, or finds out; where to go on."""
+        """Handles an error response, pauses, and returns the offset to continue from."""
         problem: Any = answer.error if isinstance(answer, Failure) else answer.error_code
         if answer_code(answer) == _OUT_OF_RANGE:
             position = self._out_of_range(position)
@@ -278,7 +286,7 @@ class _Fetching:
             raise DataLossError(
                 f"[KAFKASAFE.DATA_LOSS] {piece.topic}-{piece.partition}: retention or DeleteRecords removed offsets"
                 f" {lost[0]} to {lost[1]} before they were read. Give the topic a longer retention, or start the"
-                ' query again with .option("failOnDataLoss", "false") to go on behind them.',
+                ' query again with .option("failOnDataLoss", "false") to continue after them.',
                 topic=piece.topic,
                 partition=piece.partition,
                 first_offset=lost[0],
@@ -301,26 +309,30 @@ class _Fetching:
             return
         piece = self._piece
         raise SourceUnavailableError(
-            f"[KAFKASAFE.NO_RECORDS] {piece.topic}-{piece.partition} gave nothing at offset {position} (to be read to"
-            f" {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Look whether the partition"
-            " has a leader that the executors reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
+            f"[KAFKASAFE.NO_RECORDS] {piece.topic}-{piece.partition} gave no records at offset {position} (to be read"
+            f" to {piece.end}) for {self._options.stall_timeout_s:g} s: {self._last_problem}. Check that the partition"
+            " has a leader that the executors can reach, or raise kafkaConsumer.pollTimeoutMs. Nothing was skipped."
         )
 
 
 def answer_code(answer: Any) -> int | None:
-    """Kafka's error code of an answer or failure."""
+    """Returns Kafka's error code of a response or failure; 0 or None if there is no code."""
     code: int | None = answer.code if isinstance(answer, Failure) else answer.error_code
     return code
 
 
-# --- connections, kept from task to task ----------------------------------------------------------------------------
+# --- connections, kept between tasks --------------------------------------------------------------------------------
 
 _transports: dict[tuple[int, str], Cluster] = {}
 _transports_lock: Final = threading.Lock()
 
 
 def _shared(connection: Mapping[str, Any]) -> Cluster:
-    """Spark uses a Python worker for many tasks: connecting in each would cost more than a small range."""
+    """Returns this process's connections for these options. The first call opens them.
+
+    The connections stay open, because Spark reuses Python workers, and connecting takes longer than reading a small
+    range.
+    """
     key = os.getpid(), repr(sorted(connection.items()))
     with _transports_lock:
         transport = _transports.get(key)
@@ -331,7 +343,7 @@ def _shared(connection: Mapping[str, Any]) -> Cluster:
 
 
 def close_connections() -> None:
-    """Closes what this process keeps open. The next task opens it again."""
+    """Closes this process's connections. The next task opens new ones."""
     with _transports_lock:
         mine = [key for key in _transports if key[0] == os.getpid()]
         transports: Sequence[Cluster] = [_transports.pop(key) for key in mine]

@@ -1,7 +1,11 @@
-"""The driver's side of the protocol: one Kafka transaction per micro-batch. Knows nothing of Spark.
+"""The driver's side of the sink protocol: one Kafka transaction for each micro-batch. Does not call Spark.
 
-What follows what, and why, is in `kafkasafe._core.txn`; here each step is carried out. Who has another way to run the
-tasks (a data source's writer) calls the steps one by one: `fence`, `judge`, `open`, then `verify`, `mark`, `commit`.
+Each transaction also writes a marker, which names the next batch id. So a later driver knows which batches are
+committed.
+
+`kafkasafe._core.txn` decides the order of the steps and explains it. This module executes the steps. `Session.write`
+runs all of them for one micro-batch. Most steps also have a method of their own: `fence`, `judge`, `open`, `verify`,
+`mark` and `commit`.
 """
 
 from __future__ import annotations
@@ -53,20 +57,21 @@ _NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
 _LATEST: Final = -1
 _EARLIEST: Final = -2
-_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark is not there yet
+_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark has not caught up yet
 _FETCH_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a micro-batch.
+    """The outcome of a micro-batch.
 
     Attributes:
-        name: `written`; `resumed`: written, with more than one transaction, or found committed after its commit had not
-            been answered; `duplicate`: an earlier run had committed it, nothing was written.
-        rows: Rows that this call committed.
-        restarts: How often the transaction was begun again.
-        seconds: How long it took.
+        name: `written`: one transaction wrote the batch. `resumed`: the batch took more than one transaction, or was
+            found committed after the answer to its commit was lost. `duplicate`: an earlier run had committed the
+            batch, so nothing was written.
+        rows: Number of rows that this call committed.
+        restarts: How often the transaction was restarted.
+        seconds: Duration in seconds.
     """
 
     name: OutcomeName
@@ -76,11 +81,11 @@ class Outcome:
 
 
 class Session:
-    """Writes micro-batches of one application id. One thread at a time.
+    """Writes the micro-batches of one application id. Only one thread at a time may use a session.
 
     Args:
-        options: Of the sink.
-        app_id: Under which markers are kept.
+        options: Options of the sink.
+        app_id: The application id. Markers are stored under this id.
     """
 
     def __init__(self, options: SinkOptions, app_id: str) -> None:
@@ -102,24 +107,24 @@ class Session:
 
     @property
     def transport(self) -> Transport:
-        """The driver's connections, for who appends in its process."""
+        """The driver's connections, for code that appends in the driver's process."""
         return self._transport
 
     @property
     def partitions(self) -> int:
-        """How many partitions of the option `topic` are in the open transaction; 0 without that option."""
+        """The number of the topic's partitions in the open transaction; 0 if the option `topic` is not set."""
         return self._partitions
 
     @property
     def restarts(self) -> int:
-        """How often the latest `write` began its transaction again, also if it failed."""
+        """How often the latest `write` restarted its transaction, even if the call failed in the end."""
         return self._machine.restarts
 
     def close(self) -> None:
-        """Closes the connections; an open transaction stays open until the next driver, or its time-out, ends it."""
+        """Closes the connections. An open transaction stays open until the next driver ends it, or it times out."""
         self._transport.close(_BRIEF_S)
 
-    # --- the whole ---
+    # --- all steps ---
 
     def write(
         self,
@@ -134,21 +139,26 @@ class Session:
         """Writes one micro-batch, unless it is committed already.
 
         Args:
-            batch_id: Spark's, or the version in batch use.
-            query_id: Spark's, empty in batch use and where it is not known.
-            work: Has tasks append under a grant and returns what they report. It is called again for each new
-                transaction. RestartError and FencedError out of it mean what they say; anything else ends the batch.
-            plan: `plan_digest` of the micro-batch; empty: not known.
-            count: Says how many rows it has; asked where a marker cannot be judged otherwise. None: batch use, where
-                the version alone decides.
-            remember: Keep the marker for ever. Else it is only for this call, which asks for it when its commit is not
-                answered (the group's offset, which expires), and the application id must be new.
+            batch_id: Spark's batch id; for a batch query, its `txnVersion`.
+            query_id: Spark's query id; empty for a batch query, or if it is unknown.
+            work: Runs the tasks that append records, with the transaction's producer id and epoch (a grant). Returns
+                the reports of these tasks.
+                `write` calls it again for each new transaction. If it raises RestartError, the transaction is
+                restarted. If it raises FencedError, another driver has taken over. After any other exception the batch
+                fails.
+            plan: `plan_digest` of the micro-batch; empty if it is unknown.
+            count: Returns the number of rows of the micro-batch. `count` is called only if the other fields of the
+                marker do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
+                decides whether to write.
+            remember: Whether to keep the marker forever. If false, the application id must be new, and the marker is
+                stored only as a committed offset of a consumer group, which expires. In that case `write` reads the
+                marker only after a restart of its transaction, for example because a commit was not answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.
-            FencedError: Another driver has taken over. Nothing of this call is visible, or what is, is committed.
-            KafkaError: A step failed for good.
-            Exception: What `work` raised. Its transaction is aborted.
+            FencedError: Another driver has taken over. Either all rows of this call are committed, or none is visible.
+            KafkaError: A step failed permanently.
+            Exception: The exception that `work` raised. The transaction is aborted.
         """
         began = time.monotonic()
         machine = self._machine = MicroBatch(self._options.max_restarts)
@@ -156,7 +166,7 @@ class Session:
         grant: Grant | None = None
         marker: Marker | None = None
         reports: Sequence[Report] = ()
-        failure: BaseException = WaitTimeoutError("No transaction could be begun")
+        failure: BaseException = WaitTimeoutError("No transaction could be started")
         while not machine.over:
             step = machine.step
             try:
@@ -166,13 +176,13 @@ class Session:
                         grant = None
                         grant = self.fence()
                     case Step.READ_MARKER:
-                        # What an unanswered commit of this very call wrote is no mismatch. Where nobody will ask later,
-                        # nobody wrote before either: the id is new.
+                        # If this call itself wrote the marker but got no answer to its commit, that is not a mismatch.
+                        # Without `remember` the id is new, so no marker exists before the first commit.
                         is_new = not remember and not machine.resumed
                         if not is_new and not self.judge(batch_id, query_id, plan, count, sent):
                             event = Event.KNOWN
                     case _:
-                        assert grant is not None  # noqa: S101  # FENCE comes before
+                        assert grant is not None  # noqa: S101  # FENCE is the first step
                         match step:
                             case Step.OPEN:
                                 self.open(grant, remember=remember)
@@ -196,22 +206,22 @@ class Session:
                 if event is Event.BROKEN and _is_fenced(raised):
                     failure = FencedError(
                         f"Batch {batch_id} of {self._app_id} took longer than kafka.transaction.timeout.ms="
-                        f"{self._options.transaction_timeout_ms}, so the cluster ended its transaction: raise that (the"
-                        " brokers' transaction.max.timeout.ms is the bound), or make micro-batches smaller."
+                        f"{self._options.transaction_timeout_ms}, so the cluster ended its transaction: raise that"
+                        " option (up to the brokers' transaction.max.timeout.ms), or make micro-batches smaller."
                     )
                     failure.__cause__ = raised
             if machine.on(event) is Step.FENCE:
-                log.warning("Batch %d of %s is begun again: %r", batch_id, self._app_id, failure)
+                log.warning("Restarting batch %d of %s: %r", batch_id, self._app_id, failure)
         if machine.step is Step.FAILED:
             if machine.restarts > self._options.max_restarts > 0 and isinstance(failure, Exception):
                 failure.add_note(
-                    f"kafkasafe: batch {batch_id} of {self._app_id} was begun {machine.restarts} times (maxRestarts)"
+                    f"kafkasafe: batch {batch_id} of {self._app_id} was started {machine.restarts} times (maxRestarts)"
                 )
             if _is_fenced(failure) and not isinstance(failure, FencedError):
                 raise FencedError(
-                    f"Another driver has begun a transaction for {self._app_id} while batch {batch_id} was"
-                    " written: only one at a time may use a txnAppId. Nothing is visible that was not committed"
-                    " before. Give each a txnAppId of its own, or stop the other one and start again."
+                    f"Another driver began a transaction for {self._app_id} while batch {batch_id} was being"
+                    " written: only one driver at a time may use a txnAppId. Only rows that were committed before are"
+                    " visible. Give each driver a txnAppId of its own, or stop the other driver and start again."
                 ) from failure
             raise failure
         seconds = time.monotonic() - began
@@ -222,7 +232,8 @@ class Session:
 
     def _event(self, step: Step, failure: BaseException) -> Event:
         if _is_fenced(failure):
-            # The coordinator locks out a driver whose transaction timed out in the same way as one that was replaced.
+            # The coordinator returns the same errors to a driver whose transaction timed out and to a driver that was
+            # replaced.
             timed_out = time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
             return Event.BROKEN if timed_out and step is not Step.FENCE else Event.REFUSED
         if step is Step.FENCE or not isinstance(failure, Exception):
@@ -236,7 +247,7 @@ class Session:
     # --- the steps ---
 
     def fence(self) -> Grant:
-        """FENCE: after it no older driver or task can append, and no older transaction is open."""
+        """FENCE: fences older drivers and their tasks, and ends the transaction that they left open."""
         self._start()
         try:
             return self._coordinator.fence(self._options.transaction_timeout_ms)
@@ -245,7 +256,7 @@ class Session:
                 raise error(
                     "INVALID_OPTION",
                     f"kafka.transaction.timeout.ms is {self._options.transaction_timeout_ms}, more than the brokers'"
-                    " transaction.max.timeout.ms: lower it, or raise theirs.",
+                    " transaction.max.timeout.ms: lower the option, or raise the brokers' limit.",
                 ) from failed
             raise
 
@@ -257,17 +268,18 @@ class Session:
         count: Callable[[], int] | None,
         sent: Marker | None = None,
     ) -> bool:
-        """READ_MARKER: whether the batch is to be written.
+        """READ_MARKER: reads the marker and decides whether the batch must be written.
 
         Args:
-            batch_id: As of `write`.
-            query_id: As of `write`.
-            plan: As of `write`.
-            count: As of `write`.
-            sent: The marker of a transaction whose COMMIT was sent and not answered.
+            batch_id: As in `write`.
+            query_id: As in `write`.
+            plan: As in `write`.
+            count: As in `write`.
+            sent: The marker of this call's transaction, if its COMMIT was sent but not answered.
 
         Raises:
-            CheckpointMismatchError: Nobody can say; the message names the ways out.
+            CheckpointMismatchError: The marker does not fit the checkpoint, so whether to write cannot be decided. The
+                message names the remedies.
         """
         marker, strict = self.marker(), self._options.strict
         if sent is not None and marker == sent:
@@ -281,7 +293,7 @@ class Session:
         if verdict in {MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE}:
             if marker is not None and verdict is MarkerVerdict.WRITE and marker.next_batch_id > batch_id:
                 log.warning(
-                    "Batch %d of %s is written and its marker replaced (onMarkerMismatch=accept): %s",
+                    "Writing batch %d of %s and replacing its marker (onMarkerMismatch=accept): %s",
                     batch_id,
                     self._app_id,
                     marker,
@@ -292,61 +304,63 @@ class Session:
         )
 
     def _mismatch(self, verdict: MarkerVerdict, marker: Marker | None, batch_id: int, query_id: str) -> str:
-        """What does not fit, and ways out of which none loses a row."""
+        """Describes the mismatch and what to do about it. None of the remedies loses rows."""
         app, following = self._app_id, 0 if marker is None else marker.next_batch_id
         held = "" if marker is None or marker.rows is None else f" ({marker.rows} rows)"
         owner = "" if marker is None else marker.query_id
         accept = (
-            f"start once with onMarkerMismatch=accept: everything from batch {batch_id} on is written and the marker"
-            " replaced; nothing is skipped, and rows that were committed before come a second time."
+            f"start once with onMarkerMismatch=accept: then the sink writes everything from batch {batch_id} on and"
+            " replaces the marker. It skips nothing, so rows that were committed before are written a second time."
         )
-        restore = f" Nothing was written. If the newest checkpoint still exists, put it back. Else {accept}"
+        restore = (
+            f" Nothing was written. If the newest checkpoint still exists, restore it. Otherwise {accept}"
+        )
         match verdict:
             case MarkerVerdict.MISSING:
                 return (
                     f"There is no marker for txnAppId {app!r}, but batches before {batch_id} must have written one:"
                     " another sink wrote them, txnAppId was changed, or the marker topic"
                     f" {self._options.marker_topic!r} was deleted. Nothing was written. Start once with"
-                    f" onMarkerMismatch=accept: batch {batch_id} is written and the marker made. If an earlier run may"
-                    " have committed this very batch, its rows come a second time."
+                    f" onMarkerMismatch=accept: then the sink writes batch {batch_id} and the marker. If an earlier run"
+                    " committed this very batch, its rows are written a second time."
                 )
             case MarkerVerdict.OTHER_QUERY:
-                owner = f"query {owner!r}" if owner else "no streaming query that is known (a batch job?)"
+                owner = f"query {owner!r}" if owner else "no known streaming query (perhaps a batch job)"
                 mine = f"this is query {query_id!r}" if query_id else "this is a batch job, or Spark Connect"
                 return (
-                    f"The marker of txnAppId {app!r} belongs to {owner}, {mine}: the checkpoint was deleted or is"
-                    " another query's. Their batch numbers cannot be compared. Nothing was written. Give a new"
-                    " checkpoint a new txnAppId; or start once with onMarkerMismatch=accept, which makes the marker"
-                    " this query's and writes all that it reads: what the old one wrote and this one reads again comes"
-                    " a second time."
+                    f"The marker of txnAppId {app!r} belongs to {owner}, but {mine}: the checkpoint was deleted or"
+                    " belongs to another query. Batch ids of different queries cannot be compared. Nothing was written."
+                    " Use a new txnAppId with a new checkpoint. Or start once with onMarkerMismatch=accept, which"
+                    " assigns the marker to this query and writes all rows that it reads. Rows that the old query wrote"
+                    " and this one reads again are written a second time."
                 )
             case MarkerVerdict.GAP:
                 return (
-                    f"The marker of txnAppId {app!r} says that batch {following} comes next, Spark runs {batch_id}:"
-                    " those between were never written by this sink. Nothing was written. Call the sink for every"
-                    " micro-batch, also for empty ones. onMarkerMismatch=accept for one start writes from batch"
-                    f" {batch_id} on; batches {following} to {batch_id - 1} have then to be written by you."
+                    f"The marker of txnAppId {app!r} says that batch {following} comes next, but Spark runs {batch_id}:"
+                    " this sink never wrote the batches in between. Nothing was written. Call the sink for every"
+                    " micro-batch, even an empty one. onMarkerMismatch=accept for one start writes from batch"
+                    f" {batch_id} on; you must then write batches {following} to {batch_id - 1} yourself."
                 )
             case MarkerVerdict.ROLLED_BACK:
                 return (
-                    f"Batches up to {following - 1} of txnAppId {app!r} are committed, Spark runs {batch_id}: the"
-                    " checkpoint is older than the topic (restored from a copy?), and its batches may hold other rows"
-                    f" than those that were written under these numbers.{restore}"
+                    f"Batches up to {following - 1} of txnAppId {app!r} are committed, but Spark runs {batch_id}: the"
+                    " checkpoint is older than the topic, perhaps restored from a copy. Its batches may hold other rows"
+                    f" than those committed under these batch ids.{restore}"
                 )
             case MarkerVerdict.OTHER_ROWS:
                 return (
-                    f"Batch {batch_id} of txnAppId {app!r} is committed{held}, and Spark runs a batch {batch_id} with"
+                    f"Batch {batch_id} of txnAppId {app!r} is committed{held}, but Spark runs a batch {batch_id} with"
                     " other rows: the checkpoint lost its last batch (restored from a copy, or its storage lost it),"
-                    " and Spark planned it again from what there is now. Or, where nothing but the number of rows could"
-                    f" be compared, the query makes another number each time.{restore}"
+                    " and Spark planned the batch again from the records that exist now. Or, if only the number of rows"
+                    f" could be compared, the query produces a different number each time.{restore}"
                 )
             case _:
                 return (
-                    f"A batch {batch_id} of txnAppId {app!r} is committed, by a kafkasafe that did not keep which rows"
-                    " it held, so it cannot be determined whether Spark now runs the same rows or others under this"
-                    " number. Nothing was written. If the checkpoint is the one that wrote it (never restored from a"
-                    " copy), run this batch once with the kafkasafe that wrote the marker, which skips it."
-                    f" Else {accept}"
+                    f"A batch {batch_id} of txnAppId {app!r} is committed, but by an older kafkasafe that did not"
+                    " record its rows. So it cannot be determined whether Spark now runs the same rows or others under"
+                    " this batch id. Nothing was written. If this checkpoint wrote the batch and was never restored"
+                    " from a copy, run this batch once with the kafkasafe that wrote the marker, which skips it."
+                    f" Otherwise {accept}"
                 )
 
     def open(self, grant: Grant, *, remember: bool = True) -> None:
@@ -360,7 +374,7 @@ class Session:
         self.add(grant, places)
 
     def add(self, grant: Grant, places: Collection[tuple[str, int]]) -> None:
-        """Adds partitions to the transaction; more than once does no harm."""
+        """Adds partitions to the transaction. Adding a partition again has no effect."""
         self._coordinator.add_partitions(grant, places)
 
     def _partition_count(self, topic: str) -> int:
@@ -373,10 +387,10 @@ class Session:
             raise
 
     def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
-        """VERIFY: what the leaders hold is what the tasks reported.
+        """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
         Raises:
-            RestartError: It is not. Nothing of it is visible.
+            RestartError: The leaders hold other rows. No row of the transaction is visible.
         """
         places = {(report.topic, report.partition) for report in reports}
         known = self._coordinator.partitions(grant)
@@ -394,7 +408,7 @@ class Session:
             raise RestartError(wrong)
 
     def mark(self, grant: Grant, marker: Marker) -> None:
-        """MARK: writes the marker, visible if and only if the transaction is committed."""
+        """MARK: writes the marker in the transaction. It is visible if and only if the transaction is committed."""
         self._mark_topic(grant, marker)
         self._mark_group(grant, marker)
 
@@ -428,27 +442,29 @@ class Session:
         insist(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
 
     def commit(self, grant: Grant) -> None:
-        """COMMIT. When it raises, only FENCE and the marker tell whether it was carried out."""
+        """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome."""
         self._coordinator.end(grant, commit=True)
 
     def abort(self, grant: Grant) -> None:
-        """Ends a transaction that came to nothing, so that it does not hold up readers. Tries only briefly."""
+        """Aborts a failed transaction, so that it does not block readers. Tries for only a few seconds."""
         try:
             self._coordinator.end(grant, commit=False, timeout_s=_BRIEF_S)
         except Exception as failed:
-            log.warning("The transaction of %s stays open until its time-out: %r", self._app_id, failed)
+            log.warning(
+                "Could not abort the transaction of %s, which times out later: %r", self._app_id, failed
+            )
 
     # --- the marker ---
 
     def marker(self) -> Marker | None:
-        """What is known of the last committed batch. Only after `fence`: before it may still change.
+        """Reads the marker of the last committed batch. Call this only after `fence`: until then the marker may change.
 
         Raises:
-            CheckpointMismatchError: It cannot be read.
+            CheckpointMismatchError: The marker cannot be decoded.
         """
         self._start()
         found = self._coordinator.committed_offset((self._options.marker_topic, 0))
-        # Offsets of groups without members expire (offsets.retention.minutes): then the topic still knows.
+        # Offsets of groups without members expire (offsets.retention.minutes). Then read the marker topic instead.
         content = self._from_topic() if found is None else found[1]
         if content is None:
             return None
@@ -456,12 +472,12 @@ class Session:
             return Marker.decode(content)
         except ValueError as failed:
             raise CheckpointMismatchError(
-                f"[KAFKASAFE.CHECKPOINT_MISMATCH] The marker of txnAppId {self._app_id!r} cannot be read: {failed}. Was"
-                " it written by a newer kafkasafe, or did others commit offsets under this group's name?"
+                f"[KAFKASAFE.CHECKPOINT_MISMATCH] The marker of txnAppId {self._app_id!r} cannot be read: {failed}."
+                " Check whether a newer kafkasafe wrote it, or whether another program commits offsets for this group."
             ) from failed
 
     def _from_topic(self) -> str | None:
-        """The newest committed marker in the marker topic."""
+        """Returns the newest committed marker in the marker topic; None if there is none."""
         topic, number = self._options.marker_topic, self._marker_partition
         found = MarkerLog(self._id.encode())
         end, at = self._bound_of_markers(_LATEST), self._bound_of_markers(_EARLIEST)
@@ -482,7 +498,7 @@ class Session:
         if found.undecided:
             raise WaitTimeoutError(
                 f"{topic}-{number} holds a marker of {self._id} whose transaction has no outcome, though it was ended:"
-                " another process uses this txnAppId. Try again when that is over."
+                " another process uses this txnAppId. Try again after that process has ended."
             )
         return found.content
 
@@ -499,7 +515,7 @@ class Session:
             if answer.error_code:
                 raise _coded(answer.error_code, f"Fetch of {topic}-{number}")
             if answer.next_offset <= at:
-                raise _coded(_NOT_YET, f"{topic}-{number} gave nothing at {at}")
+                raise _coded(_NOT_YET, f"{topic}-{number} returned no records at {at}")
             return answer
 
         deadline = time.monotonic() + self._options.api_timeout_s
@@ -521,7 +537,7 @@ class Session:
         return insist(attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets")
 
     def _start(self) -> None:
-        """Finds the cluster and the marker topic, once."""
+        """Connects to the cluster and finds or creates the marker topic. Later calls do nothing."""
         if self._started:
             return
         self._transport.start()
@@ -536,14 +552,14 @@ class Session:
             if code in _NOT_LET_IN:
                 raise error(
                     "AUTHENTICATION_FAILED",
-                    f"The brokers at {self._options.servers} do not let this user in ({failed}): check kafka.sasl.* and"
+                    f"The brokers at {self._options.servers} rejected this user ({failed}): check kafka.sasl.* and"
                     " kafka.security.protocol.",
                 ) from failed
             if isinstance(code, int) and code > 0 and not classify(failed).retriable:
                 raise error(
                     "MARKER_TOPIC",
-                    f"The marker topic {topic!r} cannot be made or seen ({failed}): create it by hand, with"
-                    " cleanup.policy=compact, or name another one by markerTopic.",
+                    f"The marker topic {topic!r} cannot be created or described ({failed}): create it by hand with"
+                    " cleanup.policy=compact, or set markerTopic to another topic.",
                 ) from failed
             raise no_broker(self._options, "the driver", failed) from failed
         self._marker_partition = zlib.crc32(self._id.encode()) % count
@@ -551,18 +567,18 @@ class Session:
 
 
 def unknown_topic(topic: str) -> ConfigError:
-    """The error for a topic that is not there."""
+    """Creates the error for a topic that does not exist."""
     return error(
-        "UNKNOWN_TOPIC", f"Topic {topic!r} is not there and is not created by the brokers: create it."
+        "UNKNOWN_TOPIC", f"Topic {topic!r} does not exist and the brokers do not create it: create it."
     )
 
 
 def no_broker(options: SinkOptions, who: str, failed: BaseException) -> ConfigError:
-    """The error for a cluster that does not answer `who`."""
+    """Creates the error for a cluster that does not answer. `who` is "the driver" or "executors"."""
     return error(
         "NO_BROKER",
         f"No broker of kafka.bootstrap.servers={options.servers} answered within {options.api_timeout_s:g} s"
-        f" ({failed}): check host and port, that {who} can reach them, and kafka.security.protocol.",
+        f" ({failed}): check host and port, kafka.security.protocol, and that {who} can reach the brokers.",
     )
 
 

@@ -21,7 +21,7 @@ from kafkasafe.spark import stats
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.failures import dead_worker
 from kafkasafe.spark.options import error
-from kafkasafe.spark.plans import plan_of_query
+from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.tasks import (
@@ -45,9 +45,10 @@ log = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-_RUN: Final = "spark.jobGroup.id"  # a streaming query's run
+_RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query
 _TRACKER_S: Final = 2.0
-_MAX_SLOTS: Final = 256  # senders, where nobody says how many tasks can run at once
+_TRACKER_POLL_S: Final = 0.002
+_MAX_SLOTS: Final = 256  # maximum number of sending tasks if the number of cores is unknown
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
@@ -59,27 +60,29 @@ _FEW_RECORDS: Final = 1000
 def foreach_batch_sink(
     topic: str | None = None, options: Mapping[str, Any] | None = None, /, **named: Any
 ) -> ForeachBatchSink:
-    """A function for `writeStream.foreachBatch` that writes each micro-batch to Kafka exactly once.
+    """Creates a function for `writeStream.foreachBatch` that writes each micro-batch to Kafka exactly once.
 
     ```python
     sink = foreach_batch_sink("orders", {"kafka.bootstrap.servers": "b1:9092,b2:9092"})
     df.writeStream.foreachBatch(sink).option("checkpointLocation", "/chk/orders").start()
     ```
 
-    Exactly once per (`txnAppId`, batch id) for readers with `isolation.level=read_committed`, under the conditions of
-    docs/spark.md. Records are committed when the function returns; nothing of a micro-batch is visible before.
+    Readers with `isolation.level=read_committed` see the records of each (`txnAppId`, batch id) exactly once, under the
+    conditions of docs/spark-guarantees.md. When the function returns, the records are committed. Before that, no record
+    of the micro-batch is visible.
 
     The data frame has the columns of Spark's own Kafka sink: `value` (string or binary), and optionally `key` (string
-    or binary), `headers` (array of structs of key and value), `topic` (string), `partition` (int). Others are ignored.
+    or binary), `headers` (array of structs of key and value), `topic` (string) and `partition` (int). The sink ignores
+    other columns.
 
     Args:
-        topic: As the option `topic`: where all rows go. None: the column `topic` says.
+        topic: Topic for all rows, like the option `topic`. None: the column `topic` holds the topic of each row.
         options: `kafka.bootstrap.servers` and other `kafka.*`, `txnAppId` (default: the query's id and the topic),
-            `markerTopic`, `onMarkerMismatch`, `exchange`, `maxRestarts`; docs/spark.md describes them.
-        named: More of them, those whose names are identifiers.
+            `markerTopic`, `onMarkerMismatch`, `exchange`, `maxRestarts`. docs/spark-sink.md describes them.
+        named: Further options, as keyword arguments. Their names must be Python identifiers.
 
     Raises:
-        ConfigError: An option is unknown (the message names the nearest) or cannot work. Nothing was opened.
+        ConfigError: An option is unknown (the message names the most similar one) or invalid. No connection was opened.
     """
     parsed = sink_options(_given(topic, options, named))
     refuse_version(parsed, "write_batch")
@@ -87,10 +90,10 @@ def foreach_batch_sink(
 
 
 def _given(topic: str | None, options: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a call; names are the same in any case, as Spark has it.
+    """Merges all options of a call. Like Spark, ignores the case of the options' names.
 
     Raises:
-        ConfigError: One is given twice, or `options` is not a mapping.
+        ConfigError: An option is given twice, or `options` is not a mapping.
     """
     if options is not None and not isinstance(options, Mapping):
         raise error("INVALID_OPTION", f"options must be a mapping of names to values, not {options!r}.")
@@ -105,46 +108,48 @@ def _given(topic: str | None, options: Mapping[str, Any] | None, named: Mapping[
 
 
 def refuse_version(options: SinkOptions, batch_use: str) -> None:
-    """A streaming query has no `txnVersion`.
+    """Rejects the option `txnVersion`, because a streaming query does not use it.
 
     Raises:
-        ConfigError: One is given; the message names what it is for.
+        ConfigError: The option is given. The message says when to use it.
     """
     if options.version is not None:
         raise error(
             "INVALID_OPTION",
-            f"txnVersion is for batch use ({batch_use}): here Spark's batch id takes its place.",
+            f"txnVersion is for batch use ({batch_use}): leave it out, since a streaming query uses Spark's batch id.",
         )
 
 
 def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
-    """The `txnAppId` of a streaming query: sink and writer have the same default, so a query may change between them.
+    """Returns the `txnAppId` of a streaming query.
+
+    The sink and the writer have the same default, so a query may switch between them.
 
     Args:
-        options: Of the sink or the writer.
-        query_id: As Spark tells it; empty or None: it does not.
-        unseen: Why not, for the error.
+        options: Options of the sink or the writer.
+        query_id: The query id from Spark; empty or None if it is not available.
+        unseen: Text for the error message that says where the query id is not available.
 
     Raises:
-        ConfigError: Neither is known.
+        ConfigError: There is neither a `txnAppId` nor a query id.
     """
     if options.app_id is not None:
         return options.app_id
     if not query_id:
-        raise error("MISSING_OPTION", f"The streaming query's id cannot be seen {unseen}: give txnAppId.")
+        raise error("MISSING_OPTION", f"The streaming query's id is not available {unseen}: set txnAppId.")
     return f"{query_id}-{options.topic or '*'}"
 
 
 def app_version(options: SinkOptions) -> tuple[str, int, bool]:
-    """`txnAppId` and `txnVersion` of a batch query, and whether anybody will ask for their marker.
+    """Returns `txnAppId` and `txnVersion` of a batch query, and whether a later call may need the marker.
 
     Raises:
-        ConfigError: One of them is given without the other.
+        ConfigError: One of the options is given without the other.
     """
     if (options.app_id is None) is not (options.version is None):
-        raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: give both, or neither.")
+        raise error("MISSING_OPTION", "txnAppId and txnVersion belong together: set both or neither.")
     if options.app_id is None or options.version is None:
-        # Nobody will ask for its marker; the id is new, so that writers do not shut each other out.
+        # No later call needs the marker. The id is unique, so that concurrent writers do not fence each other.
         return f"once-{uuid.uuid4()}", 0, False
     return options.app_id, options.version, True
 
@@ -156,24 +161,25 @@ def write_batch(
     /,
     **named: Any,
 ) -> Outcome:
-    """Writes a data frame to Kafka in one transaction: all of it or nothing.
+    """Writes a data frame to Kafka in one transaction: all rows or none.
 
-    With `txnAppId` and `txnVersion`, as in Delta: a version at or below one that was committed under this id is not
-    written again, so a job may be repeated. Without them each call writes.
+    With the options `txnAppId` and `txnVersion`, a job can be repeated safely, as in Delta. If the same `txnVersion` or
+    a higher one is already committed under this `txnAppId`, the call writes nothing. Without these options, each call
+    writes all rows.
 
     Args:
         df: As for `foreach_batch_sink`.
-        topic: As there.
-        options: As there, and `txnVersion`.
-        named: As there.
+        topic: As for `foreach_batch_sink`.
+        options: As for `foreach_batch_sink`, and `txnVersion`.
+        named: As for `foreach_batch_sink`.
 
     Returns:
-        What became of it. The rows are committed.
+        The outcome. When the call returns, the rows are committed.
 
     Raises:
-        ConfigError: As `foreach_batch_sink`; or a column is missing or has a wrong type.
-        FencedError: Another call with this `txnAppId` took over; nothing of this one is visible, or all.
-        KafkaError: It could not be written; nothing of it is visible.
+        ConfigError: As for `foreach_batch_sink`; or a column is missing or has a wrong type.
+        FencedError: Another call with this `txnAppId` took over. Either all rows of this call are visible or none.
+        KafkaError: The rows could not be written. None of them is visible.
     """
     parsed = sink_options(_given(topic, options, named))
     app_id, version, remember = app_version(parsed)
@@ -187,10 +193,10 @@ def write_batch(
 
 
 class ForeachBatchSink:
-    """What `foreach_batch_sink` returns; call it with a data frame and a batch id.
+    """The function that `foreach_batch_sink` returns. Spark calls it with a data frame and a batch id.
 
     Attributes:
-        last: What became of the latest micro-batch; None before the first.
+        last: Outcome of the latest micro-batch; None before the first one.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -203,31 +209,36 @@ class ForeachBatchSink:
         return f"<ForeachBatchSink topic={self._options.topic} servers={self._options.servers}>"
 
     def __getstate__(self) -> SinkOptions:
-        return self._options  # connections stay with the process
+        return self._options  # connections cannot be pickled
 
     def __setstate__(self, options: SinkOptions) -> None:
         self.__init__(options)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Closes the driver's connections. The sink can still be used: it opens them again."""
+        """Closes the driver's connections. The sink stays usable: its next call opens them again."""
         with self._lock:
             for session in self._sessions.values():
                 session.close()
             self._sessions.clear()
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Writes a micro-batch, unless it is committed already.
+        """Writes a micro-batch, unless it is already committed.
+
+        Even if the micro-batch is already committed to Kafka, Spark expects the state of joins, aggregations and
+        deduplications to be committed as well (SPARK-52008). So if a query has such state, the sink computes the data
+        frame of a committed micro-batch without writing it.
 
         Raises:
-            ConfigError: A column is missing or has a wrong type, or the query's id cannot be known.
+            ConfigError: A column is missing or has a wrong type, or the query's id is not available.
             CheckpointMismatchError: The marker in Kafka does not fit the checkpoint.
-            KafkaError: It could not be written. Nothing of it is visible; Spark repeats it after a restart.
+            KafkaError: The micro-batch could not be written. No row is visible. After a restart, Spark repeats the
+                micro-batch.
         """
         warn_of_other_python(df.sparkSession)
         properties = _Properties(df)
         query_id = properties.get(_QUERY)
         app_id = stream_id(
-            self._options, query_id, "from here (Spark Connect, or a call that is not foreachBatch's)"
+            self._options, query_id, "here (Spark Connect, or a call from outside of foreachBatch)"
         )
         run = properties.get(_RUN)
         _claim_turn(app_id, run, batch_id, self)
@@ -240,6 +251,8 @@ class ForeachBatchSink:
             try:
                 plan = plan_of_query(df.sparkSession, query_id, batch_id)
                 done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=job.count)
+                if done.name == "duplicate" and commits_are_validated(df.sparkSession, query_id):
+                    df.write.format("noop").mode("overwrite").save()
             finally:
                 stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
         _served[app_id] = (run, batch_id)
@@ -253,22 +266,27 @@ class ForeachBatchSink:
         )
 
 
-# (run, batch id) that was served last under an application id, in this process.
+# Application id → (run id, batch id) of the latest micro-batch that this process wrote.
 _served: dict[str, tuple[str | None, int]] = {}
 
 
 def _claim_turn(app_id: str, run: str | None, batch_id: int, sink: ForeachBatchSink) -> None:
-    """Two writes of one micro-batch under one id: the second would be taken for a repetition, and skipped."""
+    """Rejects a second write of one micro-batch under one id. Without this check, the sink would lose rows as follows:
+
+    1. A function for foreachBatch splits batch 7 into two data frames. It writes both with one `txnAppId`.
+    2. The first write commits, and its marker says that batch 7 is committed.
+    3. The second write finds that marker. The sink takes the write for a repetition and skips its rows.
+    """
     if run and _served.get(app_id) == (run, batch_id):
         raise UsageError(
             f"[KAFKASAFE.SAME_BATCH_TWICE] Batch {batch_id} was already written under txnAppId {app_id!r} in this run"
-            f" of the query, now {sink!r} is called again: a second data frame in the same foreachBatch needs a sink"
-            " with a txnAppId of its own."
+            f" of the query, but {sink!r} is called again: use a second sink, with a txnAppId of its own, for a second"
+            " data frame in the same foreachBatch."
         )
 
 
 class _Properties:
-    """Local properties of the thread that runs the query."""
+    """Spark's local properties of the thread that runs the query."""
 
     def __init__(self, df: DataFrame) -> None:
         self._context = getattr(df.sparkSession, "_sc", None)
@@ -279,13 +297,13 @@ class _Properties:
 
 
 class _Job:
-    """Has tasks write a data frame under a grant."""
+    """Runs the tasks that write a data frame under a grant (the transaction's producer id and epoch)."""
 
     def __init__(self, options: SinkOptions, df: DataFrame, batch_id: int, session: Session) -> None:
         self._options = options
         self._batch_id = batch_id
         self._session = session
-        self._df, self._bound = _checked(df, options)
+        self._df, self._columns, self._bound = _checked(df, options)
         self.totals: dict[str, int] = {}
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
@@ -301,16 +319,17 @@ class _Job:
         return reports_of(rows)
 
     def count(self) -> int:
-        """How many rows the data frame has."""
+        """Counts the rows of the data frame."""
         return self._df.count()
 
     def _plan(self, grant: Grant) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
-        count = self._session.partitions  # those that are in the transaction, whatever the topic has by now
+        count = self._session.partitions  # partitions in the transaction; the topic may have more by now
         cores = _cores(df)
         parallelism = cores or 2
-        # Fewer tasks than the machine could run would slow down everything that feeds them.
+        # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there
+        # are fewer partitions than cores, some cores would be idle.
         exchange = (
             self._bound or options.exchange is True or (options.exchange is None and count < parallelism)
         )
@@ -318,8 +337,9 @@ class _Job:
             write = DirectWrite(
                 options=options, grant=grant, add=False, topic=topic, partitions=count, turn=self._batch_id
             )
-            return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA), False
-        # More senders than can run at once would be a second wave, which has the brokers to itself and cannot use them.
+            return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA, columns=self._columns), False
+        # With more sending tasks than cores, the surplus tasks would run in a second wave. These would be too few
+        # to keep the brokers busy.
         slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
         if not _has(df, _MAX_BYTES):
@@ -328,16 +348,23 @@ class _Job:
         send = SendEncoded(
             options=options, grant=grant, add=topic is None, alone=topic is not None and slots == count
         )
-        encoded = map_in_arrow(df, encode, ENCODED_SCHEMA)
+        encoded = map_in_arrow(df, encode, ENCODED_SCHEMA, columns=self._columns)
         if hasattr(encoded, "repartitionById"):
             moved = encoded.repartitionById(slots, "slot")
         else:
-            # By hash: some tasks get several partitions.
+            # `repartition` distributes the slots by hash, so some tasks get the batches of several partitions.
             moved, send = encoded.repartition(slots, "slot"), replace(send, alone=False)
-        return map_in_arrow(moved, send, REPORT_SCHEMA), True
+        return map_in_arrow(moved, send, REPORT_SCHEMA, columns=ENCODED_SCHEMA.names), True
 
     def _check_stages(self, rows: Sequence[Any]) -> None:
-        """A stage that was run again may have left tasks behind that still write, to partitions nobody claimed."""
+        """Restarts the transaction if a stage ran more than once.
+
+        Tasks of the stage's earlier attempts may still be running. Such tasks could write to partitions that no task
+        of the latest attempt has claimed.
+
+        Raises:
+            RestartError: A stage ran more than once.
+        """
         context = getattr(self._df.sparkSession, "_sc", None)
         if context is None:
             return
@@ -345,17 +372,24 @@ class _Job:
         deadline = time.monotonic() + _TRACKER_S
         for stage in {row["stage"] for row in rows}:
             info = tracker.getStageInfo(stage)
-            # It hears of everything a little later than we do; of an old stage it knows nothing any more.
+            # The status tracker receives events after a short delay, and it forgets old stages.
             while info is not None and info.numActiveTasks and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(_TRACKER_POLL_S)
                 info = tracker.getStageInfo(stage)
             if info is not None and info.currentAttemptId > 0:
                 raise RestartError(f"Stage {stage} was run {info.currentAttemptId + 1} times")
 
 
-def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, bool]:
-    """The columns that matter, of the right types; and whether rows are bound to partitions."""
-    names = wanted_columns(df.schema, options)
+def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, list[str], bool]:
+    """Selects the columns that the sink uses, and checks their types.
+
+    Also returns the names of these columns, and whether the columns determine the partition of each row.
+
+    Raises:
+        ConfigError: A column is missing or has a wrong type, or `exchange=never` does not fit the columns.
+    """
+    schema = df.schema
+    names = wanted_columns(schema, options)
     bound = options.topic is None or "key" in names or "partition" in names
     if bound and options.exchange is False:
         raise error(
@@ -363,14 +397,16 @@ def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, bool]:
             "exchange=never, but a column key, partition or topic binds rows to partitions: drop the column, or leave"
             " the option out.",
         )
-    return df.select(*(df[f"`{name}`"].alias(ours) for ours, name in names.items())), bound
+    if len(schema.fields) > len(names) or any(ours != name for ours, name in names.items()):
+        df = df.select(*(df[f"`{name}`"].alias(ours) for ours, name in names.items()))
+    return df, list(names), bound
 
 
 def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
-    """The columns that matter: our names for them, and those of the schema.
+    """Returns the columns that the sink uses, as a dict: the sink's name of a column → its name in the schema.
 
     Raises:
-        ConfigError: One is missing or has a wrong type.
+        ConfigError: A column is missing or has a wrong type.
     """
     fields = {field.name.lower(): field for field in schema.fields}
     if "value" not in fields:
@@ -381,7 +417,7 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
         )
     if options.topic is None and "topic" not in fields:
         raise error(
-            "MISSING_COLUMN", "There is neither an option topic nor a column topic: where are the rows to go?"
+            "MISSING_COLUMN", "There is neither an option topic nor a column topic: give one of the two."
         )
     text_or_bytes = (StringType, BinaryType)
     for name, kinds in (
@@ -394,13 +430,13 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
             wanted = " or ".join(kind.typeName() for kind in kinds)
             raise error(
                 "WRONG_TYPE",
-                f"Column {name} is {fields[name].dataType.simpleString()}, it must be {wanted}: CAST({name} AS"
+                f"Column {name} is {fields[name].dataType.simpleString()}, but it must be {wanted}: use CAST({name} AS"
                 f" {kinds[0].typeName().upper()}).",
             )
     if "headers" in fields and not _are_headers(fields["headers"].dataType):
         raise error(
             "WRONG_TYPE",
-            f"Column headers is {fields['headers'].dataType.simpleString()}, it must be"
+            f"Column headers is {fields['headers'].dataType.simpleString()}, but it must be"
             " array<struct<key:string,value:binary>>.",
         )
     wanted_names = ["key", "value", "headers", "partition"] + (["topic"] if options.topic is None else [])
@@ -415,41 +451,46 @@ def _are_headers(kind: Any) -> bool:
 
 
 def _cores(df: DataFrame) -> int | None:
-    """How many tasks can run at once; None: nobody says (Spark Connect)."""
+    """Returns how many tasks can run at once; None if the number is unknown (Spark Connect)."""
     context = getattr(df.sparkSession, "_sc", None)
     return None if context is None else int(context.defaultParallelism)
 
 
 def _has(df: DataFrame, name: str) -> bool:
     try:
-        # With a default of ours it would be that, whether Spark knows the name or not.
+        # Do not pass a default: `get` would return it even if Spark does not know the name.
         return df.sparkSession.conf.get(name) is not None
-    except Exception:  # an older Spark does not know it
+    except Exception:  # an older Spark does not know the name
         return False
 
 
 def _exchange_settings(df: DataFrame) -> dict[str, str]:
-    # Encoded batches are large rows: as many as Spark puts into one Arrow batch would be gigabytes.
+    # Each encoded batch is one large row. With Spark's default number of rows, an Arrow batch would take gigabytes.
     settings = (
         {_MAX_BYTES: str(_EXCHANGE_BYTES)} if _has(df, _MAX_BYTES) else {_MAX_RECORDS: str(_FEW_RECORDS)}
     )
     if not _is_adaptive(df):
-        # Our own exchange has its number of partitions: there is nothing to adapt, and planning in between costs 0.1 s.
+        # The sink's exchange has a fixed number of partitions, so adaptive planning would cost 0.1 s without benefit.
         settings[_ADAPTIVE] = "false"
     return settings
 
 
 def _is_adaptive(df: DataFrame) -> bool:
-    """Whether adaptive execution may have something to do in the query itself; it leaves alone what has no exchange."""
+    """Returns whether adaptive execution may change the query's own plan. Without an exchange, it never does."""
     jdf: Any = getattr(df, "_jdf", None)
     if jdf is None:
         return True
+    if df.sparkSession.conf.get(_ADAPTIVE) == "false":
+        return False  # so the plan, which takes longer to make, need not be looked at
     return str(jdf.queryExecution().executedPlan().nodeName()).startswith("AdaptiveSparkPlan")
 
 
 @contextmanager
 def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFrame]:
-    """The data frame, so that it runs under these settings, and nothing else of its session does."""
+    """Yields the data frame, set up to run with the given settings.
+
+    Other queries of the session keep their own settings, except with Spark Connect.
+    """
     jdf: Any = getattr(df, "_jdf", None)
     if not settings:
         yield df
@@ -460,7 +501,8 @@ def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFram
         from pyspark.sql import SparkSession
         from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-        # Settings are a session's, and others use it at the same time: the plan runs in a copy, made in milliseconds.
+        # Settings belong to a session, and other queries use the session at the same time. So the plan runs in a copy
+        # of the session. Copying takes milliseconds.
         context: Any = df.sparkSession.sparkContext
         copy = jdf.sparkSession().cloneSession()
         for name, value in settings.items():
@@ -469,14 +511,14 @@ def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFram
         yield ClassicDataFrame(plan, SparkSession(context, copy))
 
 
-# Of Spark Connect, whose sessions cannot be copied: (session, name) → how many need it, and what it was before.
+# (session, setting) → (number of current users, original value). Only for Spark Connect: its sessions cannot be copied.
 _shared: dict[tuple[str, str], tuple[int, str | None]] = {}
 _shared_lock: Final = threading.Lock()
 
 
 @contextmanager
 def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
-    """Settings of the session itself, until the last of those that need them at the same time is done."""
+    """Changes settings of the session itself. The last concurrent user restores the original values."""
     session = df.sparkSession
     conf, mine = session.conf, str(getattr(session, "session_id", id(session)))
     with _shared_lock:
@@ -499,14 +541,14 @@ def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
 
 
 def _translated(failed: Exception) -> Exception:
-    """What a failed job means to the transaction."""
+    """Translates the failure of a job into the error that the transaction needs."""
     said = str(failed)
     if RESTART_TAG in said:
         return RestartError(_line(said, RESTART_TAG))
     if FENCED_TAG in said:
         return FencedError(_line(said, FENCED_TAG))
     if (reason := dead_worker(said)) is not None:
-        return RestartError(f"A worker of Spark died: {reason[:300]}")
+        return RestartError(f"A Spark worker died: {reason[:300]}")
     found = re.search(r"ConfigError: (\[KAFKASAFE\.[^\n]*)", said)
     return ConfigError(found.group(1)) if found else failed
 

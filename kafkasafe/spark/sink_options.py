@@ -1,4 +1,4 @@
-"""Options of the sink: named as in Spark's Kafka sink and in Delta, checked before anything is opened."""
+"""Options of the sink, under the names of Spark's Kafka sink and of Delta. They are all checked before connecting."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ class SinkOptions:
 
     Attributes:
         connection: kafka-python's options.
-        topic: Where all rows go; None: the column `topic` says.
-        app_id: `txnAppId`; None: the query's id and the topic.
-        version: `txnVersion`: the batch id in batch use; None: none was given.
-        strict: A marker that does not fit the checkpoint is an error (`onMarkerMismatch`).
-        marker_topic: Compacted topic of the markers.
-        exchange: Whether rows change tasks before they are sent; None: decided by the data's shape.
-        max_restarts: How often the transaction of one micro-batch is begun again.
-        compression: How batches are compressed.
-        compression_level: The codec's own level, None for its default.
-        batch_bytes: Size of a batch before compression, at most.
-        max_record_bytes: Size of a record, at most.
-        buffer_bytes: What one task may hold back while brokers are slow.
-        delivery_timeout_s: How long one batch may take.
-        request_timeout_ms: How long a broker may take for one request.
-        transaction_timeout_ms: After how long the cluster aborts the transaction of a driver that is gone.
-        api_timeout_s: How long one step of the driver may take.
-        inline_bytes: Up to how many bytes of batches a task of the writers gives to the driver.
-        staging_topic: Where a task of the writers puts more than that.
+        topic: Topic for all rows; None: the column `topic` holds the topic of each row.
+        app_id: `txnAppId`; None: derived from the query's id and the topic.
+        version: `txnVersion`, which a batch query uses instead of a batch id; None: it was not given.
+        strict: Whether a marker that does not fit the checkpoint is an error (`onMarkerMismatch`).
+        marker_topic: Compacted topic that stores the markers.
+        exchange: Whether Spark moves rows between tasks before they are sent; None: the columns and the number of
+            partitions decide.
+        max_restarts: Maximum number of restarts of a micro-batch's transaction.
+        compression: Compression codec of the batches.
+        compression_level: Level of the codec; None: the codec's default.
+        batch_bytes: Maximum size of a batch before compression.
+        max_record_bytes: Maximum size of a record.
+        buffer_bytes: Maximum number of bytes that a task buffers while brokers are slow.
+        delivery_timeout_s: Maximum time to deliver a batch.
+        request_timeout_ms: Maximum time for a broker to answer a request.
+        transaction_timeout_ms: Time after which the cluster aborts the transaction of a dead driver.
+        api_timeout_s: Maximum time for a step of the driver.
+        inline_bytes: Maximum size of the batches that a writer's task sends to the driver directly.
+        staging_topic: Topic to which a writer's task writes its batches if they are larger than `inline_bytes`.
     """
 
     connection: Mapping[str, Any]
@@ -62,7 +63,7 @@ class SinkOptions:
 
     @property
     def servers(self) -> str:
-        """As given, for messages."""
+        """The bootstrap servers as text, for messages."""
         return ",".join(self.connection["bootstrap_servers"])
 
 
@@ -80,11 +81,11 @@ _OPTIONS: Final[dict[str, Converter]] = {
     "stagingTopic": text,
 }
 _REFUSED: Final = {
-    "transactional.id": "txnAppId names the transactions",
-    "isolation.level": "readers set it: read_committed",
-    "partitioner.class": "the column partition chooses, else Kafka's own hash of the key",
+    "transactional.id": "set txnAppId, which names the transactions",
+    "isolation.level": "set it for readers instead, to read_committed",
+    "partitioner.class": "use the column partition, or leave the choice to Kafka's own hash of the key",
 }
-_ANY: Final[Converter] = lambda _, value: value  # noqa: E731  # told apart from a function of the module
+_ANY: Final[Converter] = lambda _, value: value  # noqa: E731  # accepts any value
 _KAFKA: Final[dict[str, Converter]] = {
     "compression.type": one_of("none", "gzip", "snappy", "lz4", "zstd"),
     "compression.gzip.level": whole(-1, 9),
@@ -99,7 +100,7 @@ _KAFKA: Final[dict[str, Converter]] = {
     "default.api.timeout.ms": whole(1, _INT),
     "acks": text,
     "enable.idempotence": boolean,
-    # Of a Java producer's tuning: there is nothing here that they would change.
+    # Tuning options of the Java producer. They are accepted, but have no effect here.
     "linger.ms": _ANY,
     "retries": _ANY,
     "max.in.flight.requests.per.connection": _ANY,
@@ -108,13 +109,13 @@ _KAFKA: Final[dict[str, Converter]] = {
 
 
 def sink_options(options: Mapping[str, Any]) -> SinkOptions:
-    """The options, checked.
+    """Checks and converts the options of a sink.
 
     Args:
-        options: Spark's names, in any case; values as text, numbers or booleans.
+        options: Options by Spark's names, which are not case-sensitive. Values are text, numbers or booleans.
 
     Raises:
-        ConfigError: One is unknown (the nearest name is in the message), cannot work, or is missing.
+        ConfigError: An option is unknown (the message names the most similar one), invalid, or missing.
     """
     given = {name: _as_text(name, value) for name, value in options.items() if value is not None}
     check_known(given, _OPTIONS, what="the kafkasafe sink")
@@ -129,18 +130,18 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
         if name in kafka:
             raise error("FORBIDDEN_OPTION", f"kafka.{name} cannot be set: {instead}.")
     if str(kafka.get("acks", "all")) not in {"all", "-1"}:
-        raise error("FORBIDDEN_OPTION", "kafka.acks is all, or nothing would be exactly once: leave it out.")
+        raise error("FORBIDDEN_OPTION", "kafka.acks must be all for exactly-once delivery: leave it out.")
     if not kafka.get("enable.idempotence", True):
         raise error(
             "FORBIDDEN_OPTION",
-            "kafka.enable.idempotence=false cannot be: transactions need it. Leave it out.",
+            "kafka.enable.idempotence cannot be false, because transactions need it: leave it out.",
         )
     if (mode := own.get("mode", "transaction")) != "transaction":
-        raise error("INVALID_OPTION", f"mode is {mode!r}: this version knows 'transaction' only.")
+        raise error("INVALID_OPTION", f"mode is {mode!r}: use 'transaction', the only mode of this version.")
     batch_bytes = kafka.get("batch.size", 900_000)
     max_record_bytes = kafka.get("max.request.size", 1_048_576)
     compression = Compression[kafka.get("compression.type", "none").upper()]
-    # Requests carry one batch at least, whatever its size is.
+    # A request carries at least one batch, so it must have room for the largest one.
     connection.setdefault("max_request_size", max(max_record_bytes, batch_bytes))
     return SinkOptions(
         connection=connection,
@@ -153,7 +154,8 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
         max_restarts=own.get("maxRestarts", 5),
         compression=compression,
         compression_level=kafka.get(f"compression.{compression.name.lower()}.level"),
-        # A small batch costs a request; the JVM's default of 16 kB is for records that come one by one.
+        # Each batch takes a request, so batches are large here. The Java producer's default of 16 kB suits records that
+        # are sent one by one.
         batch_bytes=max(1024, min(batch_bytes, max_record_bytes)),
         max_record_bytes=max_record_bytes,
         buffer_bytes=kafka.get("buffer.memory", 16 * 1024 * 1024),
@@ -171,4 +173,4 @@ def _as_text(name: str, value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise error("INVALID_OPTION", f"{name} is {value!r}: options are text, numbers or booleans.")
+    raise error("INVALID_OPTION", f"{name} is {value!r}: give text, a number or a boolean.")

@@ -1,8 +1,15 @@
-"""`format("kafkasafe")`: Kafka as a Python Data Source, read and planned without a JVM client.
+"""`format("kafkasafe")`: Kafka as a Python data source, planned and read without a JVM client.
 
-Where what runs: `KafkaSafeSource`, its readers' construction and `partitions` of a batch in short-lived processes on
-the driver; `latestOffset`, `partitions` and `stop` of a stream in one process on the driver that lives as long as the
-query; `read` in the executors' workers. So readers are pickled before they have asked anything, and connect late.
+Spark runs the parts of the source in different processes:
+
+- Short-lived processes on the driver run `KafkaSafeSource`, construct the readers, and run `partitions` of a batch
+  reader.
+- One process on the driver, which exists as long as the query runs, executes `latestOffset`, `partitions` and `stop` of
+  a stream reader.
+- The executors' workers run `read`.
+
+Spark pickles a reader to pass it to these processes, and an open connection cannot be pickled. So a reader connects
+only when it first asks the cluster something.
 """
 
 from __future__ import annotations
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaSafeSource", "register"]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # names from its compiled modules have no type information
 
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -61,26 +68,26 @@ _TYPES: Final[dict[str, DataType]] = {
 
 
 class KafkaSafeSource(DataSource):
-    """Kafka as a source, and as a sink (`writers.py`). See docs/spark.md for the options."""
+    """Kafka as a source, and as a sink (`writers.py`). See docs/spark-source.md for the options."""
 
     @classmethod
     def name(cls) -> str:
-        """As in `format(...)`."""
+        """Returns the name for `format(...)`."""
         return "kafkasafe"
 
     def schema(self) -> StructType:
-        """As of Spark's own Kafka source; `headers` only with `includeHeaders`."""
+        """Returns the columns of Spark's own Kafka source. `headers` is included only with `includeHeaders`."""
         headers = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
         return StructType(
             [StructField(name, kind) for name, kind in _TYPES.items() if headers or name != "headers"]
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For a batch query."""
+        """Creates the reader of a batch query."""
         return _BatchReader(read_options(dict(self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """For a streaming query."""
+        """Creates the reader of a streaming query."""
         options = read_options(dict(self.options), streaming=True)
         try:
             from kafkasafe.spark.streaming import LimitedStreamReader
@@ -89,26 +96,30 @@ class KafkaSafeSource(DataSource):
                 name = "maxOffsetsPerTrigger" if options.max_offsets else "minOffsetsPerTrigger"
                 raise error(
                     "UNSUPPORTED_OPTION",
-                    f"{name} needs PySpark 4.2 or later: older ones do not say where a micro-batch begins.",
+                    f"{name} needs PySpark 4.2 or later, because older versions do not say where a micro-batch begins:"
+                    " upgrade PySpark, or leave the option out.",
                 ) from None
             return StreamReader(options, schema)
         return LimitedStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`: one transaction."""
+        """Creates the writer for `df.write`, which uses one transaction."""
         from kafkasafe.spark.writers import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, ARG002 - Spark's
-        """For `writeStream`: exactly once for each micro-batch. `overwrite` is output mode complete."""
+        """Creates the writer for `writeStream`, which writes each micro-batch exactly once.
+
+        Spark sets `overwrite` in output mode complete. The writer ignores it.
+        """
         from kafkasafe.spark.writers import stream_writer
 
         return stream_writer(dict(self.options), schema)
 
 
 class _Reading:
-    """What both readers do."""
+    """The common part of both readers."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -116,9 +127,9 @@ class _Reading:
         self._notices = Notices(options.on_event)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        """The records of one range, as pyarrow.RecordBatch."""
+        """Yields the records of one range, as pyarrow.RecordBatch."""
         spare_collections()
-        # Spark makes a partition of its own when there is nothing to read; 4.0 and 4.1: None.
+        # If there is nothing to read, Spark passes a partition object of its own, or None in Spark 4.0 and 4.1.
         if partition is not None and isinstance(partition.value, Range):
             yield from read(self._options, partition.value, self._schema, self._notices)
 
@@ -133,16 +144,16 @@ class _BatchReader(_Reading, DataSourceReader):
 
 
 class StreamReader(_Reading, DataSourceStreamReader):
-    """For PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
+    """Reader for PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
 
-    A new query asks for its first end before it asks for its begin. Both are looked up then, in the right order, and
-    both are in the answer.
+    For a new query, these versions ask where the first batch ends before they ask where it begins. So on the first
+    request for an end, the reader looks up the beginning, then the end, and returns both.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: Planner | None = None
-        self._start: Positions | None = None  # where the last range ended; None: nothing was planned yet
+        self._start: Positions | None = None  # end of the latest range; None: nothing was planned yet
 
     @property
     def _planner(self) -> Planner:
@@ -151,33 +162,34 @@ class StreamReader(_Reading, DataSourceStreamReader):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """A sign that nothing was read before. Where that is, stands in the end of the first micro-batch."""
+        """Returns an offset without positions. The end of the first micro-batch records where that batch begins."""
         refused = self._planner.refused
         if refused is not None:
-            # Only a new query asks for this after it has asked for an end.
+            # The query must be new, because only then does Spark call `initialOffset` after `latestOffset`.
             raise refused
         return INITIAL.encode()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
-        """Where the next micro-batch ends."""
+        """Plans where the next micro-batch ends."""
         if self._start is None:
-            # A new query, or one that was restarted: where that one is, is told with its first range.
+            # The query is new or was restarted. Spark passes the position of a restarted query only later, with its
+            # first range.
             self._start = self._planner.opening()
         else:
             self._start = self._planner.latest(self._start)
         return self._start.encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges of a micro-batch."""
+        """Divides a micro-batch into ranges."""
         until = Positions.decode(end)
         if self._start is None:
-            # A batch of the life before that is run again.
+            # Spark repeats a batch that the previous run of the query planned.
             self._start = until
         ranges = self._planner.ranges(Positions.decode(start), until)
         return [InputPartition(piece) for piece in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Positions are kept in Spark's checkpoint: there is nothing to tell the brokers."""
+        """Does nothing: Spark's checkpoint keeps the positions, so nothing is committed to the brokers."""
 
     def stop(self) -> None:
         """Closes the driver's connections."""
@@ -186,14 +198,14 @@ class StreamReader(_Reading, DataSourceStreamReader):
 
 
 def _arrow_schema(schema: StructType) -> Any:
-    """The columns of a query, checked."""
+    """Checks the columns of a query and converts them to an Arrow schema."""
     fields = []
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
             raise error(
                 "UNKNOWN_COLUMN",
-                f"format kafkasafe has no column {field.name!r}; it has {', '.join(_TYPES)}.",
+                f"format kafkasafe has no column {field.name!r}: use only {', '.join(_TYPES)}.",
             )
         if field.dataType != expected and field.name != "headers":
             raise error(
@@ -206,7 +218,7 @@ def _arrow_schema(schema: StructType) -> Any:
 
 
 def arrow_type(kind: DataType) -> Any:
-    """As Spark itself translates it."""
+    """Returns the Arrow type to which Spark itself converts a Spark type."""
     match kind:
         case ArrayType():
             return _arrow.list_(
@@ -230,10 +242,13 @@ def arrow_type(kind: DataType) -> Any:
         case TimestampType():
             return _arrow.timestamp("us", "UTC")
         case _:
-            raise error("WRONG_COLUMN_TYPE", f"{kind.simpleString()} is no type of this source's columns.")
+            raise error(
+                "WRONG_COLUMN_TYPE",
+                f"No column of this source has type {kind.simpleString()}: cast it in the query.",
+            )
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("kafkasafe")` known to a session. May be called again."""
+    """Registers `format("kafkasafe")` in a session. Registering again has no effect."""
     warn_of_other_python(spark)
     spark.dataSource.register(KafkaSafeSource)

@@ -1,6 +1,6 @@
-"""What sinks and writers did and sources noticed, for `MetricsListener`: Spark's progress has none of it.
+"""Counters of sinks, writers and sources for `MetricsListener`. Spark's own progress reports lack these counts.
 
-Spark reports -1 rows for a foreachBatch sink, and knows nothing of duplicates that were skipped.
+Spark reports -1 rows for a foreachBatch sink and does not know which micro-batches were skipped as duplicates.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ __all__ = [
 
 _lock = threading.Lock()
 batches: collections.Counter[tuple[str, str]] = collections.Counter()
-"""(query id, outcome) → micro-batches. Outcomes: written, resumed, duplicate, failed."""
+"""(query id, outcome) → number of micro-batches. Outcomes: written, resumed, duplicate, failed."""
 rows: collections.Counter[str] = collections.Counter()
-"""Query id → rows committed."""
+"""Query id → number of committed rows."""
 restarts: collections.Counter[str] = collections.Counter()
-"""Query id → transactions begun again."""
+"""Query id → number of transaction restarts."""
 retries: collections.Counter[str] = collections.Counter()
-"""Query id → requests with records that were sent again."""
+"""Query id → number of retries of requests with records."""
 sent_bytes: collections.Counter[str] = collections.Counter()
-"""Query id → bytes of batches that were sent, those of transactions that came to nothing too."""
+"""Query id → bytes of sent batches, including those of aborted transactions."""
 source_events: collections.Counter[tuple[str, str, str]] = collections.Counter()
-"""(topic, event, reason) → what the source noticed. Events: held, lowered, lost."""
+"""(topic, event, reason) → number of events of the source. Events: held, regressed, lost."""
 source_lost_records: collections.Counter[tuple[str, str]] = collections.Counter()
-"""(topic, reason) → offsets that a query went on without."""
+"""(topic, reason) → number of lost offsets that queries skipped."""
 
 
 def count(query_id: str, outcome: Outcome | None, totals: Mapping[str, int]) -> None:
-    """A micro-batch ended.
+    """Counts a micro-batch that has ended.
 
     Args:
-        query_id: Of the streaming query.
-        outcome: What became of it, None: it failed.
-        totals: `restarts`, `retries`, `bytes`; of those that are missing there were none.
+        query_id: The streaming query's id.
+        outcome: The micro-batch's outcome; None: it failed.
+        totals: `restarts`, `retries` and `bytes`; a missing total counts as 0.
     """
     with _lock:
         batches[query_id, "failed" if outcome is None else outcome.name] += 1
@@ -60,13 +60,13 @@ def count(query_id: str, outcome: Outcome | None, totals: Mapping[str, int]) -> 
 
 
 def count_source_event(topic: str, event: str, reason: str, records: int) -> None:
-    """The source noticed something.
+    """Counts an event of the source.
 
     Args:
-        topic: Where.
-        event: `held`, `lowered` or `lost`.
-        reason: Why.
-        records: Offsets that a query went on without, as far as that is known.
+        topic: The topic's name.
+        event: `held`, `regressed` or `lost`.
+        reason: The event's reason.
+        records: Number of lost offsets; 0 if none were lost or the number is unknown.
     """
     with _lock:
         source_events[topic, event, reason] += 1

@@ -1,4 +1,4 @@
-"""The stream reader for PySpark 4.2 and later, which say where a micro-batch begins and how large it may be."""
+"""The stream reader for PySpark 4.2 and later, which pass the start and maximum size of a micro-batch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ __all__ = ["LimitedStreamReader"]
 
 
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
-    """With `maxOffsetsPerTrigger`, `minOffsetsPerTrigger` and Trigger.AvailableNow."""
+    """Stream reader with `maxOffsetsPerTrigger`, `minOffsetsPerTrigger` and Trigger.AvailableNow."""
 
-    _first: Positions | None = None  # where a new query begins
+    _first: Positions | None = None  # where a new query begins; None: not looked up yet
     _until_now = False
-    _planned_at = float("-inf")  # `time.monotonic` of the latest micro-batch; the first one waits for nothing
+    _planned_at = float("-inf")  # `time.monotonic()` of the latest micro-batch; the first batch does not wait
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """`minOffsetsPerTrigger` or `maxOffsetsPerTrigger`. Spark has no limit for both: the reader knows its own."""
+        """Returns the limit that Spark passes to `latestOffset`.
+
+        If both limits are set, the result is the minimum, and `latestOffset` itself adds the maximum.
+        """
         options = self._options
         if options.min_offsets:
             return ReadMinRows(options.min_offsets)
         return ReadMaxRows(options.max_offsets) if options.max_offsets else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Where the micro-batch that begins at `start` ends; `start` itself when there is nothing new."""
+        """Plans where the micro-batch that begins at `start` ends. Returns `start` itself if nothing is new."""
         most = least = 0
         match limit:
             case ReadMaxRows(max_rows=most):
@@ -53,16 +56,16 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             begin = self._first
         end = self._planner.latest(begin, most, least)
         if end == begin:
-            return start  # as it was written: another text would be an empty batch
+            return start  # unchanged: with another JSON text Spark would run an empty batch
         self._planned_at = time.monotonic()
         return end.encode()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What comes from now on is left to the next run."""
+        """Limits this run to the records that exist now. The next run reads later records."""
         self._until_now = True
         self._planner.stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """The ends that the last plan saw, for the query's progress."""
+        """Returns the ends of the logs that the latest plan found. Spark adds them to the query's progress."""
         seen = self._planner.seen
         return None if seen is None else seen.encode()

@@ -1,13 +1,15 @@
-"""What Spark's workers run for the sink: Arrow batches in, records in Kafka, a report out.
+"""The code that Spark's workers run for the sink.
 
-Two shapes of a job:
+It takes Arrow batches, appends their records to Kafka, and returns a report.
 
-- *direct*, when any row may go to any partition: each task sends what it reads to the one partition that is its own.
-- *with an exchange*, when rows are bound to partitions (by key or by the column `partition`): tasks only encode (what
-  fails there has no effect and is Spark's to repeat), whole encoded batches change places, and each partition's
-  are sent by one task.
+A job has one of two shapes:
 
-Objects here are pickled by name: workers need kafkasafe installed.
+- *Direct*, if any row may go to any partition. Each task sends its rows to one partition, which no other task uses.
+- *With an exchange*, if rows are bound to partitions by a key or by the column `partition`. The tasks of a first stage
+  only encode rows into batches. A failure in this stage has no effect in Kafka, and Spark repeats the task. Then
+  Spark moves the encoded batches between tasks, so that one task sends all batches of a partition.
+
+Spark pickles the classes of this module by name, so kafkasafe must be installed on the workers.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from kafkasafe._core import arrow_encode
 from kafkasafe._core.arrow_encode import Rows
@@ -50,24 +53,41 @@ __all__ = [
 
 RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
 FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
+# Built in Python: Spark would parse a text in the JVM for each job.
 REPORT_SCHEMA: Final = (
-    "topic string, partition int, rows bigint, attempt int, bytes bigint, retries bigint, stage int"
+    StructType()
+    .add("topic", StringType())
+    .add("partition", IntegerType())
+    .add("rows", LongType())
+    .add("attempt", IntegerType())
+    .add("bytes", LongType())
+    .add("retries", LongType())
+    .add("stage", IntegerType())
 )
-ENCODED_SCHEMA: Final = "slot int, topic string, partition int, rows int, data binary"
+ENCODED_SCHEMA: Final = (
+    StructType()
+    .add("slot", IntegerType())
+    .add("topic", StringType())
+    .add("partition", IntegerType())
+    .add("rows", IntegerType())
+    .add("data", BinaryType())
+)
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
-# In front of an exchange: smaller beginnings are not worth a batch of their own, the sender cuts its claim out of them.
+# The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe._io.appender`).
+# Before an exchange, the encoder makes such a small first batch only for a partition with more rows than this. With
+# fewer rows, it is cheaper to let the sender split the first batch for its claim.
 _HEAD_FROM: Final = 1024
 
 _arrow: Any = pa
 
-# Workers are used again for later tasks: connections are kept, by process (a worker may be forked from one that had
-# some) and options.
+# Spark reuses workers for later tasks, so connections stay open between tasks. The key holds the process id and the
+# options. The process id is needed because a worker may be forked from a process that had connections.
 _transports: dict[tuple[int, str], Transport] = {}
 
 
 def transport_of(options: SinkOptions) -> Transport:
-    """This process's connections for these options."""
+    """Returns this process's connections for these options."""
     key = os.getpid(), repr(sorted(options.connection.items()))
     transport = _transports.get(key)
     if transport is None or transport.closed:
@@ -81,18 +101,18 @@ def transport_of(options: SinkOptions) -> Transport:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise RuntimeError("There is no TaskContext: this runs in Spark's tasks only")
+        raise RuntimeError("There is no TaskContext: call this only in a task of Spark")
     return context
 
 
 @dataclass(frozen=True)
 class _Sender:
-    """A task's way to Kafka.
+    """Sends the batches of a task to Kafka.
 
     Attributes:
-        options: Of the sink.
-        grant: Of the transaction.
-        add: Partitions are not part of the transaction yet: each is added when it is first used.
+        options: Options of the sink.
+        grant: Grant of the transaction: its producer id and epoch.
+        add: Whether the task must add partitions to the transaction. It adds each partition before the first use.
     """
 
     options: SinkOptions
@@ -113,7 +133,7 @@ class _Sender:
     def added(
         self, transport: Transport, places: set[tuple[str, int]], wanted: Iterable[tuple[str, int]]
     ) -> None:
-        """Makes the places part of the transaction, in one request."""
+        """Adds new places (topic, partition) to the transaction, in one request, if the task must do so."""
         new = set(wanted) - places
         if new and self.add:
             Coordinator(
@@ -130,9 +150,13 @@ class _Sender:
         """Sends batches and yields the report.
 
         Args:
-            encoded: Some places, and batches for them with (topic, partition), in order; the first of a place is a
-                claim.
-            alone: The task writes to one partition at most, whatever it reads.
+            encoded: Pairs of places and the batches for these places, in order. A place is a (topic, partition), and
+                each batch comes with its place. The first batch for a place is a claim.
+            alone: Whether the task writes to at most one partition, whatever its rows are.
+
+        Raises:
+            RestartError: The driver must restart the transaction.
+            FencedError: Another driver has taken over.
         """
         spare_collections()
         context = _context()
@@ -141,16 +165,16 @@ class _Sender:
         places: set[tuple[str, int]] = set()
         try:
             if context.attemptNumber() and not alone:
-                # An earlier attempt may still write to partitions that this one has no rows for.
-                raise RestartError("A task that writes to several partitions was begun again")  # noqa: TRY301
+                # An earlier attempt may still write to partitions for which this attempt has no rows.
+                raise RestartError("A task that writes to several partitions was started again")  # noqa: TRY301
             for wanted, batches in encoded:
                 self.added(transport, places, wanted)
                 for place, data in batches:
                     appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
-                # The same, where this one has no rows at all and so cannot claim its partition.
-                raise RestartError("A task was begun again and has no rows now")  # noqa: TRY301
+                # If this attempt has no rows, it claims no partition, so an earlier attempt may still write to it.
+                raise RestartError("A task was started again and now has no rows")  # noqa: TRY301
         except RestartError as spoilt:
             raise RestartError(f"{RESTART_TAG} {spoilt}") from spoilt
         except FencedError as fenced:
@@ -160,7 +184,7 @@ class _Sender:
 
 def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
     count = len(reports)
-    first = [1] + [0] * (count - 1) if count else []  # totals of the task stand in its first row only
+    first = [1] + [0] * (count - 1) if count else []  # only the first row holds the totals of the task
     return _arrow.record_batch(
         {
             "topic": _arrow.array([report.topic for report in reports], _arrow.string()),
@@ -175,7 +199,7 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
 
 
 def reports_of(rows: Iterable[Any]) -> list[Report]:
-    """The reports that came back as rows of `REPORT_SCHEMA`."""
+    """Converts rows of `REPORT_SCHEMA` into reports."""
     return [Report(row["topic"], row["partition"], row["rows"], row["attempt"]) for row in rows]
 
 
@@ -198,7 +222,7 @@ def _now_ms() -> int:
 
 
 def _pieces(batches: Iterator[Any]) -> Iterator[Any]:
-    """Arrow batches of a bounded size: what is made of one is several times as large for a moment."""
+    """Splits Arrow batches into slices of bounded size, because encoding takes several times their size in memory."""
     for part in batches:
         rows = len(part)
         step = max(1, rows // (part.nbytes // _PIECE_BYTES + 1))
@@ -207,7 +231,7 @@ def _pieces(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _rows(options: SinkOptions, part: Any) -> Rows:
-    """Keys, values and headers of an Arrow batch."""
+    """Extracts keys, values and headers of an Arrow batch, and checks them."""
     names = part.schema.names
     columns = [part.column(name) if name in names else None for name in ("key", "value", "headers")]
     try:
@@ -216,25 +240,26 @@ def _rows(options: SinkOptions, part: Any) -> Rows:
         raise error(
             "INVALID_ROW",
             f"A row cannot be written: {wrong}. Headers are array<struct<key:string,value:binary>> without null"
-            " entries, each with a key; correct the column, or leave such rows out.",
+            " entries, each with a key. Correct the column, or drop such rows.",
         ) from wrong
     if (largest := int(rows.sizes().max(initial=0))) > options.max_record_bytes:
         raise error(
             "RECORD_TOO_LARGE",
             f"A row of about {largest} bytes is above kafka.max.request.size={options.max_record_bytes}:"
-            " raise it, and the topic's max.message.bytes, or drop the row.",
+            " raise that option and the topic's max.message.bytes, or drop the row.",
         )
     return rows
 
 
 @dataclass(frozen=True)
 class DirectWrite(_Sender):
-    """`mapInArrow` of a job without an exchange: task *i* writes to partition `(i + turn) % partitions`.
+    """`mapInArrow` function of a job without an exchange. Task *i* writes to partition `(i + turn) % partitions`.
 
     Attributes:
-        topic: The topic.
-        partitions: How many it has; the job has at most as many tasks.
-        turn: So that it is not always the same partitions when there are fewer tasks.
+        topic: Topic name.
+        partitions: Number of partitions. The job has at most this number of tasks.
+        turn: Varies between batches, so that a job with fewer tasks than partitions does not always write to the same
+            partitions.
     """
 
     topic: str
@@ -242,7 +267,7 @@ class DirectWrite(_Sender):
     turn: int
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Sends all rows of the task, yields its report."""
+        """Sends all rows of the task and yields its report."""
         place = self.topic, (_context().partitionId() + self.turn) % self.partitions
 
         topic, partition = place
@@ -259,10 +284,10 @@ class DirectWrite(_Sender):
 
 
 def partition_count(options: SinkOptions, topic: str) -> int:
-    """How many partitions a topic has, as a task sees it.
+    """Asks the brokers how many partitions a topic has. Only tasks call this function.
 
     Raises:
-        KafkaError: It is not there, or no broker says.
+        KafkaError: The topic does not exist, or no broker answers.
     """
     coordinator = Coordinator(transport_of(options), "", timeout_s=options.api_timeout_s)
     return len(coordinator.topics([topic])[topic].partitions)
@@ -270,13 +295,13 @@ def partition_count(options: SinkOptions, topic: str) -> int:
 
 @dataclass(frozen=True)
 class EncodeRows:
-    """`mapInArrow` in front of an exchange: rows in, encoded batches out, each with its place.
+    """`mapInArrow` function before an exchange. Maps rows to encoded batches, each with its topic and partition.
 
     Attributes:
-        options: Of the sink.
-        counts: Partitions of the topics that are known; of others the task asks.
-        slots: How many tasks send.
-        turn: Where rows go that are bound to nothing.
+        options: Options of the sink.
+        counts: Topic → number of its partitions, if already known. The task asks the brokers about other topics.
+        slots: Number of sending tasks.
+        turn: Chooses the partition for rows that have neither a key nor a partition.
     """
 
     options: SinkOptions
@@ -285,7 +310,7 @@ class EncodeRows:
     turn: int
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Encodes all rows of the task."""
+        """Encodes all rows of the task and yields the batches."""
         spare_collections()
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
@@ -304,7 +329,7 @@ class EncodeRows:
             yield self._out(packed)
 
     def _topics(self, part: Any) -> Iterator[tuple[str, Any]]:
-        """(topic, which rows) of an Arrow batch; None: all."""
+        """Divides an Arrow batch by topic. Yields (topic, indices of its rows); None as indices means all rows."""
         if self.options.topic is not None:
             yield self.options.topic, None
             return
@@ -312,7 +337,7 @@ class EncodeRows:
         if column.null_count:
             raise error(
                 "NULL_TOPIC",
-                "A row's topic is null: fill the column topic, or give the option topic for all rows.",
+                "A row's topic is null: fill the column topic, or set the option topic for all rows.",
             )
         coded = column.dictionary_encode()
         indices = np.asarray(coded.indices)
@@ -322,7 +347,7 @@ class EncodeRows:
     def _numbers(
         self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int
     ) -> npt.NDArray[np.int64]:
-        """The partition of each row: its own, else its key's, else any."""
+        """Returns each row's partition, from the column `partition`, or else the key, or else `turn`."""
         total = len(part) if chosen is None else len(chosen)
         numbers = np.full(total, -1, np.int64) if keys is None else arrow_encode.partitions_of(keys, count)
         numbers[numbers < 0] = turn % count
@@ -336,8 +361,8 @@ class EncodeRows:
             if wrong.any():
                 raise error(
                     "INVALID_PARTITION",
-                    f"A row's partition is {wanted[wrong][0]}, topic {topic!r} has 0 to {count - 1}: correct the"
-                    " column, or leave it null for Kafka's own choice.",
+                    f"A row's partition is {wanted[wrong][0]}, but topic {topic!r} has 0 to {count - 1}: correct the"
+                    " column, or leave it null to let Kafka's partitioner choose.",
                 )
             numbers[fixed] = wanted[fixed]
         return numbers
@@ -345,7 +370,7 @@ class EncodeRows:
     def _out(self, packed: Packed) -> Any:
         (topic, partition), rows, data = packed
         slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
-        # Around the batch as it is: `_arrow.array([data])` would copy it.
+        # Wrap the batch without copying it. `_arrow.array([data])` would copy it.
         ends = _arrow.py_buffer(np.array([0, len(data)], np.int32))
         buffers = [None, ends, _arrow.py_buffer(data)]
         return _arrow.record_batch(
@@ -361,16 +386,16 @@ class EncodeRows:
 
 @dataclass(frozen=True)
 class SendEncoded(_Sender):
-    """`mapInArrow` behind the exchange: sends what `EncodeRows` made.
+    """`mapInArrow` function after the exchange. Sends the batches that `EncodeRows` encoded.
 
     Attributes:
-        alone: Each task gets the batches of one partition at most.
+        alone: Whether each task gets the batches of at most one partition.
     """
 
     alone: bool
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Sends all batches of the task, yields its report."""
+        """Sends all batches of the task and yields its report."""
         claimed: set[tuple[str, int]] = set()
 
         def encoded() -> Iterator[
@@ -396,7 +421,10 @@ class SendEncoded(_Sender):
         yield from self.send(encoded(), alone=self.alone)
 
     def _claimed(self, data: bytearray) -> Iterator[bytearray]:
-        """A batch made anew: a claim and the rest. Its encoder does not know which attempt sends it."""
+        """Encodes a batch again, as a claim and the rest.
+
+        The encoding task cannot make the claim, because it does not know which attempt will send the batch.
+        """
         _, rows = unpack(data)
         packer = _packer(self.options, head_base=claim_base)
         for packed in itertools.chain(packer.add("", 0, rows, _now_ms()), packer.rest()):

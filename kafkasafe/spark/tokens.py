@@ -1,4 +1,7 @@
-"""Tokens for SASL/OAUTHBEARER from a function that is named: options are text, and are sent to other machines."""
+"""Gets SASL/OAUTHBEARER tokens from a function that the user names.
+
+The user gives the function's name, because Spark sends options to other machines as text.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ __all__ = ["TokenFunction", "function_of"]
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function `package.module:function`.
+    """Imports the function `package.module:function`.
 
     Raises:
-        ImportError: There is no such module.
-        AttributeError: It has no such function.
+        ImportError: The module does not exist.
+        AttributeError: The module has no such function.
     """
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
@@ -24,10 +27,10 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 class TokenFunction(AbstractTokenProvider):
-    """Asks `package.module:function` for a token whenever a connection is opened or authenticated again.
+    """Calls `package.module:function` to get a token, whenever a connection is opened or authenticated again.
 
-    The function takes nothing and returns the token, or the token and a dict of SASL extensions (text → text, as some
-    clusters want them). It is called on the network thread: it should keep a token for as long as it is valid.
+    The function takes no arguments. It returns the token, or a tuple of the token and a dict of SASL extensions (text →
+    text), which some clusters need. It runs on the network thread, so it should cache a token while the token is valid.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,14 +47,14 @@ class TokenFunction(AbstractTokenProvider):
         return hash(self._name)
 
     def token(self) -> str:
-        """A token that is valid now."""
+        """Returns a currently valid token."""
         made: Any = function_of(self._name)()
         token, extensions = made if isinstance(made, tuple) else (made, {})
         if not isinstance(token, str) or not token:
-            raise TypeError(f"{self._name} returned {type(token).__name__}: a token is text")
+            raise TypeError(f"{self._name} returned {type(token).__name__}: a token must be non-empty text")
         self._extensions = dict(extensions)
         return token
 
     def extensions(self) -> dict[str, str]:
-        """Those that came with the latest token."""
+        """Returns the SASL extensions of the latest token."""
         return self._extensions

@@ -1,4 +1,4 @@
-"""What is to know of the Python processes that are Spark's workers."""
+"""Helpers for the Python worker processes of Spark: a check of their interpreter, and cheaper garbage collection."""
 
 from __future__ import annotations
 
@@ -23,24 +23,29 @@ __all__ = ["spare_collections", "warn_of_other_python"]
 log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")
-# Run with `-c`, which finds modules of the working directory, as the workers (`-m pyspark.daemon`) do.
+# Run this code with `python -c`: modules in the working directory are then found. `python -m pyspark.daemon`, which
+# starts the workers, finds them too.
 _PROBE: Final = """
 import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
 """
 _PROBE_S: Final = 20.0
-_REUSED: Final = "SPARK_REUSE_WORKER"  # as pyspark.daemon asks whether workers are used again
+_REUSED: Final = (
+    "SPARK_REUSE_WORKER"  # pyspark.daemon checks this variable to decide whether it reuses workers
+)
 
 
 def warn_of_other_python(spark: SparkSession) -> None:
-    """Logs a warning where workers on this machine would run a Python that cannot run kafkasafe.
+    """Logs a warning if Spark's workers on this machine would use a Python that cannot run kafkasafe.
 
-    `venv/bin/python script.py` without an activated environment does that: Spark takes `python3` from PATH, and the
-    workers fail with `ModuleNotFoundError`. The other interpreter is asked, once in a process: one with the same
-    version and all that kafkasafe needs is no reason to warn. Only with a `local` master: what a cluster's nodes have
-    cannot be seen from here.
+    The usual cause is `venv/bin/python script.py` without an activated environment: Spark takes `python3` from PATH,
+    and the workers fail with `ModuleNotFoundError`.
+
+    The check runs the workers' interpreter, once in each process. No warning is logged if that interpreter has the same
+    version and all modules that kafkasafe needs. The check is made only with a `local` master, because this process
+    cannot see the interpreters on a cluster's nodes.
     """
-    context = getattr(spark, "_sc", None)  # none with Spark Connect
+    context = getattr(spark, "_sc", None)  # None with Spark Connect
     if context is None or not str(context.master).startswith("local"):
         return
     _warn_of(str(context.pythonExec))
@@ -50,10 +55,10 @@ def warn_of_other_python(spark: SparkSession) -> None:
 def _warn_of(name: str) -> None:
     found = shutil.which(name)
     if found is None:
-        return  # Spark itself says so
+        return  # Spark itself reports this error
     path, own = Path(found), Path(sys.executable)
     try:
-        # Beside each other, too: an environment's interpreter is a link to another's.
+        # Compare the directories too: an environment's interpreter may be a link to that of another one.
         if path.samefile(own) and path.parent.samefile(own.parent):
             return
         done = subprocess.run(
@@ -61,7 +66,7 @@ def _warn_of(name: str) -> None:
         )
         answer: Any = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as failed:
-        log.debug("%s could not be asked what it has: %s", path, failed)
+        log.debug("Could not check the version and modules of %s: %s", path, failed)
         return
     version, missing = answer
     wrong = [f"has no {', '.join(missing)}"] if missing else []
@@ -69,9 +74,9 @@ def _warn_of(name: str) -> None:
         wrong.append(f"is Python {'.'.join(map(str, version))}")
     if wrong:
         log.warning(
-            "Spark's workers will run %s, which %s, while this is %s: they will fail (ModuleNotFoundError,"
-            " PYTHON_VERSION_MISMATCH). Set the environment variable PYSPARK_PYTHON to sys.executable before the"
-            " SparkSession is made.",
+            "Spark's workers will run %s, which %s, while this process runs %s: they will fail (ModuleNotFoundError,"
+            " PYTHON_VERSION_MISMATCH). Set the environment variable PYSPARK_PYTHON to sys.executable before creating"
+            " the SparkSession.",
             path,
             " and ".join(wrong),
             sys.executable,
@@ -80,12 +85,18 @@ def _warn_of(name: str) -> None:
 
 
 def spare_collections() -> None:
-    """Takes what is in a worker's memory now out of the garbage collector's sight, once; to be called by its tasks.
+    """Hides the existing objects of a worker process from the garbage collector.
 
-    After each task `pyspark.daemon` has a worker that it uses again run a full collection before it takes the next
-    one. Over the modules of PySpark, pyarrow, kafka-python and kafkasafe, which never go away, that costs more than a
-    small task itself. What else is there at that moment stays too: if it is in a cycle and is dropped later, it is
-    never freed. In any other process than such a worker nothing is done.
+    Tasks call this function. Only the first call in a process has an effect.
+
+    `pyspark.daemon` lets a reused worker run a full garbage collection after each task. This collection visits all
+    modules of PySpark, pyarrow, kafka-python and kafkasafe, although they are never freed. The collection takes
+    longer than a small task.
+
+    As a drawback, all other objects that exist at the time of the call are hidden too. If such an object is part of a
+    reference cycle and is dropped later, it is never freed.
+
+    In a process that is not a reused worker, the function does nothing.
     """
     if TaskContext.get() is not None and os.environ.get(_REUSED) and not gc.get_freeze_count():
         gc.collect()

@@ -1,10 +1,13 @@
 """The writers of `format("kafkasafe")`: `df.write` and `writeStream`.
 
-Where what runs: construction in short-lived processes on the driver; `write` in the executors' workers, where it has no
-effect on the target; `commit` in a process on the driver, which goes through the protocol of `session.py` and is the
-only one that appends to the target. docs/spark.md has the reasons and the crash table.
+Spark runs the methods of a writer in different processes:
 
-Spark uses the process of `commit` again for later micro-batches: connections are kept there.
+- Short-lived processes on the driver construct the writer.
+- The executors' workers run `write`, which encodes rows and has no effect on the target topic.
+- A process on the driver runs `commit`, which executes the protocol of `session.py`. Only this process appends to the
+  target topic. Spark reuses the process for later micro-batches, so it keeps its connections.
+
+docs/spark-guarantees.md explains this design and lists what happens after a crash.
 """
 
 from __future__ import annotations
@@ -45,22 +48,22 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _NO_BATCH: Final = -1
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
-_FIRST_TASKS: Final = (
-    64  # may give the driver `inlineBytes` each, all others less: thousands of them are its memory
-)
+# Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
+# of thousands of tasks would fill the driver's memory.
+_FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
 _ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """An encoded batch in a message.
+    """An encoded batch inside a message.
 
     Attributes:
-        topic: Where it is to go.
-        partition: Where it is to go.
-        rows: Records in it.
-        data: The batch, without an identity.
+        topic: Target topic.
+        partition: Target partition.
+        rows: Number of records in the batch.
+        data: The encoded batch, still without producer id, epoch and sequence.
     """
 
     topic: str
@@ -71,14 +74,14 @@ class Inline:
 
 @dataclass(frozen=True)
 class Message(WriterCommitMessage):
-    """What a task tells `commit`.
+    """The message that a task sends to `commit`.
 
     Attributes:
-        query_id: Of the streaming query, as the task saw it; empty in a batch query.
-        batch_id: Of the micro-batch, as the task saw it; -1 in a batch query.
-        rows: That the task read.
-        inline: Its batches, or
-        staged: where they are.
+        query_id: Id of the streaming query, from the task's properties; empty for a batch query.
+        batch_id: Id of the micro-batch, from the task's properties; -1 for a batch query.
+        rows: Number of rows that the task read.
+        inline: The task's batches, if they are small.
+        staged: Where the task's batches are in the staging topic, if they are not small.
     """
 
     query_id: str
@@ -89,27 +92,27 @@ class Message(WriterCommitMessage):
 
 
 def batch_writer(options: dict[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """The writer of a batch query. Nothing is opened.
+    """Creates the writer of a batch query. Opens no connection.
 
     Raises:
-        ConfigError: Options, columns or the mode cannot work.
+        ConfigError: The options, the columns or the mode are invalid.
     """
     if overwrite:
         raise error(
             "INVALID_MODE",
-            'mode is overwrite, but the records of a topic cannot be replaced: use .mode("append"), after deleting'
-            " and creating the topic if its records are to go.",
+            'mode is overwrite, but the records of a topic cannot be replaced: use .mode("append"). To remove the old'
+            " records, delete the topic and create it again first.",
         )
     parsed = _parsed(options)
-    app_version(parsed)  # refused now, and not after the tasks
+    app_version(parsed)  # reports invalid options now, before the tasks run
     return BatchWriter(parsed, schema)
 
 
 def stream_writer(options: dict[str, str], schema: StructType) -> StreamWriter:
-    """The writer of a streaming query. Nothing is opened.
+    """Creates the writer of a streaming query. Opens no connection.
 
     Raises:
-        ConfigError: Options or columns cannot work.
+        ConfigError: The options or the columns are invalid.
     """
     parsed = _parsed(options)
     refuse_version(parsed, "df.write")
@@ -125,7 +128,7 @@ def _parsed(options: dict[str, str]) -> SinkOptions:
 
 
 class _Writer:
-    """What both writers do."""
+    """The common part of both writers."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
@@ -135,12 +138,12 @@ class _Writer:
         )
 
     def write(self, iterator: Iterator[Any]) -> Message:
-        """Encodes the task's rows; they are in the message then, or in the staging topic.
+        """Encodes the task's rows and puts the batches into the message or into the staging topic.
 
         Raises:
-            ConfigError: A row cannot be written (its topic, its partition, its size), or there is no such topic.
-            StagingError: The staging topic failed.
-            KafkaError: So did the cluster.
+            ConfigError: A row has an invalid topic, partition or size, or the topic does not exist.
+            StagingError: The batches could not be written to the staging topic.
+            KafkaError: The cluster failed.
         """
         context = tasks._context()
         number = context.getLocalProperty(_BATCH)
@@ -187,7 +190,7 @@ def _check(rows: int, inline: Sequence[Inline], staged: Sequence[Staged]) -> Non
     pieces: list[Inline | Staged] = [*inline, *staged]
     encoded = sum(piece.rows for piece in pieces)
     if encoded != rows:
-        raise RuntimeError(f"{rows} rows were given, {encoded} are in batches: a bug of kafkasafe")
+        raise RuntimeError(f"A task got {rows} rows but encoded {encoded}: a bug in kafkasafe, report it")
 
 
 def _partition_count(options: SinkOptions, topic: str) -> int:
@@ -203,7 +206,7 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
 
 
 class _Kept:
-    """The encoded batches of a task: held while they are few, else staged."""
+    """Holds the encoded batches of a task in memory. Above a size limit, writes them to the staging topic instead."""
 
     def __init__(self, options: SinkOptions, task: int) -> None:
         self._options = options
@@ -236,7 +239,7 @@ class _Kept:
             request_timeout_ms=options.request_timeout_ms,
             api_timeout_s=options.api_timeout_s,
             buffer_bytes=options.buffer_bytes,
-            # A batch of one record may be that large, and a little more.
+            # A batch with a single record may slightly exceed the limit for a record.
             largest_bytes=2 * max(options.batch_bytes, options.max_record_bytes),
         )
         for piece in self._held:
@@ -248,10 +251,10 @@ class _Kept:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Of a batch query."""
+    """The writer of a batch query."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Writes what the tasks made, in one transaction, unless this `txnVersion` is committed already."""
+        """Writes the tasks' batches in one transaction, unless this `txnVersion` is already committed."""
         told = _told(messages)
         options = self._options
         app_id, version, remember = app_version(options)
@@ -264,32 +267,33 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         _log_outcome(app_id, version, done)
 
 
-# Spark 4.1 and later; before it there are rows only.
+# Spark 4.1 and later pass Arrow batches to a stream writer. Earlier versions pass only rows.
 _ArrowStream: Any = getattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter", None)
 _Stream: Any = _ArrowStream or DataSourceStreamWriter
 
 
 class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
-    """Of a streaming query."""
+    """The writer of a streaming query."""
 
     def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str | None = None) -> None:
         super().__init__(options, schema)
         self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[Any]) -> Message:
-        """As `_Writer.write`, of Arrow batches or of Spark's rows."""
+        """Does the same as `_Writer.write`, for Arrow batches or for Spark's rows."""
         return super().write(
             iterator if _ArrowStream is not None else parts_of_rows(iterator, self._rows_schema)
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Writes what the tasks made, exactly once for each (query, batch id).
+        """Writes the tasks' batches exactly once for each (query, batch id).
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.
-            StagingError: A staged batch is lost. Nothing of the micro-batch is visible.
+            StagingError: A staged batch is lost. No row of the micro-batch is visible.
             FencedError: Another driver has taken over.
-            KafkaError: It could not be written. Nothing of it is visible; Spark repeats it after a restart.
+            KafkaError: The micro-batch could not be written. No row is visible. After a restart, Spark repeats the
+                micro-batch.
         """
         told = _told(messages)
         queries, batches = {message.query_id for message in told}, {message.batch_id for message in told}
@@ -299,7 +303,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
                 f" the queries {sorted(queries)}: nothing was written. Use foreach_batch_sink on this version of Spark."
             )
         (query_id,) = queries
-        app_id = stream_id(self._options, query_id, "by its tasks")
+        app_id = stream_id(self._options, query_id, "in its tasks")
         session = _session(self._options, app_id)
         work = _Work(self._options, session, told)
         done: Outcome | None = None
@@ -312,7 +316,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
 
 
 def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
-    """Spark's rows as Arrow batches with the columns of `schema`."""
+    """Converts Spark's rows into Arrow batches with the columns of `schema`."""
     held: list[dict[str, Any]] = []
     for row in rows:
         held.append(row.asDict(recursive=True))
@@ -326,16 +330,17 @@ def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
     told = [message for message in messages if isinstance(message, Message)]
     if messages and not told and all(message is None for message in messages):
-        # Seen with Spark 4.2 only there: it calls no Python writer's `write` then, and `commit` all the same.
+        # With a continuous trigger Spark calls `commit` without ever calling `write` (observed with Spark 4.2).
+        # No other reason is known.
         raise UsageError(
-            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch of which it gave no rows to the tasks, as it does"
-            " with trigger(continuous=...), which does not work with Python data sources: nothing is written. Use"
+            "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. It does"
+            " that with trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
             " trigger(processingTime=...)."
         )
     if not told or len(told) < len(messages):
         raise UsageError(
-            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks did not report what they"
-            " made: nothing was written. Have all nodes the same version of kafkasafe?"
+            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks did not report their"
+            " batches: nothing was written. Check that all nodes have the same version of kafkasafe."
         )
     return told
 
@@ -345,7 +350,7 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """WRITE: appends the batches of the messages. May be called again, for another grant."""
+    """The step WRITE, which appends the batches of the messages. It may be repeated with another grant."""
 
     def __init__(self, options: SinkOptions, session: Session, told: Sequence[Message]) -> None:
         self._options = options
@@ -357,7 +362,7 @@ class _Work:
         self.bytes = 0
 
     def count(self) -> int:
-        """How many rows the tasks read."""
+        """Returns the number of rows that the tasks read."""
         return self._rows
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
@@ -365,7 +370,8 @@ class _Work:
         pieces: list[Inline | Staged] = [*self._inline, *self._staged]
         places = {(piece.topic, piece.partition) for piece in pieces}
         if places:
-            # Those of the option `topic` are there already, unless it grew since.
+            # If the option `topic` is set, the transaction already contains the topic's partitions, except those that
+            # were created after it began.
             self._session.add(grant, places)
         appender = Appender(
             transport,
@@ -387,7 +393,9 @@ class _Work:
             self.bytes += appender.bytes
         _check(self._rows, self._inline, self._staged)
         if (sent := sum(report.rows for report in reports)) != self._rows:
-            raise RuntimeError(f"Tasks made {self._rows} rows, {sent} were sent: a bug of kafkasafe")
+            raise RuntimeError(
+                f"Tasks encoded {self._rows} rows, {sent} were sent: a bug in kafkasafe, report it"
+            )
         return reports
 
     def _fetched(self, transport: Transport) -> Iterator[tuple[Staged, bytearray]]:
@@ -402,16 +410,19 @@ _MOST_SESSIONS: Final = 8
 
 
 def _session(options: SinkOptions, app_id: str) -> Session:
-    """This process's session of a query: Spark uses the process for many micro-batches, and for other queries."""
+    """Returns this process's session for an application id.
+
+    Spark uses this process for many micro-batches, and for other queries as well.
+    """
     key = os.getpid(), app_id, repr(options)
     session = _sessions.pop(key, None) or Session(options, app_id)
-    _sessions[key] = session  # the one used last is the last
+    _sessions[key] = session  # moves it to the end: the dict is in order of last use
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session
 
 
 def close_sessions() -> None:
-    """Closes what this process keeps open. The next commit opens it again."""
+    """Closes this process's sessions. The next commit opens new ones."""
     while _sessions:
         _sessions.popitem()[1].close()

@@ -667,6 +667,12 @@ class DiskFiles:
         self._call("read")
         return bytes(self._file(handle).content[offset : offset + size])
 
+    def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
+        """See `Files`."""
+        content = self.read(handle, offset, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
     def sync_data(self, handle: int) -> None:
         """See `Files`."""
         fault = self._strike("sync_data")

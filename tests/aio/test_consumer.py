@@ -66,9 +66,9 @@ def test_a_poll_wakes_the_loop_once(options, monkeypatch):
                 return wake(*args, **kwargs)
 
             monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-            polls = consumer._polls
+            polls = consumer._polls.number
             await read(consumer, 2 * COUNT - 1)
-            assert woken == consumer._polls - polls > 10
+            assert woken == consumer._polls.number - polls > 10
             monkeypatch.undo()
 
     run(main())
@@ -235,10 +235,10 @@ def test_who_waits_for_one_partition_does_not_fetch_all_of_the_others(options):
             other = TopicPartition("orders", 1)
             await consumer.assign([TP, other])
             await consumer.seek_to_end(TP)
-            polls = consumer._polls
+            polls = consumer._polls.number
             waiting = asyncio.create_task(consumer.getone(TP))
             await until(lambda: consumer._fetched)
-            await until(lambda: consumer._polls > polls + 40)
+            await until(lambda: consumer._polls.number > polls + 40)
             assert sum(len(each.records) for each in consumer._fetched) <= 2 * options["max_poll_records"]
             consumer.seek(TP, COUNT - 1)
             assert (await waiting).offset == COUNT - 1
@@ -334,7 +334,7 @@ def test_close_takes_a_timeout_in_seconds_in_both_worlds(options, fake_kafka):
                     await consumer.close(wrong)
                 with pytest.raises(ValueError):
                     threaded.close(timeout=wrong)
-            with pytest.raises(UsageError, match="give one of them"):
+            with pytest.raises(UsageError, match="give only one of them"):
                 threaded.close(timeout=1, timeout_ms=1000)
             started = time.monotonic()
             await consumer.close(timeout=0.5)

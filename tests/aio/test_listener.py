@@ -264,8 +264,8 @@ def test_what_was_fetched_is_not_handed_out_in_a_forked_child(options):
             consumer.getone().send(None)
         except StopIteration:
             return 1
-        except RuntimeError as error:
-            return 0 if "no running event loop" in str(error) else 2
+        except UsageError as error:
+            return 0 if "No asyncio event loop is running" in str(error) else 2
         return 3
 
     async def main():

@@ -536,6 +536,33 @@ def test_dropped_without_close_everything_is_delivered_and_the_loop_does_not_wai
     assert fake_kafka.values("orders") == [b"0", b"1"]
 
 
+def test_a_dropped_producer_warns_at_once_on_the_thread_that_dropped_it(options):
+    """As aiokafka's does (test_producer_warn_unclosed): `pytest.warns` sees it, and sees it once."""
+    threads = []
+
+    def seen(message, category, *_):
+        threads.append((category, threading.current_thread(), str(message)))
+
+    def drop(producers):
+        producers.clear()
+        gc.collect()
+
+    async def main():
+        producers = [SafeProducer(**options)]
+        await producers[0].start()
+        pump = producers[0].client._pump
+        with pytest.warns(ResourceWarning, match="was dropped without close"):
+            drop(producers)
+        await until(pump.ended)
+        await asyncio.sleep(0.1)  # the thread that had the last reference has dropped it
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = seen
+        run(main())
+    assert not [said for kind, _, said in threads if kind is ResourceWarning and "SafeProducer" in said]
+
+
 def test_after_close_nothing_is_waited_for(options, fake_kafka):
     """`flush` after `close` waited for ever; whatever is left is for the next life."""
 

@@ -1,4 +1,4 @@
-"""aiokafka's names are the convention: each of them is here, with its parameters, or docs/aio.md says why not."""
+"""aiokafka's names are the convention: each of them is here, with its parameters, or docs/migrating-from-aiokafka.md says why not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kafkasafe.aio import SafeConsumer, SafeProducer, instead
 DOCS = re.sub(
     r"^```.*?^```",
     "",
-    (Path(__file__).parent.parent.parent / "docs" / "aio.md").read_text(),
+    (Path(__file__).parent.parent.parent / "docs" / "migrating-from-aiokafka.md").read_text(),
     flags=re.DOTALL | re.MULTILINE,
 )
 NAMED = set(re.findall(r"\b\w+\b", " ".join(re.findall(r"`([^`]+)`", DOCS))))
@@ -43,7 +43,7 @@ def test_every_method_is_here_or_in_the_table(kind):
             continue
         own = getattr(ours, name, None)
         if own is None:
-            assert name in NAMED, f"{name} is not there, and docs/aio.md does not say so"
+            assert name in NAMED, f"{name} is not there, and docs/migrating-from-aiokafka.md does not say so"
             continue
         given, taken = parameters(method), parameters(own)
         if taken[: len(given)] != given:

@@ -22,7 +22,7 @@ from kafka.serializer import Deserializer
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core import batch
-from kafkasafe._io.batches import _Batches
+from kafkasafe._io.batches import _Batches, _Kind
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
 from kafkasafe.testing.broker import KafkaCluster
@@ -478,7 +478,7 @@ class TestPositions:
         consuming.produce(cluster, topic, [b"new"] * 8)
         with pytest.raises(LogDivergedError) as caught:
             until(lambda: consumer.poll_arrow(500).num_rows)
-        assert (caught.value.event.at, caught.value.event.rolled_back) == (4, (4, 6))
+        assert (caught.value.event.divergent_offset, caught.value.event.rolled_back) == (4, (4, 6))
         consumer.seek(TopicPartition(topic, 0), 4)
         assert gather(consumer, 8)["value"].to_pylist() == [b"new"] * 8
 
@@ -525,8 +525,11 @@ class TestDamage:
             assert f"{topic}-0: Offsets 1 to 1: their CRC is" in errors[0]
             assert "The position stays 1" in errors[0]
         else:
-            assert "The position stays before it: poll again" in errors[0]
-            assert "seek past it to leave it out" in errors[0]
+            assert (
+                "The position stays before this batch. If the network may have damaged it, poll again."
+                in errors[0]
+            )
+            assert "To skip the batch, seek past it." in errors[0]
         flip(path, place)
         got = []
 
@@ -585,7 +588,8 @@ class TestOldFormats:
     """Messages that brokers before 0.11 wrote; no broker that runs here writes them any more."""
 
     @pytest.mark.parametrize("columns", [None, ["offset", "value"]])
-    def test_between_new_ones(self, columns):
+    @pytest.mark.parametrize("views", [False, True])
+    def test_between_new_ones(self, columns, views):
         buffer = bytearray(batch.encode([b"k"] * 2, [b"0", b"1"], timestamps=NOW))
         for magic in (0, 1):
             old = LegacyRecordBatchBuilder(magic, 0, 1 << 20)
@@ -596,7 +600,7 @@ class TestOldFormats:
         batch.stamp_address(new, 6, 9)
         drained = []
         part = _Batches(
-            frozenset(columns or [*COLUMNS[2:], "leader_epoch"]),
+            _Kind(frozenset(columns or [*COLUMNS[2:], "leader_epoch"]), views),
             1,
             TopicPartition("t", 0),
             MemoryRecords(bytes(buffer + new)),

@@ -139,19 +139,24 @@ def test_one_unclean_election_while_reading(cluster, consumers):
         with pytest.raises(LogDivergedError) as told:
             consumer.poll(120_000)
         event = told.value.event
-        assert (event.at, event.rolled_back, event.replaced, event.position) == (10, (10, 19), None, 20)
+        assert (event.divergent_offset, event.rolled_back, event.replaced, event.position) == (
+            10,
+            (10, 19),
+            None,
+            20,
+        )
         assert event.exact
         with pytest.raises(LogDivergedError):  # until it is decided about
             consumer.poll(1000)
         assert len(consumers.of(LogDiverged)) == 1
-        consumer.seek(tp, event.at)
+        consumer.seek(tp, event.divergent_offset)
         writer.write(topic, 13)
         assert [record.offset for record in collect(consumer, 13)] == list(range(10, 23))
         assert len(consumers.of(LogDiverged)) == 1
         # The log is longer than it was.
         with pytest.raises(LogDivergedError) as told:
             old.poll(120_000)
-        assert (told.value.event.at, told.value.event.replaced) == (10, (10, 19))
+        assert (told.value.event.divergent_offset, told.value.event.replaced) == (10, (10, 19))
 
         # Back with the committed offset; it is not decided about when another member takes over.
         one = consumers(topic, **options)
@@ -174,7 +179,7 @@ def diverged(consumer):
     try:
         consumer.poll(200)
     except LogDivergedError as error:
-        return error.event.at
+        return error.event.divergent_offset
     return None
 
 
@@ -205,7 +210,7 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
     with pytest.raises(LogDivergedError) as told:
         consumer.poll(120_000)
     event = told.value.event
-    assert (event.at, event.rolled_back, event.replaced) == (3, (3, 8), (3, 8))
+    assert (event.divergent_offset, event.rolled_back, event.replaced) == (3, (3, 8), (3, 8))
     assert event.epochs == tuple(dict.fromkeys(read[3:]))
     assert event.round_trips == 3
 
@@ -226,7 +231,10 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
         else:
             with pytest.raises(LogDivergedError) as told:
                 restarted.poll(120_000)
-            assert (told.value.event.at, told.value.event.rolled_back) == (first, (first, position - 1))
+            assert (told.value.event.divergent_offset, told.value.event.rolled_back) == (
+                first,
+                (first, position - 1),
+            )
         restarted.close()
 
     # The controls, where the epoch asked about ends at or behind the position. Nobody says a word.
@@ -252,7 +260,7 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
     )
     deciding.assign([tp])
     assert [record.offset for record in collect(deciding, 4)] == list(range(8, 12))
-    assert [event.at for event in asked] == [3]
+    assert [event.divergent_offset for event in asked] == [3]
     following.commit()
     kept = Lineage.decode(following.committed(tp, metadata=True).metadata)
     assert [kept.epoch_at(offset) for offset in range(12)] == log.written[B]
@@ -275,7 +283,7 @@ def test_a_topic_made_anew(cluster, consumers):
     with pytest.raises(LogDivergedError, match="recreated") as told:
         consumer.poll(120_000)
     event = told.value.event
-    assert (event.reason, event.at, event.rolled_back) == ("recreated", 0, (0, 5))
+    assert (event.reason, event.divergent_offset, event.rolled_back) == ("recreated", 0, (0, 5))
     consumer.seek(tp, 0)
     assert [record.value for record in collect(consumer, 9)] == [b"y"] * 9
 

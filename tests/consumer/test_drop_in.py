@@ -219,7 +219,7 @@ class TestOptions:
     def test_the_newer_group_protocol_is_named_as_missing(self, option):
         """The nearest name was security_protocol."""
         with pytest.raises(
-            ConfigError, match=r"Unknown option 'group_\w+': kafka-python has no group protocol of KIP-848"
+            ConfigError, match=r"Unknown option 'group_\w+': kafka-python lacks the group protocol of KIP-848"
         ):
             SafeConsumer(bootstrap_servers="127.0.0.1:9", group_id="g", **option)
 
@@ -402,5 +402,5 @@ def test_what_is_no_partition_is_refused_at_once(fake_kafka, wrong):
         ):
             with pytest.raises(TypeError, match="is not a TopicPartition"):
                 call()
-        with pytest.raises(TypeError, match="Not a time: '1'"):
+        with pytest.raises(TypeError, match="Not a timestamp: '1'"):
             consumer.offsets_for_times({TopicPartition("orders", 0): "1"})

@@ -103,5 +103,5 @@ def test_a_scrape_counts_what_happened(kafka, consumers, tmp_path):
     consumers(client_id="by option", prometheus=True)
     assert 'client_id="by option"' not in generate_latest(registry).decode()
     assert any(consumer.client_id == "by option" for consumer in install(registry=REGISTRY).sources)
-    with pytest.raises(TypeError, match="not of 'me'"):
+    with pytest.raises(TypeError, match="have metrics, not 'me'"):
         install("me", registry=registry)

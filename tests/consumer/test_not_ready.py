@@ -185,7 +185,7 @@ def test_a_divergence_is_found_whatever_fetch_can_say(cluster, proxy, consumers,
     with pytest.raises(LogDivergedError):
         consumer.poll(60_000)
     (event,) = consumers.of(LogDiverged)
-    assert (event.at, event.rolled_back, event.replaced) == (0, (0, 7), (0, 7))
+    assert (event.divergent_offset, event.rolled_back, event.replaced) == (0, (0, 7), (0, 7))
     assert {call.version for call in proxy.requests("Fetch", topic=topic)} == {fetch_version}
     consumer.seek(tp, 0)
     assert {record.value for record in collect(consumer, 12)} == {b"y"}

@@ -62,7 +62,7 @@ def test_a_topic_made_anew_is_a_loss_and_is_told_once(kafka, capsys, tmp_path):
     code, out, _ = run(capsys, "offsets", topic, *more)
     (row,) = json.loads(out)
     assert (code, row["end_offset"]) == (1, 3)
-    assert row["note"] == "REGRESSED: offsets 3 to 9 are gone (recreated)"
+    assert row["note"] == "REGRESSED: offsets 3 to 9 are lost (recreated)"
     code, out, _ = run(capsys, "offsets", topic, *more)
     assert (code, json.loads(out)[0]["note"]) == (0, "")
 
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_told_and_not_made(kafka, capsys):
     ("arguments", "said"),
     [
         (("a:b", "-b", "x:1"), "'a:b' is neither TOPIC nor TOPIC:PARTITION"),
-        (("a",), "say where the brokers are"),
+        (("a",), "give the brokers as HOST:PORT"),
         (("a", "-b", "x:1", "--rounds", "3"), "only with --watch"),
         (("a", "-b", "x:1", "--baseline", "/does/not/exist/x"), "/does/not/exist is not a directory"),
         (("a", "-b", "x:1", "--interval", "-1"), "'-1' is not a duration"),

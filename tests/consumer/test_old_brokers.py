@@ -17,7 +17,7 @@ from kafka.errors import KafkaTimeoutError
 from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
-from kafkasafe.offsets import EndOffsetTracker, Lowered, LoweredReason, Undecidable
+from kafkasafe.offsets import EndOffsetTracker, Regressed, RegressedReason, Unproven
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -134,7 +134,7 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
                 offsets_path=path, bootstrap_servers=f"{host}:{port}", request_timeout_ms=3000
             )
             ours.append(restarted.end_offsets([tp], timeout_ms=60_000)[tp])
-            until(lambda: look() is not None and isinstance(hasty_results[-1], Undecidable))
+            until(lambda: look() is not None and isinstance(hasty_results[-1], Unproven))
         finally:
             cluster.resume(hung)
             stopper.join()
@@ -149,7 +149,7 @@ def test_the_bug_of_kip_207(cluster, consumers, tmp_path):
     # One who does not want to wait so long decides himself.
     assert {result.offset for result in hasty_results} == {10}
     hasty.observe(*tp, 0)
-    assert hasty.accept(*tp) == Lowered(0, 10, LoweredReason.ACCEPTED, None)
+    assert hasty.accept(*tp) == Regressed(0, 10, RegressedReason.ACCEPTED, None)
 
 
 # --- logs that tell of no leader epochs -----------------------------------------------------------------------------
@@ -229,13 +229,13 @@ def test_batches_that_were_read_locate_a_loss(pair, tmp_path):
             pair.start(other)
             found = told(living, 2)
             assert {
-                tp: (event.at, event.rolled_back, event.replaced) for tp, event in found.items()
+                tp: (event.divergent_offset, event.rolled_back, event.replaced) for tp, event in found.items()
             } == dict.fromkeys(tps.values(), (6, (6, 9), (6, 9)))
             # The next life of the process, which has positions of its own and this file.
             restarted = opened(lineage_path=kept)
             for tp in tps.values():
                 restarted.seek(tp, 10)
-            assert {event.at for event in told(restarted, 2).values()} == {6}
+            assert {event.divergent_offset for event in told(restarted, 2).values()} == {6}
             for tp in tps.values():
                 restarted.seek(tp, 6)
             assert {record.value for record in collect(restarted, 16)} == {b"new"}
@@ -272,8 +272,8 @@ def test_a_start_from_the_end_does_not_wait_for_ever_for_what_is_gone(pair):
         assert consumer.end_offsets([tp]) == {tp: 10}
         assert consumer.position(tp) == 4
         assert consumer.end_offsets([tp]) == {tp: 4}
-        (lowered,) = consumers.of(EndOffsetRegressed)
-        assert (lowered.offset, lowered.previous, lowered.reason) == (4, 10, "accepted")
-        assert {event.reason for event in consumers.of(EndOffsetHeld)} <= {"lower", "undecidable"}
+        (regressed,) = consumers.of(EndOffsetRegressed)
+        assert (regressed.offset, regressed.previous, regressed.reason) == (4, 10, "accepted")
+        assert {event.reason for event in consumers.of(EndOffsetHeld)} <= {"lower", "unproven"}
         consuming.produce(pair, topic, [b"z"], acks="all")
         assert [record.offset for record in collect(consumer, 1)] == [4]

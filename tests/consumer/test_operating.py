@@ -23,8 +23,8 @@ def diverged(replaced):
 @pytest.mark.parametrize(
     ("replaced", "resume", "says"),
     [
-        ((10, 12), 13, "seek to 10 to read what is there now, or to 13 to leave that out"),
-        ((10, 16), 17, "or to 17 to leave that out"),
+        ((10, 12), 13, "seek to 10 to read the records that are there now, or to 13 to skip them"),
+        ((10, 16), 17, "or to 17 to skip them"),
         (None, 10, "then seek to 10 to go on."),
     ],
 )

@@ -82,7 +82,7 @@ def undecided(cluster, consumers, **more):
     consumer.commit()
     recreate_under(consumer, cluster, topic)
     event = told(consumer)
-    assert (event.reason, event.at, event.rolled_back) == ("recreated", 0, (0, 9))
+    assert (event.reason, event.divergent_offset, event.rolled_back) == ("recreated", 0, (0, 9))
     return TopicPartition(topic, 0), consumer
 
 
@@ -195,7 +195,7 @@ def test_an_offset_committed_before_the_consumer_knew_says_which_topic_was_read(
         first.close(autocommit=False)
         second = consumers(topic, **options(topic))
         event = told(second)
-        assert (event.reason, event.at, event.rolled_back) == ("recreated", 0, (0, 9))
+        assert (event.reason, event.divergent_offset, event.rolled_back) == ("recreated", 0, (0, 9))
         second.close()  # it has not decided either
         third = consumers(topic, **options(topic))
         assert told(third).rolled_back == (0, 9)
@@ -310,7 +310,7 @@ def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
         first.close()
         second = consumers(topic, **options(topic))
         event = told(second)
-        assert (event.reason, event.at, event.rolled_back) == ("truncated", 5, (5, 9))
+        assert (event.reason, event.divergent_offset, event.rolled_back) == ("truncated", 5, (5, 9))
         second.commit({TopicPartition(topic, 0): OffsetAndMetadata(9, "", -1)})
         second.close(autocommit=False)
         third = consumers(topic, **options(topic))

@@ -63,7 +63,7 @@ def test_the_next_incarnation_skips_no_record_of_the_new_topic(cluster, how, tol
                     found.extend(record.value for record in records)
             except LogDivergedError as error:
                 assert not found
-                again.seek(tp, error.event.at)
+                again.seek(tp, error.event.divergent_offset)
             return found[-1:] == NEW[-1:] or again.committed(tp) == may_be_committed == len(NEW)
 
         consuming.until(all_there, 90)

@@ -557,7 +557,8 @@ def refusals(side):
     answers = []
     if not side.new:  # newer ones want no more replicas than there are
         side.cluster.alter_topic(topic, {"min.insync.replicas": 2})
-        until(lambda: answers.append(side.send(topic)) or answers[-1].error_code)
+        # A batch that is being appended while the option changes is answered by 20 (after append).
+        until(lambda: answers.append(side.send(topic)) or answers[-1].error_code == 19)
         yield "replicas", answers[-1]
     side.cluster.alter_topic(topic, {"min.insync.replicas": 1, "cleanup.policy": "compact"})
     until(lambda: answers.append(side.produce(topic, data)) or answers[-1].error_code == 87)
@@ -851,6 +852,14 @@ def test_settings_out_of_their_range_are_40(side):
         [found] = create_topics(side, f"set-{uuid.uuid4().hex[:8]}", **{name: value})
         assert (found.error_code, found.error_message) == (0, None)
         assert name.replace("_", ".") in {row.name for row in found.configs}
+
+
+def test_more_replicas_in_sync_than_there_are_is_what_only_older_brokers_ask_for(side):
+    topic, codes = side.topic(min_insync_replicas=2), []
+    until(lambda: codes.append(side.send(topic).error_code) or codes[-1] in {0, 19})
+    assert codes[-1] == (0 if side.new else 19)
+    assert side.send(topic, acks=1).error_code == 0
+    until(lambda: side.offset(topic, -1).offset == (2 if side.new else 1))
 
 
 def test_settings_of_other_versions_are_40(side):

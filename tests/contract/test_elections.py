@@ -75,13 +75,19 @@ class Trio:
         found = ask()
         return found.leader_epoch, found.end_offset
 
-    def end(self, topic, *, timestamp=-1):
+    def end(self, topic, *, timestamp=-1, replica=None):
+        """As the leader shows it; or the end of the log of a replica."""
         part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
 
         def ask():
             topics = [{"name": topic, "partitions": [part]}]
             answer = self.ask(
-                self.cluster.leader(topic), "ListOffsets", 6, replica_id=-1, isolation_level=0, topics=topics
+                replica or self.cluster.leader(topic),
+                "ListOffsets",
+                6,
+                replica_id=-2 if replica else -1,
+                isolation_level=0,
+                topics=topics,
             )
             return answer.topics[0].partitions[0]
 
@@ -209,6 +215,26 @@ def test_too_few_replicas_are_19(trio):
     trio.cluster.wait_in_sync(topic)
     until(lambda: trio.send(topic, 1).error_code == 0)
     assert trio.end(topic) == 2
+
+
+@pytest.mark.parametrize("least", [3, 9])
+def test_with_too_few_replicas_in_sync_nothing_more_is_shown(trio, least):
+    """No more than there are are asked for; while they are fewer, the end that readers see stands still (KIP-966)."""
+    topic = trio.topic(min_insync_replicas=least)
+    trio.fill(topic, [0])
+    follower, other = (node for node in (1, 2, 3) if node != trio.cluster.leader(topic))
+    trio.cluster.stop(follower)
+    until(lambda: follower not in trio.cluster.partition_state(topic).in_sync)
+    until(lambda: trio.send(topic, 1).error_code == 19)
+    for seq in (1, 2):
+        assert trio.send(topic, seq, acks=1).error_code == 0
+        until(lambda seq=seq: trio.end(topic, replica=other) == seq + 1)
+    # The follower asked for 2 after it had 1, so the leader knows that both have 1.
+    assert trio.end(topic) == 1
+    assert not trio.fetch(topic, 1).records
+    trio.cluster.start(follower)
+    trio.cluster.wait_in_sync(topic)
+    until(lambda: trio.end(topic) == 3)
 
 
 def test_an_unclean_election_loses_what_the_leader_alone_had(trio):

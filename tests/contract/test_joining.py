@@ -1,6 +1,8 @@
-"""`group.initial.rebalance.delay.ms`, on the fake and on a real broker."""
+"""Groups with members, on the fake and on a real broker: how they join, and whose offsets a group takes."""
 
 import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.structs import OffsetAndMetadata
 from waiting import until
 
 from kafkasafe.consumer import SafeConsumer
@@ -33,3 +35,26 @@ def test_members_that_come_one_after_the_other_share_the_first_generation(make):
         finally:
             for member in members:
                 member.close()
+
+
+@pytest.mark.parametrize("make", [FakeCluster, pytest.param(KafkaCluster, marks=pytest.mark.kafka)])
+def test_a_group_with_members_takes_offsets_of_a_transaction_that_names_no_generation(make):
+    """The reason for `send_offsets` to refuse a consumer without a generation: no broker would."""
+    with make(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        servers, partition = cluster.bootstrap_servers, TopicPartition("t", 0)
+        member = KafkaConsumer("t", bootstrap_servers=servers, group_id="g", enable_auto_commit=False)
+        producer = KafkaProducer(bootstrap_servers=servers, transactional_id="other")
+        try:
+            until(lambda: member.poll(2000) == {} and member.assignment() == {partition})
+            generation = member._coordinator._generation.generation_id
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({partition: OffsetAndMetadata(7, "", -1)}, "g")
+            producer.commit_transaction()
+            until(lambda: member.committed(partition) == 7)
+            member.poll(2000)
+            assert member._coordinator._generation.generation_id == generation
+        finally:
+            producer.close()
+            member.close()

@@ -1,483 +1,247 @@
-"""Journals with one safety rule taken out each: the simulation must find every one of them."""
+"""Changes of a source in memory, and the journal with one safety rule taken out each: the tests must find every one of them.
+
+A mutant of the journal names the function that has the rule and the words in it that are the rule. Where code moves, its
+`place` follows; where it changes, `source` says that the mutant is out of date.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.identity import BatchId, Judgement
-from kafkasafe._core.loss import Loss
+from kafkasafe._core.journal import Journal
+from kafkasafe._core.journal.acked import AckedLog
+from kafkasafe._core.journal.loss_case import LossCase
+from kafkasafe._core.journal.refusal import RefusalTimer
+from kafkasafe._core.journal.sequences import IdSequence
+from kafkasafe._core.journal.spool_index import SpoolIndex
+
+__all__ = ["MUTANTS", "Change", "nothing", "source"]
+
+Change = Callable[[Any], None]
+"""Makes a change, with pytest's `monkeypatch`."""
 
 
-class SendsBeforeDurable(j.Journal):
-    """A batch may be sent while it is being written."""
+def source(place: Any, name: str, *changes: str) -> Change:
+    """A change of a function's source: words, and what stands there instead; more of both may follow."""
 
-    def _enqueue(self, batch: j.Batch) -> j.Batch:
-        super()._enqueue(batch)
-        if batch.identity is not None and batch.state is j.State.SEALED:
-            batch.move(j.State.PREPARED)
-        return batch
+    def change(patch: Any) -> None:
+        function = inspect.getattr_static(place, name)
+        kept = staticmethod if isinstance(function, staticmethod) else None
+        function = getattr(function, "__func__", function)
+        text = textwrap.dedent(inspect.getsource(function))
+        for old, new in zip(changes[::2], changes[1::2], strict=True):
+            if old not in text:
+                raise LookupError(f"The mutant is out of date: {name} has no {old!r}")
+            text = text.replace(old, new)
+        text = "\n".join(
+            line for line in text.split("\n") if line.strip() not in {"@staticmethod", "@classmethod"}
+        )
+        local: dict[str, Any] = {}
+        # `super()` and private names do not work in here; who needs them writes a class instead.
+        exec(
+            compile("from __future__ import annotations\n" + text, f"<mutant of {name}>", "exec"),
+            vars(sys.modules[function.__module__]),
+            local,
+        )
+        patch.setattr(place, name, kept(local[name]) if kept else local[name])
 
-
-class SendsBeforeIdDurable(j.Journal):
-    """A batch may be sent before the mark that gives it its id is durable."""
-
-    def _prepare(self, partition: j.Partition) -> None:
-        super()._prepare(partition)
-        for batch in partition.queue:
-            if batch.state is j.State.SEALED and batch.durable and batch.identity is not None:
-                batch.move(j.State.PREPARED)
-
-
-class ResendsBlindly(j.Journal):
-    """A batch whose answer was lost is sent again without asking."""
-
-    def lost(self, batch: j.Batch, *, sent: bool, **of: Any) -> None:
-        super().lost(batch, sent=False, **of)
-
-
-class TrustsFormerLife(j.Journal):
-    """What an earlier life may have sent is sent again without asking, under a new id."""
-
-    def recovered(self, *args: Any, **of: Any) -> None:
-        for partition in self._partitions.values():
-            for batch in partition.queue:
-                batch.identity, batch.state = None, j.State.SEALED
-        super().recovered(*args, **of)
+    return change
 
 
-class NeverSeesGhosts(j.Journal):
-    """A request whose answer was lost is taken for dead at once."""
+def nothing(place: Any, name: str, result: Any = None) -> Change:
+    """A function that does nothing."""
 
-    def _forget_ghosts(self) -> None:
-        for partition in self._partitions.values():
-            partition.dead_at = 0.0
+    def change(patch: Any) -> None:
+        if not hasattr(place, name):
+            raise LookupError(f"The mutant is out of date: there is no {name}")
+        patch.setattr(place, name, lambda *_, **__: result)
 
-    def lost(self, *args: Any, **of: Any) -> None:
-        super().lost(*args, **of)
-        self._forget_ghosts()
-
-    def recovered(self, *args: Any, **of: Any) -> None:
-        super().recovered(*args, **of)
-        self._forget_ghosts()
+    return change
 
 
-class BelievesTooEarly(j.Journal):
-    """A refusal counts though another request with the batch may be on its way, or was appended."""
+def both(*changes: Change) -> Change:
+    """All of them."""
 
-    def refused(self, batch: j.Batch, *args: Any, **of: Any) -> None:
-        batch.unanswered = False
-        partition = self._partitions[batch.destination]
-        kept, partition.dead_at = partition.dead_at, 0.0
-        super().refused(batch, *args, **of)
-        partition.dead_at = kept
+    def change(patch: Any) -> None:
+        for each in changes:
+            each(patch)
 
-
-class AsksOnlyOnce(j.Journal):
-    """A batch that was looked for while a request with it was on its way gets a new id without another look."""
-
-    def _settled(self, partition: j.Partition, now: float, now_ms: int) -> None:
-        for batch in partition.queue:
-            batch.unanswered = False
-        super()._settled(partition, now, now_ms)
+    return change
 
 
-class NeverProbes(j.Journal):
-    """What the leader has is taken for committed, replicated or not."""
-
-    def judged(self, destination: int, judgement: Judgement, *, stable: bool, **of: Any) -> None:
-        super().judged(destination, judgement, stable=True, **of)
-
-
-class ReusesProducerId(j.Journal):
-    """A new life goes on with the old one's producer id."""
-
-    def recover_marks(self, position: int, recovered: Any) -> None:
-        super().recover_marks(position, recovered)
-        for mark in recovered:
-            if isinstance(mark, m.Granted):
-                self._producer_id, self._producer_epoch = mark.producer_id, mark.producer_epoch
-
-
-class KeepsEpoch(j.Journal):
-    """New ids begin at sequence 0 of the same epoch."""
-
-    def _reidentify(self, partition: j.Partition) -> None:
-        epoch = partition.producer_epoch
-        super()._reidentify(partition)
-        partition.producer_epoch = epoch
-
-
-class FirstNotAlone(j.Journal):
-    """The window is filled before the leader is known to know us."""
-
-    def _flow(self, partition: j.Partition, now: float, now_ms: int) -> None:
-        for batch in partition.queue:
-            if isinstance(batch.identity, BatchId):
-                partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
-                partition.confirmed_until = math.inf
-                break
-        super()._flow(partition, now, now_ms)
-
-
-class IgnoresAge(j.Journal):
-    """Old timestamps are taken for new ones."""
-
-    def _is_old(self, batch: j.Batch, now_ms: int) -> bool:
-        return False
-
-    def acked(self, batch: j.Batch, *args: Any, now: float, **of: Any) -> None:
-        super().acked(batch, *args, now=now, **of)
-        self._partitions[batch.destination].confirmed_until = now + self._state_age_s
-
-
-class IgnoresAgeOfTheSent(j.Journal):
-    """An old batch may be sent while a request may still be on its way, and others beside it."""
-
-    def _flow(self, partition: j.Partition, now: float, now_ms: int) -> None:
-        self._blind = True
-        super()._flow(partition, now, now_ms)
-        self._blind = False
-
-    def _is_old(self, batch: j.Batch, now_ms: int) -> bool:
-        return not getattr(self, "_blind", False) and super()._is_old(batch, now_ms)
-
-
-class WideWindow(j.Journal):
-    """Ten in flight."""
-
-    def __init__(self, **of: Any) -> None:
-        super().__init__(**{**of, "window": 10})
-
-
-class ResolvesEarly(j.Journal):
-    """A future resolves with the answer, not with the mark."""
-
-    def _finish(self, partition: j.Partition, batch: j.Batch) -> None:
-        self._passed(partition, batch)
-        if batch.position >= 0:
-            self._commits(partition, batch)
-        self._leave(batch, j.State.COMMITTED, j.Fate.COMMITTED)
-
-
-class ScansFromLastAck(j.Journal):
-    """The scan begins behind the newest acknowledged batch, whatever is in doubt before it."""
-
-    def _settled(self, partition: j.Partition, now: float, now_ms: int) -> None:
-        partition.clear_offset = partition.last_acked_offset
-        super()._settled(partition, now, now_ms)
-
-
-class SnapshotsTooMuch(j.Journal):
-    """A snapshot tells what is acknowledged, not what is marked."""
-
-    def _state_mark(self, partition: j.Partition) -> m.State:
-        kept, partition.clear_offset = partition.clear_offset, partition.last_acked_offset
-        mark = super()._state_mark(partition)
-        partition.clear_offset = kept
-        return mark
-
-
-class _Drops(j.Journal):
+def drops(kind: str) -> Change:
     """Marks of one kind never reach the disk."""
-
-    kind: type[Any]
-
-    def ready(self, now: float, now_ms: int) -> j.Ready:
-        ready = super().ready(now, now_ms)
-        ready.persist.marks = [mark for mark in ready.persist.marks if not isinstance(mark, self.kind)]
-        return ready
-
-
-class ForgetsReplaced(_Drops):
-    kind = m.Replaced
-
-
-class ForgetsRejected(_Drops):
-    kind = m.Rejected
-
-
-class ForgetsCommitted(_Drops):
-    kind = m.Committed
-
-
-class ForgetsIdentified(_Drops):
-    kind = m.Identified
-
-
-class ForgetsState(_Drops):
-    """No baseline: a new life thinks that nothing was ever sent."""
-
-    kind = m.State
-
-
-class ForgetsVoid(j.Journal):
-    """A mark of new ids does not take the old ones back."""
-
-    def ready(self, now: float, now_ms: int) -> j.Ready:
-        ready = super().ready(now, now_ms)
-        ready.persist.marks = [
-            mark
-            for mark in ready.persist.marks
-            if not (isinstance(mark, m.Identified) and mark.reason is m.IdentityReason.REIDENTIFIED)
-        ]
-        return ready
-
-
-class TearsReplaced(j.Journal):
-    """A division is not all or nothing."""
-
-    def ready(self, now: float, now_ms: int) -> j.Ready:
-        ready = super().ready(now, now_ms)
-        ready.persist.atomic = False
-        return ready
-
-
-class LosesPlace(j.Journal):
-    """The position of a divided batch is released before its parts are done."""
-
-    def replaced(self, batch: j.Batch, children: Any) -> list[j.Batch]:
-        made = super().replaced(batch, children)
-        for child in made:
-            child.parent = None
-        self._spooled.pop(batch.position, None)
-        return made
-
-
-class RejectsWithoutCopy(j.Journal):
-    """A batch is rejected though its copy could not be written."""
-
-    def set_aside(self, aside: j.Aside, kept: int, reason: str = "") -> None:
-        super().set_aside(aside, len(aside.batches), reason)
-
-
-class RejectsFromMemory(j.Journal):
-    """A batch is rejected that has no place in the spool which its copy could name."""
-
-    def _reject_head(self, partition: j.Partition, head: j.Batch) -> None:
-        self._put_aside(partition, (head,))
-
-
-class RejectsMissingTopic(j.Journal):
-    """A topic that is unknown for a moment is taken for deleted."""
-
-    def __init__(self, **of: Any) -> None:
-        super().__init__(**{**of, "blocked_timeout_s": 0.0})
-
-
-class SumsMissingTime(j.Journal):
-    """The time without the topic goes on though the cluster gave another answer."""
-
-    def _relent(self, partition: j.Partition, *, accepted: bool = True) -> None:
-        pass
-
-    @staticmethod
-    def _unheard(partition: j.Partition) -> None:
-        pass
-
-
-class ContinuesSequence(j.Journal):
-    """After a rejection the next batch goes on behind the gap."""
-
-    def _reidentify(self, partition: j.Partition) -> None:
-        pass
-
-
-class SkipsSettling(j.Journal):
-    """After a failure the others go on being sent."""
-
-    def _settle(self, partition: j.Partition, reason: str) -> None:
-        super()._settle(partition, reason)
-        if not partition.doubtful:
-            partition.flow = j.Flow.FLOWING
-
-
-# -- lost acknowledged batches -----------------------------------------------------------------------------------------
-
-
-class RevivesWithoutMark(_Drops):
-    """A new life takes what was put back for delivered."""
-
-    kind = m.Revived
-
-
-class RevivesBehind(j.Journal):
-    """Lost batches are put back behind what waits."""
-
-    def _revive(self, partition: j.Partition, positions: Any, given_up: Any, end_offset: int) -> None:
-        waiting = len(partition.queue)
-        super()._revive(partition, positions, given_up, end_offset)
-        partition.queue._head.rotate(waiting - len(partition.queue))
-
-
-class RevivesAsCommitted(j.Journal):
-    """Lost batches are put back as their acknowledgements came, not as their records were accepted."""
-
-    def _revive(self, partition: j.Partition, positions: Any, given_up: Any, end_offset: int) -> None:
-        super()._revive(partition, positions[::-1], given_up, end_offset)
-
-
-class ForgetsSurvey(j.Journal):
-    """The log is read, and nothing follows from it."""
-
-    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
-        super().surveyed(destination, Loss((), -1, -1, 0, loss.moved, oldest_known=False), end_offset, **of)
-
-
-class IgnoresTopicId(j.Journal):
-    """A topic that was created again is taken for one that lost its records."""
-
-    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
-        super().surveyed(destination, loss, end_offset, **{**of, "topic_id": m.NO_TOPIC_ID})
-
-
-class RevivesReleased(j.Journal):
-    """What the spool deleted is put back."""
-
-    def released(self, before_position: int) -> None:
-        super().released(0)
-
-
-class ForgetsSuspicion(j.Journal):
-    """A new life does not look for what its forerunner missed."""
-
-    def recovered(self, *args: Any, **of: Any) -> None:
-        for partition in self._partitions.values():
-            partition.suspicion = None
-            partition.checks.clear()
-        super().recovered(*args, **of)
-
-
-class BlindToAcks(j.Journal):
-    """An acknowledgement before the one before it is nothing special, nor is the first one of another leader."""
-
-    def _leads(self, partition: j.Partition, leader_epoch: int) -> None:
-        partition.leader_epoch = leader_epoch
-
-    def _look_back(self, partition: j.Partition, base_offset: int) -> None:
-        pass
-
-
-class HealsAtOnce(j.Journal):
-    """A lost batch is sent again while an older request with it may still be appended."""
-
-    def _quiet_at(self, partition: j.Partition, batch: j.Batch) -> float:
-        return 0.0
-
-
-class ContinuesBehindRevived(j.Journal):
-    """What was put back gets ids behind those of what waits behind it."""
-
-    def _prepare(self, partition: j.Partition) -> None:
-        renew, partition.renew = partition.renew, False
-        super()._prepare(partition)
-        partition.renew = renew
-
-
-class ForgetsGivenUp(j.Journal):
-    """A new life tells, or puts back, what was given up."""
-
-    def ready(self, now: float, now_ms: int) -> j.Ready:
-        ready = super().ready(now, now_ms)
-        for index, mark in enumerate(ready.persist.marks):
-            if isinstance(mark, m.Revived):
-                ready.persist.marks[index] = m.Revived(
-                    mark.destination, mark.end_offset, mark.positions, (), mark.moved
-                )
-        return ready
-
-
-class RemembersTheForgotten(j.Journal):
-    """A new incarnation remembers what an earlier one forgot."""
-
-    def recover_marks(self, position: int, recovered: Any) -> None:
-        known = [mark for mark in recovered if not (isinstance(mark, m.State) and mark.knows_nothing)]
-        super().recover_marks(position, known)
-        self._end_position = max(self._end_position, position + len(recovered) + 1)
-
-
-class BelievesTheDirectory(j.Journal):
-    """A lane is of the cluster that its directory names."""
-
-    def recover_marks(self, position: int, recovered: Any) -> None:
-        super().recover_marks(position, recovered)
-        self._home = type(self._home)()
-
-
-class TrustsOffsets(j.Journal):
-    """What is known by its offset alone is taken to be there."""
-
-    def surveyed(self, destination: int, loss: Loss, end_offset: int, **of: Any) -> None:
-        super().surveyed(destination, replace(loss, released_there=True), end_offset, **of)
-
-
-class TrustsItsOwn(j.Journal):
-    """Two batches that were acknowledged at one place are taken for one."""
-
-    def _suspect(self, partition: j.Partition, *args: Any, **of: Any) -> None:
-        super()._suspect(partition, *args, **of)
-        if partition.suspicion is not None:
-            partition.suspicion = replace(partition.suspicion, overlaps=False)
-
-
-class RemembersOtherTopics(j.Journal):
-    """What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name."""
-
-    def _forget_acknowledged(self, partition: j.Partition) -> None:
-        kept = list(partition.acked)
-        super()._forget_acknowledged(partition)
-        partition.acked.extend(kept)
-
-
-MUTANTS: list[type[j.Journal]] = [
-    SendsBeforeDurable,
-    SendsBeforeIdDurable,
-    ResendsBlindly,
-    TrustsFormerLife,
-    NeverSeesGhosts,
-    BelievesTooEarly,
-    AsksOnlyOnce,
-    NeverProbes,
-    ReusesProducerId,
-    KeepsEpoch,
-    FirstNotAlone,
-    IgnoresAge,
-    IgnoresAgeOfTheSent,
-    WideWindow,
-    ResolvesEarly,
-    ScansFromLastAck,
-    SnapshotsTooMuch,
-    ForgetsReplaced,
-    ForgetsRejected,
-    ForgetsCommitted,
-    ForgetsIdentified,
-    ForgetsState,
-    ForgetsVoid,
-    TearsReplaced,
-    LosesPlace,
-    RejectsWithoutCopy,
-    RejectsFromMemory,
-    RejectsMissingTopic,
-    SumsMissingTime,
-    ContinuesSequence,
-    SkipsSettling,
-    RevivesWithoutMark,
-    RevivesBehind,
-    RevivesAsCommitted,
-    ForgetsSurvey,
-    IgnoresTopicId,
-    RevivesReleased,
-    ForgetsSuspicion,
-    BlindToAcks,
-    HealsAtOnce,
-    ContinuesBehindRevived,
-    ForgetsGivenUp,
-    RemembersTheForgotten,
-    BelievesTheDirectory,
-    TrustsOffsets,
-    TrustsItsOwn,
-    RemembersOtherTopics,
-]
+    return of_ready(f"ready.persist.marks = [mark for mark in ready.persist.marks if not {kind}]")
+
+
+def of_ready(words: str) -> Change:
+    """Something is done to all that `ready` gives."""
+    return source(Journal, "ready", "    return ready", f"    {words}\n    return ready")
+
+
+_FIND = "partition = self._partitions[destination]"
+_FIND_ITS = "partition = self._partitions[batch.destination]"
+
+
+MUTANTS: dict[str, Change] = {
+    # A batch may be sent while it is being written.
+    "SendsBeforeDurable": source(
+        Journal, "_enqueue", "elif batch.identity is not None:", "if batch.identity is not None and batch.state is State.SEALED:"
+    ),
+    # A batch may be sent before the mark that gives it its id is durable.
+    "SendsBeforeIdDurable": source(
+        Journal, "_prepare", "moved.append((batch, identity))", "moved.append((batch, identity)); batch.on(BatchEvent.ID_IN_MEMORY)"
+    ),
+    # A batch whose answer was lost is sent again without asking.
+    "ResendsBlindly": source(Journal, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
+    # What an earlier incarnation may have sent is sent again without asking, under a new id.
+    "TrustsFormerLife": source(
+        Journal, "recovered", "self._drop_parents()",
+        "self._drop_parents()\n"
+        "    for batch in [batch for each in self._partitions.values() for batch in each.queue]:\n"
+        "        batch.identity, batch.state = None, State.SEALED",
+    ),
+    # A request whose answer was lost is taken for dead at once.
+    "NeverSeesGhosts": both(
+        source(Journal, "lost", "may_arrive_until(now + self._request_timeout_s)", "may_arrive_until(0.0)"),
+        source(Journal, "recovered", "may_arrive_until(now + pause_s)", "may_arrive_until(0.0)"),
+    ),
+    # A refusal counts though another request with the batch may be on its way, or was appended.
+    "BelievesTooEarly": source(
+        Journal, "refused", _FIND_ITS, f"batch.unanswered = False; {_FIND_ITS}", "now >= partition.doubt.dead_at", "True"
+    ),
+    # A batch that was looked for while a request with it was on its way gets a new id without another look.
+    "AsksOnlyOnce": source(
+        Journal, "_settled", "    for rule in",
+        "    for batch in partition.queue:\n        batch.unanswered = False\n    for rule in",
+    ),
+    # What the leader has is taken for committed, replicated or not.
+    "NeverProbes": source(Journal, "judged", _FIND, f"stable = True; {_FIND}"),
+    # A new incarnation goes on with the old one's producer id.
+    "ReusesProducerId": source(
+        Journal, "recover_marks", "self._home.granted(producer_id)",
+        "self._home.granted(producer_id); self._ids.grant(producer_id, mark.producer_epoch)",
+    ),
+    # New ids begin at sequence 0 of the same epoch.
+    "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
+    # The window is filled before the leader is known to know us.
+    "FirstNotAlone": source(
+        Journal, "_flow", "old_in_flight or not partition.window.is_open(batch.identity, now)", "old_in_flight"
+    ),
+    # Old timestamps are taken for new ones.
+    "IgnoresAge": both(
+        nothing(Journal, "_is_old", result=False),
+        source(Journal, "acked", "now + self._state_age_s - age_s", "now + self._state_age_s"),
+    ),
+    # An old batch may be sent while a request may still be on its way, and others beside it.
+    "IgnoresAgeOfTheSent": source(Journal, "_flow", "self._is_old(batch, now_ms)", "False"),
+    # Ten in flight.
+    "WideWindow": source(Journal, "__init__", "self._window = window", "self._window = 10"),
+    # A future resolves with the answer, not with the mark.
+    "ResolvesEarly": source(
+        Journal, "_finish", "self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
+        "self._leave(batch)",
+    ),
+    # The scan begins behind the newest acknowledged batch, whatever is in doubt before it.
+    "ScansFromLastAck": source(
+        Journal, "_ask_about_doubt", "start = partition.doubt",
+        "partition.log.clear_offset = partition.log.last_acked_offset; start = partition.doubt",
+    ),
+    # A snapshot tells what is acknowledged, not what is marked.
+    "SnapshotsTooMuch": source(Journal, "_state_mark", "partition.log.clear_offset,", "partition.log.last_acked_offset,"),
+    "ForgetsReplaced": drops("isinstance(mark, m.Replaced)"),
+    "ForgetsRejected": drops("isinstance(mark, m.Rejected)"),
+    "ForgetsCommitted": drops("isinstance(mark, m.Committed)"),
+    "ForgetsIdentified": drops("isinstance(mark, m.Identified)"),
+    # No baseline: a new incarnation thinks that nothing was ever sent.
+    "ForgetsState": drops("isinstance(mark, m.State)"),
+    # A mark of new ids does not take the old ones back.
+    "ForgetsVoid": drops("(isinstance(mark, m.Identified) and mark.reason is m.IdentityReason.REIDENTIFIED)"),
+    # A division is not all or nothing.
+    "TearsReplaced": of_ready("ready.persist.atomic = False"),
+    # The position of a divided batch is released before its parts are done.
+    "LosesPlace": source(
+        Journal, "replaced", "    return made",
+        "    for child in made:\n        child.parent = None\n    self._index._batches.pop(batch.position, None)\n    return made",
+    ),
+    # A batch is rejected though its copy could not be written.
+    "RejectsWithoutCopy": source(
+        Journal, "set_aside", "partition = self._partitions[aside.destination]",
+        "kept, partition = len(aside.batches), self._partitions[aside.destination]",
+    ),
+    # A batch is rejected that has no place in the spool which its copy could name.
+    "RejectsFromMemory": source(Journal, "_reject_head", "if head.durable:", "if True:"),
+    # A topic that is unknown for a moment is taken for deleted.
+    "RejectsMissingTopic": source(Journal, "__init__", "self._refused_timeout_s = blocked_timeout_s", "self._refused_timeout_s = 0.0"),
+    # The time without the topic goes on though the cluster gave another answer.
+    "SumsMissingTime": both(nothing(Journal, "_relent"), nothing(RefusalTimer, "no_answer")),
+    # After a rejection the next batch goes on behind the gap.
+    "ContinuesSequence": nothing(Journal, "_reidentify"),
+    # After a failure the others go on being sent.
+    "SkipsSettling": source(
+        Journal, "_settle", "    self._touch(partition)",
+        "    self._touch(partition)\n    if not partition.doubtful:\n        partition.progress.go_on()",
+    ),
+    # -- lost acknowledged batches
+    # A new incarnation takes what was put back for delivered.
+    "RevivesWithoutMark": drops("isinstance(mark, m.Revived)"),
+    # Lost batches are put back behind what waits.
+    "RevivesBehind": source(
+        Journal, "_revive", "partition.queue.appendleft(batch)", "partition.queue.append(batch)", "reversed(back)", "back"
+    ),
+    # Lost batches are put back as their acknowledgements came, not as their records were accepted.
+    "RevivesAsCommitted": source(AckedLog, "take_out", "for position in positions if", "for position in positions[::-1] if"),
+    # The log is read, and nothing follows from it.
+    "ForgetsSurvey": source(
+        Journal, "surveyed", _FIND, f"loss = Loss((), -1, -1, 0, loss.moved, oldest_known=False); {_FIND}"
+    ),
+    # A topic that was created again is taken for one that lost its records.
+    "IgnoresTopicId": source(Journal, "surveyed", _FIND, f"topic_id = m.NO_TOPIC_ID; {_FIND}"),
+    # What the spool deleted is put back.
+    "RevivesReleased": source(SpoolIndex, "release", "self.released = before_position", "self.released = 0"),
+    # A new incarnation does not look for what its forerunner missed.
+    "ForgetsSuspicion": source(
+        Journal, "recovered", "self._drop_parents()",
+        "self._drop_parents()\n"
+        "    for each in self._partitions.values():\n"
+        "        each.loss.close()",
+    ),
+    # An acknowledgement before the one before it is nothing special, nor is the first one of another leader.
+    "BlindToAcks": both(
+        source(Journal, "_leads", "if 0 <= partition.log.leader_epoch != leader_epoch and", "if False and"),
+        nothing(Journal, "_look_back"),
+    ),
+    # A lost batch is sent again while an older request with it may still be appended.
+    "HealsAtOnce": nothing(Journal, "_quiet_at", result=0.0),
+    # What was put back gets ids behind those of what waits behind it.
+    "ContinuesBehindRevived": source(Journal, "_prepare", " or partition.ids.stale:", ":"),
+    # A new incarnation tells, or puts back, what was given up.
+    "ForgetsGivenUp": of_ready(
+        "ready.persist.marks = [m.Revived(each.destination, each.end_offset, each.positions, (), each.moved)"
+        " if isinstance(each, m.Revived) else each for each in ready.persist.marks]"
+    ),
+    # A new incarnation remembers what an earlier one forgot.
+    "RemembersTheForgotten": source(
+        Journal, "recover_marks", "self._forget_acknowledged(self._declared(mark.destination))", "pass"
+    ),
+    # A lane is of the cluster that its directory names.
+    "BelievesTheDirectory": source(
+        Journal, "recover_marks", "self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))", "pass"
+    ),
+    # What is known by its offset alone is taken to be there.
+    "TrustsOffsets": source(Journal, "surveyed", "(loss.released_there and", "(True and"),
+    # Two batches that were acknowledged at one place are taken for one.
+    "TrustsItsOwn": both(
+        source(LossCase, "add", "overlaps=known.overlaps or overlaps", "overlaps=False"),
+        source(Journal, "_suspect", "from_offset, epoch, cause is Cause.ACK)", "from_offset, epoch, False)"),
+    ),
+    # What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name.
+    "RemembersOtherTopics": source(
+        Journal, "_forget_acknowledged", "partition.forget_acknowledged()",
+        "kept = list(partition.log.acked); partition.forget_acknowledged(); partition.log.acked.extend(kept)",
+    ),
+}  # fmt: skip

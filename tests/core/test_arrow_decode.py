@@ -296,6 +296,67 @@ class TestAgainstTheCodec:
         assert [(r[0], r[1], r[4], r[5]) for r in rows_of(decode(buffer).table)] == expected
 
 
+def plain(records):
+    """With copies instead of views."""
+    for name in ("key", "value"):
+        at = records.schema.get_field_index(name)
+        assert records.schema.field(at).type == pa.binary_view()
+        records = records.set_column(at, name, records.column(at).cast(pa.binary()))
+    return records
+
+
+class TestViews:
+    @given(logs(), st.booleans(), st.data())
+    @settings(max_examples=60)
+    def test_the_same_as_copies(self, log, read_committed, data):
+        batches, aborted = log
+        position = data.draw(st.integers(batches[0].base, batches[0].next_offset - 1))
+        most = data.draw(st.none() | st.integers(50, 300))
+        buffer = (
+            encoded(batches) + simple(batches[-1].next_offset, 3).encode()[: data.draw(st.integers(0, 80))]
+        )
+        options = {"from_offset": position, "aborted": aborted, "read_committed": read_committed}
+        copies = decode(buffer, **options)
+        # A part of a larger piece of memory, as a response is.
+        decoder = Decoder(memoryview(bytearray(b"before" + buffer + b"after"))[6:-5], **options, views=True)
+        parts = []
+        while (part := decoder.read(most)) is not None:
+            part.validate(full=True)
+            parts.append(plain(part))
+        assert pa.Table.from_batches(parts, schema=SCHEMA) == copies.table
+        assert (decoder.next_offset, decoder.partial_bytes) == (copies.next_offset, copies.partial_bytes)
+
+    @pytest.mark.parametrize("compression", Compression)
+    @pytest.mark.parametrize("sizes", [(0,), (12,), (13,), (-1,), (-1, 0), (1, 4, 12, 13, 40), (0, 13, -1)])
+    def test_sizes_around_what_is_kept_in_the_view(self, compression, sizes):
+        values = [None if (n := sizes[i % len(sizes)]) < 0 else b"%064d" % i * (n > 0) for i in range(40)]
+        values = [v and v[-sizes[i % len(sizes)] :] for i, v in enumerate(values)]
+        records = [Record(i, 0, values[-1 - i], value, []) for i, value in enumerate(values)]
+        one = Batch(0, len(records) - 1, records, compression=compression).encode()
+        records = Decoder(one, views=True).read()
+        records.validate(full=True)
+        assert records["value"].to_pylist() == values
+        assert records["key"].to_pylist() == values[::-1]
+
+    def test_only_values_that_are_not_in_the_view_keep_the_buffer(self):
+        records = Decoder(simple(0, 30, size=12).encode(), views=True).read()
+        assert len(records["value"].buffers()) == 2
+        buffer = simple(0, 30, size=13).encode()
+        records = Decoder(buffer, views=True).read()
+        address = pa.py_buffer(buffer).address
+        assert [each.address for each in records["value"].buffers()[2:]] == [address]
+
+    def test_a_buffer_that_is_owned_in_between(self):
+        buffer = encoded([simple(0, 30), simple(30, 30)])
+        memory = bytearray(buffer)
+        decoder = Decoder(memoryview(memory))
+        first = decoder.read(10)
+        assert isinstance(decoder.own_buffer(), bytes)
+        memory[:] = bytes(len(memory))
+        rest = list(iter(decoder.read, None))
+        assert pa.Table.from_batches([first, *rest]) == decode(buffer).table
+
+
 class TestWhatIsDelivered:
     def test_nothing_is_nothing(self):
         decoded = decode(b"", from_offset=9)
@@ -425,10 +486,11 @@ LIES = {
 class TestDamage:
     @pytest.mark.parametrize("lie", LIES)
     @pytest.mark.parametrize("limits", [(None, 1 << 26), (1, 1)])
-    def test_what_is_good_before_it_is_given_and_it_stays_where_it_is(self, lie, limits):
+    @pytest.mark.parametrize("views", [False, True])
+    def test_what_is_good_before_it_is_given_and_it_stays_where_it_is(self, lie, limits, views):
         buffer, message = LIES[lie]
         whole = simple(0, 2).encode() + buffer + simple(50, 3).encode()
-        decoder = Decoder(whole)
+        decoder = Decoder(whole, views=views)
         offsets = []
         with pytest.raises(CorruptBatchError, match=message) as caught:
             offsets.extend(

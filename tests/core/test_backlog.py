@@ -53,8 +53,12 @@ def test_a_backlog_is_the_queue_that_it_would_be_unpacked(seed):
             packed = list(model)[backlog.unpacked :][: backlog.packed]
             assert backlog.first_packed.number == packed[0]
             assert backlog.packed_records == sum(number + 1 for number in packed)
+            assert backlog.packed_with_id == len(packed)
             hidden = set(packed)
             assert list(backlog.all()) == [n for n in model if n not in hidden]
+            wanted = rng.choice(model)
+            assert backlog.has_packed(10 * wanted) == (wanted in hidden)
+            assert not backlog.has_packed(10 * wanted + 1)
         else:
             assert list(backlog) == list(model)
 

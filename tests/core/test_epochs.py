@@ -728,7 +728,7 @@ def check_walk(pair, position_share: float, cls: type[EpochWalk] = EpochWalk) ->
     match walking.outcome:
         case Same(until):
             assert until == position == truth
-        case Diverged(at=at, rolled_back=lost, replaced=replaced, exact=exact):
+        case Diverged(divergent_offset=at, rolled_back=lost, replaced=replaced, exact=exact):
             assert truth < position, "a divergence that is not there"
             assert (at, lost) == (truth, (truth, position - 1))
             assert exact
@@ -761,7 +761,7 @@ def test_of_a_trimmed_log_and_a_late_start_nothing_too_much_is_claimed(pair, dat
     match walking.outcome:
         case Same(until):
             assert until == truth == ours.end
-        case Diverged(at=at, rolled_back=(first, last), exact=exact):
+        case Diverged(divergent_offset=at, rolled_back=(first, last), exact=exact):
             assert truth <= at < ours.end
             assert not exact or max(at, start) == max(truth, start)
             assert (max(at, start), ours.end - 1) == (first, last)

@@ -85,9 +85,9 @@ def test_sequences_go_on_behind_the_last_one_there_is() -> None:
 def test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost() -> None:
     shell, batches = waiting()
     journal = shell.journal
-    journal._holds = {("t", 0): batches[20].written_at}
+    journal._precedence.hold_back({("t", 0): batches[20].written_at})
     assert offered(shell) == batches[:20]
-    journal._holds = {}
+    journal._precedence.hold_back({})
     journal._healing[1] = object()
     assert offered(shell) == []
     journal._healing.clear()

@@ -69,12 +69,12 @@ def test_the_first_missing_batch_is_found(common, mine, yours, forgotten, back):
     assert type(found) is type(expected)
     if isinstance(expected, Diverged):
         assert isinstance(found, Diverged)
-        assert found.at == expected.at
-        assert found.rolled_back == (found.at, position - 1)
+        assert found.divergent_offset == expected.divergent_offset
+        assert found.rolled_back == (found.divergent_offset, position - 1)
         true = next((mark.base_offset for mark in batches(mine, behind, 100)), None)
         if found.exact:
-            assert found.at == true
-        assert (found.replaced is None) == (end <= found.at)
+            assert found.divergent_offset == true
+        assert (found.replaced is None) == (end <= found.divergent_offset)
     else:
         assert found == Same(position)
 

@@ -20,10 +20,10 @@ from kafkasafe._core.offsets import (
     HeldReason,
     Isolation,
     Key,
-    Lowered,
-    LoweredReason,
     Proof,
-    Undecidable,
+    Regressed,
+    RegressedReason,
+    Unproven,
     Value,
 )
 from kafkasafe._core.sealed import seal
@@ -69,13 +69,13 @@ def test_the_measured_bug_10_0_10_never_shows():
     assert tracker.observe(KEY, 9, 100.0) == Held(10, 9, HeldReason.LOWER)
 
 
-def test_without_epochs_a_lower_answer_that_stays_is_undecidable():
+def test_without_epochs_a_lower_answer_that_stays_is_unproven():
     tracker = ends((10, -1), hold_timeout_s=30.0)
     assert isinstance(tracker.observe(KEY, 4, 0.0), Held)
     assert isinstance(tracker.observe(KEY, 5, 29.9), Held)
-    assert tracker.observe(KEY, 6, 30.0) == Undecidable(10, 6, 30.0)
+    assert tracker.observe(KEY, 6, 30.0) == Unproven(10, 6, 30.0)
     assert tracker.end_offset(KEY) == 10, "reported, not believed"
-    assert tracker.accept(KEY) == Lowered(6, 10, LoweredReason.ACCEPTED, None)
+    assert tracker.accept(KEY) == Regressed(6, 10, RegressedReason.ACCEPTED, None)
     assert tracker.accept(KEY) is None
     assert tracker.observe(KEY, 6, 31.0) == Value(6)
 
@@ -93,7 +93,7 @@ def test_unclean_election_as_measured():
     tracker = ends((20, 0))
     tracker.observe(KEY, 10, 0.0, leader_epoch=2)
     proof = Proof(requested_epoch=0, reply_epoch=0, end_offset=10, leader_epoch=2)
-    assert tracker.prove(KEY, 0, 0, 10, 0.1) == Lowered(10, 20, LoweredReason.UNCLEAN_ELECTION, proof)
+    assert tracker.prove(KEY, 0, 0, 10, 0.1) == Regressed(10, 20, RegressedReason.UNCLEAN_ELECTION, proof)
     assert tracker.end_offset(KEY) == 10
     assert tracker.observe(KEY, 11, 1.0, leader_epoch=2) == Value(11, 2)
 
@@ -101,9 +101,9 @@ def test_unclean_election_as_measured():
 def test_a_log_that_became_shorter_under_its_own_epoch():
     tracker = ends((20, 3))
     tracker.observe(KEY, 5, 0.0, leader_epoch=3)
-    lowered = tracker.prove(KEY, 3, 3, 5, 0.1, leader_epoch=3)
-    assert isinstance(lowered, Lowered)
-    assert lowered.reason is LoweredReason.TRUNCATED
+    regressed = tracker.prove(KEY, 3, 3, 5, 0.1, leader_epoch=3)
+    assert isinstance(regressed, Regressed)
+    assert regressed.reason is RegressedReason.TRUNCATED
 
 
 def test_only_what_is_proven_is_given_up():
@@ -189,8 +189,8 @@ def test_a_recreated_topic_is_proven_by_its_id():
     tracker = EndOffsets()
     tracker.observe(KEY, 10, 0.0, leader_epoch=7, topic_id=OLD)
     proof = Proof(old_topic_id=OLD, topic_id=NEW)
-    assert tracker.observe(KEY, 2, 1.0, leader_epoch=0, topic_id=NEW) == Lowered(
-        2, 10, LoweredReason.RECREATED, proof
+    assert tracker.observe(KEY, 2, 1.0, leader_epoch=0, topic_id=NEW) == Regressed(
+        2, 10, RegressedReason.RECREATED, proof
     )
     # A broker that has not heard yet.
     assert tracker.observe(KEY, 50, 2.0, leader_epoch=7, topic_id=OLD) == Held(
@@ -217,8 +217,8 @@ def test_whichever_look_up_notices_it_the_end_is_lowered_with_the_proof():
     assert tracker.observe_timestamp(KEY, 5, 0, topic_id=OLD) == Held(
         None, 0, HeldReason.FORMER_TOPIC, refresh_metadata=True
     )
-    lowered = tracker.observe(KEY, 2, 1.0, topic_id=b"3" * 16)
-    assert (lowered.offset, lowered.previous, lowered.reason) == (2, 10, LoweredReason.RECREATED)
+    regressed = tracker.observe(KEY, 2, 1.0, topic_id=b"3" * 16)
+    assert (regressed.offset, regressed.previous, regressed.reason) == (2, 10, RegressedReason.RECREATED)
 
 
 def test_the_ids_of_deleted_topics_are_bounded():
@@ -265,20 +265,20 @@ class TestALowerStart:
         assert tracker.prove_start(KEY, 3, 3, 5, 2.0, leader_epoch=4).reason is HeldReason.NOT_DELETED
 
     def test_of_another_log_is_believed(self, tracker):
-        assert tracker.prove_start(KEY, 3, 2, 4, 2.0, leader_epoch=4) == Lowered(
-            2, 5, LoweredReason.UNCLEAN_ELECTION, Proof(3, 2, 4, 4)
+        assert tracker.prove_start(KEY, 3, 2, 4, 2.0, leader_epoch=4) == Regressed(
+            2, 5, RegressedReason.UNCLEAN_ELECTION, Proof(3, 2, 4, 4)
         )
         assert tracker.observe_start(KEY, 2, 3.0, leader_epoch=4) == Value(2, 4)
         assert tracker.prove_start(KEY, 4, 4, 9, 3.0) == Value(2, 4)  # nothing is held
 
     def test_under_the_same_leader_is_a_truncation(self, tracker):
-        assert tracker.prove_start(KEY, 3, 3, 0, 2.0, leader_epoch=3).reason is LoweredReason.TRUNCATED
+        assert tracker.prove_start(KEY, 3, 3, 0, 2.0, leader_epoch=3).reason is RegressedReason.TRUNCATED
 
     @pytest.mark.parametrize(("requested", "reply", "end"), [(3, -1, -1), (3, 4, 2), (2, 2, 2)])
     def test_an_answer_that_tells_nothing_proves_nothing_for_a_while(self, tracker, requested, reply, end):
         assert tracker.prove_start(KEY, requested, reply, end, 2.0) == Held(5, 2, HeldReason.LOWER, 1.0)
-        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Undecidable(5, 2, 30.0)
-        assert tracker.accept_start(KEY) == Lowered(2, 5, LoweredReason.ACCEPTED, None)
+        assert tracker.prove_start(KEY, requested, reply, end, 31.0) == o.Unproven(5, 2, 30.0)
+        assert tracker.accept_start(KEY) == Regressed(2, 5, RegressedReason.ACCEPTED, None)
         assert tracker.accept_start(KEY) is None
 
     def test_of_a_deposed_leader_is_asked_for_again(self, tracker):
@@ -305,7 +305,7 @@ class TestALowerStart:
         tracker.observe_start(KEY, 5, 0.0, leader_epoch=0)
         tracker.observe_start(KEY, 0, 1.0, leader_epoch=0)
         assert tracker.prove_start(KEY, 0, 0, 9, 2.0, leader_epoch=0).reason is HeldReason.NOT_DELETED
-        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Undecidable)
+        assert isinstance(tracker.prove_start(KEY, 0, 0, 9, 32.0, leader_epoch=0), o.Unproven)
 
     def test_in_the_next_life(self, tracker):
         again = EndOffsets()
@@ -493,11 +493,11 @@ def check(script, tracker: EndOffsets) -> None:
             reply = cluster.end_of(result.ask_epoch)
             result = tracker.prove(KEY, result.ask_epoch, *reply, now, leader_epoch=cluster.epoch)
             if believed > len(cluster.log):
-                assert isinstance(result, Lowered), "cut, and not noticed"
-        assert not isinstance(result, Undecidable)
+                assert isinstance(result, Regressed), "cut, and not noticed"
+        assert not isinstance(result, Unproven)
         assert action != "recreate" or not isinstance(result, Held), "the new topic is not believed"
-        if isinstance(result, Lowered):
-            assert cut, "lowered, and nothing was cut"
+        if isinstance(result, Regressed):
+            assert cut, "regressed, and nothing was cut"
             assert result.offset <= len(cluster.log)
             assert result.offset >= cluster.answer
             assert result.proof is not None
@@ -532,7 +532,7 @@ class LowersWhenAsked(EndOffsets):
 
     def prove(self, key, requested_epoch, reply_epoch, end_offset, now, **of):
         known = self._of(key)
-        return self._lower(known, known.answered, LoweredReason.TRUNCATED, Proof())
+        return self._lower(known, known.answered, RegressedReason.TRUNCATED, Proof())
 
 
 class NeverLowers(EndOffsets):
@@ -613,8 +613,8 @@ def test_the_clock_is_the_tracker_s():
     assert isinstance(tracker.observe("orders", 0, 3), Held)
     assert tracker.unavailable("orders", 0, 78).offset == 10
     now[0] = 5.0
-    assert tracker.observe("orders", 0, 3) == Undecidable(10, 3, 5.0)
-    assert tracker.accept("orders", 0) == Lowered(3, 10, LoweredReason.ACCEPTED, None)
+    assert tracker.observe("orders", 0, 3) == Unproven(10, 3, 5.0)
+    assert tracker.accept("orders", 0) == Regressed(3, 10, RegressedReason.ACCEPTED, None)
     assert tracker.accept("orders", 0) is None
 
 
@@ -623,8 +623,8 @@ def test_a_proof_through_the_tracker():
     tracker.observe("orders", 0, 20, leader_epoch=0, topic_id=uuid.UUID(int=5))
     held = tracker.observe("orders", 0, 10, leader_epoch=2, topic_id=uuid.UUID(int=5).bytes)
     assert held.ask_epoch == 0
-    lowered = tracker.prove("orders", 0, requested_epoch=0, reply_epoch=0, end_offset=10, leader_epoch=2)
-    assert lowered.reason is LoweredReason.UNCLEAN_ELECTION
+    regressed = tracker.prove("orders", 0, requested_epoch=0, reply_epoch=0, end_offset=10, leader_epoch=2)
+    assert regressed.reason is RegressedReason.UNCLEAN_ELECTION
     assert repr(tracker) == "<EndOffsetTracker in memory>"
 
 

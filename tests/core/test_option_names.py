@@ -21,6 +21,13 @@ CONSUMER = {**KafkaConsumer.DEFAULT_CONFIG, **config._CONSUMER}
         ("spool_size", "spool_max_bytes"),
         ("dlq_topic", "on_rejected"),
         ("dead_letter_queue", "on_rejected"),
+        # former names
+        ("dead_letter", "on_rejected"),
+        ("metrics", "prometheus"),
+        ("refused_timeout_ms", "blocked_timeout_ms"),
+        ("on_refused_topic", "on_blocked_topic"),
+        ("on_acked_loss", "on_data_loss"),
+        ("retain_acked_s", "retain_acked_ms"),
         ("exactly_once", "delivery"),
         ("retention", "retain_acked_bytes"),
         # librdkafka's
@@ -78,6 +85,7 @@ def test_an_option_of_the_other_client_is_not_taken_for_a_misspelling():
     ("given", "says"),
     [
         ("durable", r"future\.durable\(\)"),
+        ("flush_spool", r"producer\.durable\(\)"),
         ("dr_cb", "add_callback"),
         ("message.send.max.retries", "never given up"),
         ("buffer.memory", "spool_max_bytes"),
@@ -143,6 +151,9 @@ def test_every_option_of_bytes_takes_a_size():
     assert (found.spool_max_bytes, found.spool_segment_bytes) == (2**30, 2**26)
     assert (found.rejected_max_bytes, found.retain_acked_bytes) == (2**26, 2**26)
     assert found.kafka["receive_buffer_bytes"] == 2**26
+    found = config.validate({"batch_size": "64KiB", "max_request_size": "2MiB"})
+    assert (found.batch_bytes, found.max_record_bytes) == (2**16, 2**21)
+    assert (found.kafka["batch_size"], found.kafka["max_request_size"]) == (2**16, 2**21)
     sizes = {name for name in CONSUMER if name.endswith("_bytes")}
     assert dict(config.validate_consumer(dict.fromkeys(sizes, "64MiB")).kafka) == dict.fromkeys(sizes, 2**26)
     for validate in (config.validate, config.validate_consumer):
@@ -156,5 +167,7 @@ def test_durations_stay_numbers():
 
 
 def test_a_topic_for_dead_letters_is_said_to_be_no_option_yet():
-    with pytest.raises(ConfigError, match="no dead-letter topic yet; produce to it from that function"):
+    with pytest.raises(
+        ConfigError, match="cannot name a dead-letter topic; pass a function that produces to that topic"
+    ):
         config.validate({"on_rejected": "orders-dlq"})

@@ -46,6 +46,17 @@ def go_on(script: Script) -> None:
     script.prepare()
 
 
+def go_on_to_appends(script: Script) -> None:
+    """Pauses are over, and what is asked before batches are appended is answered."""
+    for again in script.take(u.Again):
+        script.units.again(again.action)
+    script.turn()
+    script.fence_all()
+    for join in script.take(u.Join):
+        script.units.joined(join)
+    script.turn()
+
+
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps(protocol):
     script, units = three(protocol)
@@ -106,7 +117,7 @@ def test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself(which):
     units += [other, script.seal(3, 1)]
     match which:
         case "went back before":
-            other.tries = 1
+            other.tries = 2
         case "not on disk":
             other.durable = False
         case "a pause":
@@ -209,15 +220,41 @@ def refuse_one(code, reason, *, lasting):
     assert {unit.phase for unit in units} == {u.Phase.WAITING}
     assert {unit.code for unit in units} == {0}
     assert in_line(script, 1) == units
+    assert [unit.resting for unit in units] == [True, False, False], "the others stand behind it"
     committed = []
     for _ in units:
         go_on(script)
         for end in script.take(u.End):
-            assert end.unit.each == (end.unit,), "they share a transaction again"
-            committed.append(end.unit)
+            assert len(end.unit.each) <= 2, "as many share a transaction again"
+            committed += end.unit.each
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
             script.turn()
     assert committed == units
+
+
+def test_an_eighth_as_many_share_after_each_failure():
+    script = Script(2, most=16)
+    units = [script.seal(number, 1) for number in range(1, 6)]
+    refused, shared = units[1].batches[0], []
+    for _ in range(8):
+        go_on_to_appends(script)
+        failed = None
+        for append in script.take(u.Append):
+            if append.batch is refused:
+                failed = append.unit
+                shared.append(len(failed.each))
+                script.units.failed(append, 87, "invalid", lasting=len(failed.each) == 1)
+            elif append.unit is not failed:
+                script.append(append)
+        for note in script.take(u.Note):
+            script.units.noted(note)
+        script.turn()
+        for end in script.take(u.End):
+            script.units.ended(end, u.Grant(7, 50, 2))
+        script.turn()
+    assert shared == [5, 2, 1]
+    assert units[0].phase is u.Phase.OVER
+    assert [refuse.unit for refuse in script.take(u.Refuse)] == [units[1]]
 
 
 @pytest.mark.parametrize("when", ["appending", "staging", "staged", "ending"])
@@ -307,10 +344,10 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     script.units.told(ask, committed=False)
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.WAITING}
     assert in_line(script, 1) == [*units, behind]
-    # And each goes alone, so that it shows whose fault it was.
+    # Fewer go together, so that it shows soon whose fault it was.
     go_on(script)
     [end] = script.take(u.End)
-    assert end.unit.each == (units[0],)
+    assert end.unit.each == (units[0], units[1])
 
 
 # -- what earlier lives left -------------------------------------------------------------------------------------------

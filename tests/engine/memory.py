@@ -67,29 +67,29 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
         "lane": {
             "home": journal._home.marks,
             "topics": journal._topics,
-            "afters": {after.position: set(after.debts) for after in journal._afters},
-            "resent": set(journal._resent),
+            "afters": {after.position: set(after.debts) for after in journal.afters},
+            "resent": set(journal.resent),
             "units": {unit.unit_id: _batches(unit.batches) for unit in units},
             "staged": {unit.unit_id for unit in units if unit.phase in {u.Phase.STAGED, u.Phase.ENDING}},
         }
     }
     for partition in journal._partitions.values():
         healing = journal._healing.get(partition.number)
-        acked = [batch for batch in partition.acked if batch.position >= first_position]
-        last = partition.last_acked_id
-        started = partition.baseline_offset >= 0
+        acked = [batch for batch in partition.log.acked if batch.position >= first_position]
+        last = partition.log.last_acked_id
+        started = partition.log.baseline_offset >= 0
         found[f"{partition.topic}-{partition.partition}"] = {
             "number": partition.number,
             "queue": None if partition.queue.packed else _batches(partition.queue.all()),
             "acked": [(*_batch(batch), batch.base_offset, batch.place) for batch in acked],
-            "baseline": partition.baseline_offset,
-            "last": partition.last_acked_offset if partition.suspicion is None else None,
-            "clear": partition.clear_offset,
+            "baseline": partition.log.baseline_offset,
+            "last": partition.log.last_acked_offset if partition.loss.suspicion is None else None,
+            "clear": partition.log.clear_offset,
             "last id": last if any(batch.identity == last for batch in acked) else None,
-            "epoch": partition.leader_epoch,
-            "topic id": partition.topic_id if started else None,
-            "checks": list(partition.checks),
-            "suspicion": partition.suspicion and partition.suspicion.cause,
+            "epoch": partition.log.leader_epoch,
+            "topic id": partition.log.topic_id if started else None,
+            "checks": list(partition.loss.checks),
+            "suspicion": partition.loss.suspicion and partition.loss.suspicion.cause,
             "healing": None if healing is None else (healing.keep_from, healing.left, healing.records),
         }
     return found

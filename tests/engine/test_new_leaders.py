@@ -31,14 +31,25 @@ def test_a_pause_ends_when_another_broker_leads(seed, in_doubt):
     assert made.log("orders", 0) == [b"first", b"second"]
 
 
-def troubled(**settings):
-    made = World(brokers=3)
-    made.centre.create_topic("orders", 1, 3)
+def troubled(*, dead=0, **settings):
+    """A producer that has sent a record, and a topic on three live brokers and some dead ones."""
+    made = World(brokers=3 + dead)
+    made.centre.create_topic("orders", 1, 3 + dead)
+    followers = [node for node in made.cluster.brokers if node != made.cluster.leader("orders")]
+    for node in followers[:dead]:
+        made.cluster.kill(node)
+        assert made.run(60, lambda node=node: node not in made.cluster.partition_state("orders").in_sync)
     life = made.start(**settings)
     first = life.send("orders", 0, [b"first"])
     assert made.run(60, lambda: first.done)
     made.lines.clear()
     return made, life
+
+
+def want_the_dead_replica(made) -> None:
+    """Each of the three that may lead refuses: too few replicas are in sync."""
+    made.cluster.alter_topic("orders", {"min.insync.replicas": 4})
+    made.lines.clear()
 
 
 def tries(made) -> int:
@@ -56,8 +67,8 @@ def elections(made, life, *, seconds: float = 10.0) -> None:
 
 def test_elections_make_no_storm_of_requests():
     """Nor do metadata that say what is known."""
-    made, life = troubled()
-    made.cluster.alter_topic("orders", {"min.insync.replicas": 4})
+    made, life = troubled(dead=1)
+    want_the_dead_replica(made)
     parcel = life.send("orders", 0, [b"second"])
     elections(made, life)
     assert 20 < tries(made) < 45
@@ -78,12 +89,13 @@ def test_a_pause_that_a_new_leader_ended_does_not_end_the_next_one():
     """Its timer fires all the same, later."""
     paused = []
     made, life = troubled(
+        dead=1,
         retry_backoff_ms=1000,
         on_event=lambda event: (
             isinstance(event, DeliveryRetried) and paused.append((made.time.monotonic(), event))
         ),
     )
-    made.cluster.alter_topic("orders", {"min.insync.replicas": 4})
+    want_the_dead_replica(made)
     life.send("orders", 0, [b"second"])
     for _ in range(12):
         made.run(0.1)

@@ -101,7 +101,7 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     assert not journal.unfinished
     assert journal.leader_epoch(1) < found.leader_epoch
     assert [
-        batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].acked
+        batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].log.acked
     ] == [
         *[True] * 5,
         *[False] * 2,

@@ -47,7 +47,7 @@ class Place(World):
 
     def displaced(self) -> list[tuple]:
         return [
-            (event.problem, event.restored, event.lost_records)
+            (event.reason, event.restored, event.lost_records)
             for event in self.events
             if isinstance(event, events.SpoolDisplaced)
         ]

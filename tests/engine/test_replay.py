@@ -15,7 +15,6 @@ import pytest
 from memory import differences, is_written
 from virtual import World
 
-from kafkasafe._core import journal as j
 from kafkasafe._io import lanes
 from kafkasafe.testing.disk import DiskFiles
 
@@ -160,6 +159,6 @@ def test_a_log_read_back_says_what_the_living_journal_knows(chunk):
     "name", ["RemembersTheForgotten", "BelievesTheDirectory", "ForgetsCommitted", "RevivesWithoutMark"]
 )
 def test_a_mark_that_is_not_written_or_not_read_is_missed(name, monkeypatch):
-    monkeypatch.setattr(j, "Journal", getattr(mutants, name))
+    mutants.MUTANTS[name](monkeypatch)
     with pytest.raises(AssertionError, match=r"lives, .* was read"):
         list(map(played, range(24)))

@@ -1,4 +1,6 @@
-"""The crash table of docs/staged.md, row by row: a crash before each write, request and answer, then another in the recovery.
+"""The crash table of docs/staged-protocol.md, row by row: a crash before each write, request and answer, then another.
+
+The second one comes in the recovery.
 
 For plain batches and for atomic ones, with both modes of the spool, a power cut and a mere end of the process. On the
 cluster in virtual time, and on a disk that loses what was not synced.

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import test_gathering
 import test_new_leaders
+import test_rereading
 from wait_mutants import MUTANTS, Mutant
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 import test_journal_gathers
 
-_TESTS = test_journal_gathers, test_gathering, test_new_leaders
+_TESTS = test_journal_gathers, test_gathering, test_new_leaders, test_rereading
 
 
 def _run(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:

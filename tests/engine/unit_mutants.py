@@ -218,7 +218,7 @@ MUTANTS = {
         "test_what_stands_behind_them_goes_back_when_they_do",
     ),
     "what failed together goes together again": Mutant(
-        source(together, "_shares", " or unit.tries", ""),
+        source(together, "_fellows", " >> (_FEWER_BITS * unit.tries)", ""),
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "those behind stay when one of several is given up": Mutant(
@@ -238,11 +238,11 @@ MUTANTS = {
         "test_what_is_refused_is_not_begun_with_what_stands_before_it",
     ),
     "a name shares the transaction of others": Mutant(
-        source(together, "_shares", "unit.transactional_id or ", ""),
+        source(together, "_fellows", "unit.transactional_id or ", ""),
         "test_what_has_a_name_goes_by_itself",
     ),
     "others share the transaction of a name": Mutant(
-        source(together.Together, "_gather", "if not _shares(unit):", "if False:"),
+        source(together.Together, "_gather", "most = _fellows(unit, self._most)", "most = self._most"),
         "test_what_has_a_name_goes_by_itself",
     ),
     "any number of bytes share a transaction": Mutant(
@@ -250,7 +250,7 @@ MUTANTS = {
         "test_they_are_not_more_than_a_transaction_should_hold",
     ),
     "any number of units share a transaction": Mutant(
-        source(together.Together, "_gather", "while len(found) < self._most:", "while True:"),
+        source(together, "_fellows", "most >> (", "1_000_000 >> ("),
         "test_they_are_not_more_than_a_transaction_should_hold",
     ),
     "BEGUN of the first alone": Mutant(

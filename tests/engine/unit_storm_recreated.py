@@ -33,7 +33,7 @@ class RecreatingStorm(Storm):
         reported: By topic and partition, how many records were reported as lost.
         heals: They are sent again.
         unverified: Brokers take whatever comes late into a log that knows nothing of its producer, and of who fenced it;
-            the next transaction of its producer id commits it (docs/staged.md).
+            the next transaction of its producer id commits it (docs/staged-protocol.md).
         overtaken: Partitions in which the user decided what becomes of a record.
         wrong: What was told and is not so.
     """

@@ -1,6 +1,6 @@
 """What is done with batches that wait, with one rule taken out each: an exact test must find every one of them.
 
-Small ones become one, and pauses end when another broker leads. `tests/mutants.txt` names the mutants; `test_wait_mutants.py`
+Small ones become one, long backlogs are packed while they are read back, and pauses end when another broker leads. `tests/mutants.txt` names the mutants; `test_wait_mutants.py`
 compares.
 """
 
@@ -27,7 +27,7 @@ class Mutant:
 
     Attributes:
         change: Makes it, with pytest's `monkeypatch`.
-        test: A test of tests/core/test_journal_gathers.py, test_gathering.py or test_new_leaders.py.
+        test: A test of tests/core/test_journal_gathers.py, test_gathering.py, test_new_leaders.py or test_rereading.py.
         of: Its arguments.
     """
 
@@ -87,7 +87,17 @@ def _paused(name: str, old: str, new: str, test: str = "test_elections_make_no_s
     return Mutant(source(Sender, name, old, new), test)
 
 
+def _reread(
+    name: str,
+    old: str,
+    new: str = "pass",
+    test: str = "test_a_mark_brings_back_what_it_speaks_of_and_no_other_partition",
+) -> Mutant:
+    return Mutant(source(j.Journal, name, old, new), test)
+
+
 _REPLACED = "persist.marks.append(m.Replaced(batch.position, place, 1))"
+_INSERT = "partition.queue.insert("
 _OFFERED = "test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost"
 
 MUTANTS: dict[str, Mutant] = {
@@ -133,7 +143,8 @@ MUTANTS: dict[str, Mutant] = {
         source(j.Journal, "_may_gather", "and partition.number not in self._healing\n", "\n"), _OFFERED
     ),
     "gathers what waits for earlier lives": Mutant(
-        source(j.Journal, "_may_gather", "and not self._is_held(partition, batch)\n", "\n"), _OFFERED
+        source(j.Journal, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),
+        _OFFERED,
     ),
     "gathers what is to be kept apart": Mutant(
         source(j.Journal, "_gather", "and partition.gathers", ""), _OFFERED
@@ -143,7 +154,10 @@ MUTANTS: dict[str, Mutant] = {
     "gathers two": _bounds("len(run) >= GATHER_LEAST", "len(run) >= 2"),
     "gathers before an answer": Mutant(
         source(
-            j.Journal, "_flow", "if partition.answered and partition.in_flight:", "if partition.in_flight:"
+            j.Journal,
+            "_flow",
+            "if partition.window.answered and partition.queue.in_flight:",
+            "if partition.queue.in_flight:",
         ),
         "test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn",
     ),
@@ -175,22 +189,22 @@ MUTANTS: dict[str, Mutant] = {
     "behind all that waits": _made(
         "partition.queue.insert(partition.queue.index(first), made)", "partition.queue.append(made)"
     ),
-    "written with what is new": _made("persist.atomic = True"),
+    "written with what is new": _made("persist.keep_whole()"),
     "the first alone is replaced on disk": _made(_REPLACED, f"batch is first and {_REPLACED}"),
     "the last is not replaced on disk": _made(_REPLACED, f"batch is batches[-1] or {_REPLACED}"),
     "nothing is replaced on disk": _made(_REPLACED),
-    "nobody knows where it stands": _made("made.parent = first"),
-    "its place may be deleted": _made("first.heirs += 1"),
+    "nobody knows where it stands": _made(_INSERT, f"made.parent = None; {_INSERT}"),
+    "its place may be deleted": _made(_INSERT, f"first.heirs -= 1; {_INSERT}"),
     "none of theirs may be deleted": _made("kept=batch is first", "kept=True"),
     "as old as the first": _made("max(batch.max_timestamp for batch in batches)", "first.max_timestamp"),
     "one is sent as well": _made(
         "partition.queue.remove(batch)", "batch is batches[-1] or partition.queue.remove(batch)"
     ),
     "sent before it is durable": _made(
-        "self._write(made)", "self._write(made); made.durable = True; made.move(State.PREPARED)"
+        "self._write(made)", "self._write(made); made.durable = True; made.on(BatchEvent.DURABLE)"
     ),
     "written once for each of them": Mutant(
-        source(j.Journal, "_set_apart", "if place == len(parts):", "if True:"),
+        source(j.Persist, "leave_to", "if place == len(parts):", "if True:"),
         "test_it_has_their_records_their_sequences_and_their_place",
     ),
     "the last group is not read to its end": Mutant(
@@ -253,6 +267,36 @@ MUTANTS: dict[str, Mutant] = {
     "gathers what has its own time": Mutant(
         _for_any_settings(" or config.delivery_timeout_s is not None"),
         "test_what_is_large_and_what_the_user_times_goes_as_it_is",
+    ),
+    # A long backlog is packed while it is read back.
+    "what a mark speaks of stays packed": _reread("_reach_any", "self._reach(partition, position)"),
+    "a mark brings back what is packed of all partitions": _reread(
+        "_reach_any", " and partition.queue.has_packed(position)", ""
+    ),
+    "what may have been sent stays packed": _reread(
+        "recovered_log",
+        "self._reach_sent(partition)",
+        test="test_what_may_have_been_sent_is_in_doubt_though_lost_ones_come_before_it",
+    ),
+    "what is packed keeps its ids": _reread(
+        "_recover_identities",
+        "partition.queue.forget_identities()",
+        test="test_ids_that_are_taken_back_are_taken_back_from_what_is_packed",
+    ),
+    "new ids are packed after batches that have none": _reread(
+        "_packable_next",
+        "if without and batch.identity is not None:",
+        "if False:",
+        "test_ids_that_are_taken_back_are_taken_back_from_what_is_packed",
+    ),
+    "what was moved comes before all that is packed": _reread(
+        "recover_batch",
+        "next(iter(moved.rank), moved.position)",
+        "-1",
+        "test_what_was_moved_brings_back_what_comes_before_it",
+    ),
+    "what is packed is believed though marks are lost": _reread(
+        "recover_lost", "self._reach(partition, ANYWHERE)", test="test_a_lost_group_brings_back_everything"
     ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(

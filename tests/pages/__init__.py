@@ -62,5 +62,14 @@ def docstring(thing: Any) -> tuple[str, dict[str, str]]:
 
 def class_body(path: Path, name: str) -> list[ast.stmt]:
     """The statements of a class, in the order of the file."""
+    return _class(path, name).body
+
+
+def class_bases(path: Path, name: str) -> list[str]:
+    """The names of a class's base classes."""
+    return [base.id for base in _class(path, name).bases if isinstance(base, ast.Name)]
+
+
+def _class(path: Path, name: str) -> ast.ClassDef:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name).body
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)

@@ -30,9 +30,9 @@ HEAD: Final = """# Errors of kafkasafe
 
 <!-- Written by `python -m tests.pages` from kafkasafe/errors.py. -->
 
-Every error below{but} is a `kafkasafe.KafkaSafeError`, and so a `kafka.errors.KafkaError`: code that was written for
-kafka-python catches it where it catches its own. Kafka's own error codes, and what `kafkasafe.classify` says of them, are in
-[Kafka's error codes](errors.md).
+Every error below{but} is a `kafkasafe.KafkaSafeError`, and therefore a `kafka.errors.KafkaError`: `except` clauses that were
+written for kafka-python catch it. [Kafka's error codes](errors.md) lists Kafka's own codes, and the answer of
+`kafkasafe.classify` to each.
 
 Three rules cover most cases:
 
@@ -40,11 +40,11 @@ Three rules cover most cases:
 - **A record that `durable` or `get` confirmed is safe**, whatever a later call raises. The exceptions are a
   [`DataLossError`](#datalosserror) (the cluster lost acknowledged records) and a [`SpoolCorruptError`](#spoolcorrupterror)
   (the disk lost them).
-- **A time-out takes nothing back.** After a time-out of `get`, `durable`, `flush` or `durable` the record is still in the
+- **A time-out takes nothing back.** After a time-out of `get`, `durable` or `flush` the record is still in the
   spool or in memory, and will be delivered. Do not send it again.
 
-In the tables `producer` is a `SafeProducer`, `future` is what `send` returns, `batch` is what `producer.batch()` returns,
-`outcome` is `batch.outcome`, and `consumer` is a `SafeConsumer`. The same calls of `kafkasafe.aio` raise the same errors.
+In the tables `producer` is a `SafeProducer`, `future` the result of `send`, `batch` the result of `producer.batch()`,
+`outcome` is `batch.outcome`, and `consumer` a `SafeConsumer`. The same calls of `kafkasafe.aio` raise the same errors.
 
 ## Which call raises what
 
@@ -59,10 +59,10 @@ These calls also raise errors that are not kafkasafe's own:
 |---|---|---|---|
 | `KafkaTimeoutError` | `producer.send` | this record was not accepted: callbacks of earlier records are too slow | let callbacks do less, then send it again |
 | `KafkaTimeoutError` | `SafeConsumer`, `consumer.end_offsets` and the other look-ups | yes: nothing was read or skipped | the message has the reason, such as a wrong password |
-| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the right. `on_blocked_topic="accept"` takes records meanwhile ([options](options.md#what-the-cluster-blocks)) |
+| `TopicAuthorizationFailedError`, `UnknownTopicOrPartitionError`, `InvalidTopicError` | `producer.send` | this record was not accepted; earlier records of the topic stay in the spool | create the topic or grant the permission. `on_blocked_topic="accept"` takes records meanwhile ([blocked topics](operations.md#what-the-cluster-blocks)) |
 | `MessageSizeTooLargeError` | `producer.send`, `batch.send` | this record was not accepted | raise `max_request_size`, or send less |
 | `TypeError`, `ValueError` | `producer.send`, `batch.send` | this record was not accepted | correct the key, value, headers, topic, partition or timestamp |
-| `RecursionError` | `producer.send` | this record was not accepted | call it with more room on the stack |
+| `RecursionError` | `producer.send` | this record was not accepted | call it from fewer nested calls |
 | `TransactionAbortedError` | `future.durable`, `future.get` | the record was part of a transaction that the program aborted; it was never sent | nothing |
 | `CommitFailedError`, `ProducerFencedError` | `producer.commit_transaction` | nothing of the transaction is visible | as with kafka-python: abort the transaction, or close the producer after `ProducerFencedError` |
 | `CommitFailedError` | `consumer.commit` | the group gave the partitions to another member, which reads these records again | let `poll` come more often, or raise `max_poll_interval_ms` |
@@ -125,7 +125,9 @@ def _section(name: str, error: type[Exception]) -> str:
     kinds = [base.__name__ for base in error.__bases__ if base is not Exception]
     home = "kafkasafe.spark" if name in spark.__all__ else error.__module__
     where = "" if name in kafkasafe.__all__ else f"; import it from {code(home)}"
-    lines = [f"### {name}\n", f"{said}\n", f"A kind of {', '.join(map(code, kinds))}{where}.\n"]
+    *others, last = map(code, kinds)
+    bases = f"{', '.join(others)} and {last}" if others else last
+    lines = [f"### {name}\n", f"{said}\n", f"A subclass of {bases}{where}.\n"]
     rows = [("raised by", ", ".join(map(code, facts.calls)))] if facts.calls else []
     rows += [("is my data safe?", facts.data), ("what to do", facts.action)]
     rows += [(f"`.{each}`", text) for each, text in attributes.items()]

@@ -9,14 +9,14 @@ from tests.pages import DOCS
 PATH = DOCS / "errors.md"
 
 MEANING = {
-    ErrorAction.SUCCESS: "nothing: what was asked for is done",
+    ErrorAction.SUCCESS: "nothing: the request was carried out",
     ErrorAction.RETRY: "send the same request again, to the same broker, after a pause",
     ErrorAction.RETRY_AFTER_REFRESH: "look up metadata, the coordinator or the controller first, then send it again",
-    ErrorAction.ASK_BROKER: "the answer decides nothing: learn from the broker what is so; never send again blindly",
+    ErrorAction.ASK_BROKER: "the answer decides nothing: ask the broker for its state; never send again blindly",
     ErrorAction.RESET_SEQUENCE: "send the batch under a new epoch, from sequence 0; nothing was lost",
     ErrorAction.FENCE: "a newer owner, epoch or generation took over: stop writing under this identity",
-    ErrorAction.REJECT_RECORD: "these records will never be accepted: put them aside, go on with the next",
-    ErrorAction.FATAL: "no retry helps: change something, or tell somebody",
+    ErrorAction.REJECT_RECORD: "these records will never be accepted: keep them elsewhere, go on with the next",
+    ErrorAction.FATAL: "no retry helps: change something, or notify an operator",
 }
 
 CONTEXTS = [
@@ -37,12 +37,11 @@ CONTEXTS = [
 
 HEAD = """# Kafka's error codes
 
-Errors of kafkasafe itself are in [Errors of kafkasafe](kafkasafe-errors.md).
-
-What `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify` say. This page is written from the table
-in `kafkasafe/_core/codes.py` by `python -m tests.pages`, and a test keeps it true. The flags are those of the exception
-class that Apache Kafka 4.3's own `Errors` gives each code, which another test asks on the JVM; where ours differ on
-purpose, the note says why.
+This page lists the answers of `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify`. [Errors of
+kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes the page from the
+table in `kafkasafe/_core/codes.py`, and a test compares the two. The flags `retriable` and
+`refresh_metadata` equal those of the exception class in Apache Kafka 4.3's `Errors`; another test reads them from the
+Java classes. If kafkasafe's flags differ on purpose, the note in italics says why.
 
 ```python
 from kafkasafe import RetryPolicy, classify
@@ -57,23 +56,26 @@ verdict.explanation  # the fix, in one sentence
 def end_offset(): ...
 ```
 
-`classify` takes Kafka's codes and names, exceptions of kafka-python and kafkasafe, of the operating system and TLS, and
-tenacity's `RetryError`, of which the last try's error is judged. A code that is not in the table is one of the future:
-`retry_after_refresh`, and nothing is concluded from it.
+`classify` takes Kafka's codes and names, and exceptions of kafka-python, kafkasafe, the operating system and TLS. For
+tenacity's `RetryError`, `classify` judges the error of the last try. A code that is not in the table comes from a newer
+Kafka. For such a code, `classify` answers `retry_after_refresh`, and concludes nothing else.
 
 ## Retries
 
-`retriable` is true of `retry`, `retry_after_refresh` and `reset_sequence`, `refresh_metadata` of `retry_after_refresh`.
-`data_at_risk` (below: **!**) means that acknowledged records may be gone, or records be skipped unread: such an error
-must reach a person or a repair, never only a retry. `RetryPolicy` repeats `retry` and `retry_after_refresh` only;
-[examples/own_calls.py](../examples/own_calls.py) shows it, and `wait=` takes any of tenacity's waits instead of its own.
-`kafkasafe.metrics.install(policy)` puts its retries, pauses and given-up calls into Prometheus, beside those of clients.
-A program that uses tenacity itself takes `tenacity.retry(retry=kafkasafe.retry_if_kafka_retriable(), ...)`.
+`retriable` is true for `retry`, `retry_after_refresh` and `reset_sequence`; `refresh_metadata` is true for
+`retry_after_refresh`. `data_at_risk` means that acknowledged records may be lost, or that a consumer may skip
+records. The tables below mark such errors with **!**. A retry alone is the wrong answer to such an error: an operator,
+or code that repairs the loss, must learn of it.
+
+`RetryPolicy` repeats calls for `retry` and `retry_after_refresh` only. `examples/own_calls.py`
+shows such a policy. With `wait=`, the policy uses one of tenacity's wait strategies instead of its own.
+`kafkasafe.metrics.install(policy)` exports the policy's retries, pauses and abandoned calls to Prometheus. A program
+that uses tenacity itself can use `tenacity.retry(retry=kafkasafe.retry_if_kafka_retriable(), ...)`.
 
 ## A record that the cluster rejected
 
-`RejectedError` is kafka-python's own exception for the code too, so that `except` clauses written for KafkaProducer go on
-working. Its class is made for each code: `isinstance` is true, `type(error) is RejectedError` is not.
+A `RejectedError` is also kafka-python's own exception for its code, so that `except` clauses written for KafkaProducer
+still work. Each code has a subclass: `isinstance(error, RejectedError)` is true, `type(error) is RejectedError` is not.
 
 ```python
 from kafka.errors import MessageSizeTooLargeError
@@ -120,8 +122,9 @@ def text() -> str:
     lines = [HEAD + "\n".join(f"| `{action.value}` | {MEANING[action]} |" for action in ErrorAction)]
     lines += [
         "\n## What more is known decides\n",
-        "59 as in KAFKA-5793 (with nothing acknowledged, nothing acknowledged can be lost), 45 after the broker was asked, 1",
-        "and 9 of a tiered topic (KIP-1007).\n",
+        "For some codes, the action depends on what else the caller knows. For 59, the action depends on what was",
+        "acknowledged and where the log starts (KAFKA-5793). For 45 and 46, the action depends on whether the log has the",
+        "batch. For 1 and 9, it depends on whether the topic is tiered (KIP-1007).\n",
         "| code | request | known | action | fix |\n|---|---|---|---|---|",
     ]
     for code, api, context in CONTEXTS:

@@ -25,7 +25,7 @@ Every log record of a producer, a consumer or a `RetryPolicy` has an attribute `
 ([logging](logging.md)). Alert on names, not on messages: messages may change. The loggers of `kafkasafe.spark` log most of
 their records without a name.
 
-**Which need somebody.** Records with the level ERROR do. Of those with WARNING, look at the ones that repeat.
+**Which ones to act on:** all with the level ERROR, and those with WARNING that repeat.
 
 """
 

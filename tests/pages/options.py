@@ -9,7 +9,7 @@ from kafka import KafkaConsumer
 
 from kafkasafe import config
 from kafkasafe._consuming.client import OURS
-from tests.pages import DOCS, PACKAGE, class_body, code, table
+from tests.pages import DOCS, PACKAGE, class_bases, class_body, code, table
 
 PATH: Final = DOCS / "options-reference.md"
 SOURCE: Final = PACKAGE / "options.py"
@@ -18,7 +18,7 @@ CONSUMER: Final[dict[str, Any]] = {**KafkaConsumer.DEFAULT_CONFIG, **OURS, **con
 """A consumer's defaults."""
 
 LIMITED: Final = {
-    "retries": "without effect: a record that waits is never given up",
+    "retries": "without effect: the producer retries a pending record without a limit",
     "max_in_flight_requests_per_connection": f"heeded up to {config._MOST_IN_FLIGHT}",
     "enable_idempotence": "only True",
 }
@@ -36,26 +36,27 @@ HEAD: Final = """# All options
 
 <!-- Written by `python -m tests.pages` from kafkasafe/options.py and kafkasafe/config.py. -->
 
-Every option of `SafeProducer` and `SafeConsumer`, with its type and default. [Options](options.md) is the guide to the
-producer's, [SafeConsumer](consumer.md#options) to the consumer's. Names and meanings are kafka-python's wherever kafka-python has
-the option. Editors show the same texts for a keyword argument.
+This page lists every option of `SafeProducer` and `SafeConsumer`, with its type and default. [Options](options.md) is the guide to the
+producer's options, [SafeConsumer](consumer.md#options) to the consumer's. Options of kafka-python have the same name and meaning here.
+Editors show the same texts for a keyword argument.
 
 An unknown option is a [`ConfigError`](kafkasafe-errors.md#configerror), and so is a value that cannot work. "Heeded" means that the
 option does what the text says. An option that is "without effect" is accepted, so that programs written for kafka-python run
-unchanged, and a value other than the default is logged as a WARNING ([`option_ignored`](log-events.md)).
+unchanged; a value other than the default is logged as a WARNING ([`option_ignored`](log-events.md)).
 
 """
 
 AIO: Final = """
 ## asyncio
 
-`kafkasafe.aio.SafeProducer` and `kafkasafe.aio.SafeConsumer` take the same options with the same defaults. The differences:
+`kafkasafe.aio.SafeProducer` and `kafkasafe.aio.SafeConsumer` take the same options with the same defaults. Their types are
+`AsyncProducerOptions` and `AsyncConsumerOptions`. The differences:
 
 | option | |
 |---|---|
 | `loop` | accepted for programs written for aiokafka, without effect: the loop is the one that runs `start()` |
 | `partitioner` | may also be a function `(key_bytes, all_partitions, available_partitions)`, as aiokafka's |
-| `transactional_id` | a `ConfigError`: use `async with producer.batch(transactional_id=...)` ([staged batches](staged.md)) |
+| `transactional_id` | a `ConfigError`: use `async with producer.batch(transactional_id=...)` ([atomic batches](staged.md)) |
 | `on_rejected`, `on_event` of a producer | called on the producer's own thread, not on the loop |
 | `on_event`, `on_divergence`, `key_deserializer`, `value_deserializer` | called on the consumer's own thread, not on the loop |
 | `consumer_timeout_ms` | without effect: `async for` waits until there is a record |
@@ -63,8 +64,14 @@ AIO: Final = """
 
 
 def texts(name: str) -> dict[str, tuple[str, str]]:
-    """Type and text of each key of one of the classes of options; "" where a key has no text."""
+    """Type and text of each key of one of the classes of options; "" where a key has no text.
+
+    The keys of its private base classes come first.
+    """
     found: dict[str, tuple[str, str]] = {}
+    for base in class_bases(SOURCE, name):
+        if base.startswith("_"):
+            found |= texts(base)
     last = ""
     for node in class_body(SOURCE, name):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -122,7 +122,7 @@ def promise(*, servers: list[str], topic: str, spool: str, book: str, first: int
 
         def note(event: object) -> None:
             if isinstance(event, SpoolDisplaced):
-                seen.write(f"{event.problem} {event.restored} {event.lost_records}\n".encode())
+                seen.write(f"{event.reason} {event.restored} {event.lost_records}\n".encode())
 
         producer = SafeProducer(
             bootstrap_servers=servers, spool_dir=spool, on_event=note, linger_ms=0, **options

@@ -22,7 +22,7 @@ def most_under_way(fake_kafka, monkeypatch):
     def send(journal, partition, batch, sends=Journal._send):
         sends(journal, partition, batch)
         if partition.topic == "plain":
-            under_way.append(partition.in_flight)
+            under_way.append(partition.queue.in_flight)
 
     monkeypatch.setattr(Journal, "_send", send)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 from kafka import TopicPartition
 from prometheus_client import CollectorRegistry
@@ -83,6 +84,30 @@ def test_free_room_on_the_volume_is_shown_where_there_are_files(tmp_path):
                 )
             )
             assert gauge(registry, "spool_volume_free_bytes", "memory") is None
+
+
+def test_a_restart_of_a_producer_or_consumer_is_shown(tmp_path):
+    registry = CollectorRegistry()
+
+    def started(cluster):
+        began = time.time()
+        servers = cluster.bootstrap_servers
+        with (
+            SafeProducer(bootstrap_servers=servers, client_id="p", spool_dir=tmp_path) as producer,
+            SafeConsumer(bootstrap_servers=servers, client_id="c") as consumer,
+        ):
+            install(producer, consumer, registry=registry)
+            seen = [gauge(registry, "start_time_seconds", client) for client in ("p", "c")]
+            # It says when they were started, and not when it was asked.
+            assert seen == [gauge(registry, "start_time_seconds", client) for client in ("p", "c")]
+        assert all(began <= at <= time.time() for at in seen)
+        # A client that is closed did not start at any time.
+        assert [gauge(registry, "start_time_seconds", client) for client in ("p", "c")] == [None, None]
+        return seen
+
+    with FakeCluster() as cluster:
+        first = started(cluster)
+        assert all(again > before for before, again in zip(first, started(cluster), strict=True))
 
 
 class Level:

@@ -128,7 +128,7 @@ def test_what_another_spelling_left_and_is_not_delivered_is_named_with_its_own_d
     assert {line.path: line.records for line in lines} == {str(former): 20, str(job.spool_dir): 1}
     for line in lines:
         # As the message says.
-        command = shlex.split(line.getMessage().rpartition("or ")[2])
+        command = shlex.split(line.getMessage().rpartition("or run ")[2])
         assert command[3] == line.path
         result = CliRunner().invoke(cli.app, [*command[1:], "--timeout", "60s"])
         assert (result.exit_code, f"{line.records} record" in result.output) == (0, True), result.output

@@ -162,7 +162,7 @@ def test_a_full_spool_blocks_and_then_refuses(broker, producers, spool):
     assert 100 < count <= 160
     text = str(error)
     assert "within max_block_ms=700" in text
-    assert "was not accepted; everything accepted before is kept" in text
+    assert "was not accepted; all accepted records are kept" in text
     assert "Raise spool_max_bytes" in text
     assert isinstance(error, harness.kafka_errors.KafkaTimeoutError)
     producer.durable(60)
@@ -245,7 +245,7 @@ def test_a_full_disk(broker, producers, quota, honest, met):
     count, error, _ = fill(producer, topic, first=first)
     assert error.limit == "volume"
     assert "Make room on the disk" in str(error)
-    assert "everything accepted before is kept" in str(error)
+    assert "all accepted records are kept" in str(error)
     assert count > 30
     if not honest:
         quota.fill_up()
@@ -278,7 +278,7 @@ def test_opened_on_a_full_disk(broker, producers, quota):
     broker.proxy.restore()
     quota.room = 0
     producer = producers(broker.servers, max_block_ms=300, **SMALL)
-    with pytest.raises(SpoolFullError, match="everything accepted before is kept"):
+    with pytest.raises(SpoolFullError, match="all accepted records are kept"):
         producer.send(topic, big(20))
     with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
         producer.flush(1)
@@ -362,7 +362,7 @@ def test_the_kernel_refuses_every_write(kafka, zygote, tmp_path):
     assert life.wait(120) == 0, life.tail()
     told = json.loads(result.read_text())
     assert told["error"] == "SpoolFullError"
-    assert "everything accepted before is kept" in told["message"]
+    assert "all accepted records are kept" in told["message"]
     assert told["write_errors"] > 0
     log = harness.read_log(kafka.bootstrap_servers, topic)
     harness.audit(log, range(told["accepted"]), contents=False)

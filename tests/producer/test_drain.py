@@ -54,7 +54,9 @@ def test_all_lanes_are_drained(broker, zygote, tmp_path, capsys):
     told = json.loads(out)
     assert (code, told["delivered_records"], told["left_records"]) == (3, 0, 150)
     assert re.match(
-        r"not everything within 1 s \(no broker can be used: .*refused", told["trouble"], re.IGNORECASE
+        r"not everything was delivered within 1 s \(no broker can be used: .*refused",
+        told["trouble"],
+        re.IGNORECASE,
     )
     broker.proxy.restore()
     code, out, _ = run(capsys, "spool", "drain", tmp_path / "spool", "-b", servers, "--timeout", "2m")
@@ -121,7 +123,9 @@ def test_why_something_is_left_is_said(broker, zygote, tmp_path, capsys):
     servers = ("-b", ",".join(broker.servers), "--config", tmp_path / "kafka.toml")
     code, out, _ = run(capsys, "spool", "drain", tmp_path / "spool", *servers, "--timeout", "8s")
     assert code == 1
-    assert re.match(rf"0 records delivered, 50 left: not everything within 8 s \(.*{topic}-0", out), out
+    assert re.match(
+        rf"0 records delivered, 50 left: not everything was delivered within 8 s \(.*{topic}-0", out
+    ), out
 
 
 def test_another_cluster_gets_nothing(broker, zygote, tmp_path, capsys):

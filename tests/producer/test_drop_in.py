@@ -58,11 +58,7 @@ def test_class_attributes_that_programs_look_at(producers):
     assert set(KafkaProducer.DEFAULT_CONFIG) < set(SafeProducer.DEFAULT_CONFIG)
     assert SafeProducer.DEFAULT_CONFIG["linger_ms"] == 5
     assert tuple(SafeProducer.DEPRECATED_CONFIGS) == tuple(KafkaProducer.DEPRECATED_CONFIGS)
-    for version in ((0, 11), (4, 3)):
-        theirs = KafkaProducer.max_usable_produce_magic(version)
-        assert SafeProducer.max_usable_produce_magic(version) == theirs
     producer = producers(harness.dead_address())
-    assert producer.max_usable_produce_magic((4, 3)) == 2
     for name, arguments in (
         ("init_transactions", ()),
         ("begin_transaction", ()),
@@ -481,7 +477,7 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         with pytest.raises(UndecidableError, match="resolve_undecidable"):
             harness.send(producer, topic, 6)
         producer.resolve_undecidable(resend=resend)
-        harness.until(lambda producer=producer: not producer._pump.ledger.parked, 120)
+        harness.until(lambda producer=producer: not producer._pump.ledger.undecidable, 120)
         harness.send(producer, topic, 6).get(60)
         producer.close()
         numbers = harness.numbers_of(harness.read_log(broker.servers, topic)[0])

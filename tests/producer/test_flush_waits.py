@@ -33,7 +33,7 @@ def test_flush_says_what_it_waits_for(fake_kafka, tmp_path, monkeypatch, caplog)
             desk.centre.wipe("t", 0)
         producer.send("t", b"behind").get(timeout=60)
         while not said(caplog):
-            with pytest.raises(kafka_errors.KafkaTimeoutError, match=r"Whether t-0 still has"):
+            with pytest.raises(kafka_errors.KafkaTimeoutError, match=r"check whether t-0 still has"):
                 producer.flush(timeout=2.0)
         assert "whether t-0 still has all acknowledged records" in said(caplog)[-1]
         assert "acknowledged at offset 0, though offset 4" in said(caplog)[-1]

@@ -14,6 +14,7 @@ import pytest
 
 from kafkasafe import ProducerHealth, SafeProducer
 from kafkasafe._io.files import OsFiles
+from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.errors import SpoolFullError, UndecidableError
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -233,6 +234,25 @@ def test_a_spool_that_was_moved_and_cannot_be_fetched(fake_kafka, producers, tmp
     producers.spool.unlink()
     harness.until(lambda: producer.health().ready, what="the lane to be fetched")
     producer.send("orders", b"2").durable(60)
+
+
+def test_the_reason_is_there_while_the_spool_is_being_restored(fake_kafka, producers, tmp_path, monkeypatch):
+    fake_kafka.create_topic("orders", 1)
+    producer = producers(fake_kafka.bootstrap_servers)
+    producer.send("orders", b"1").get(60)
+    seen = []
+    restore = SpoolDirectory.restore
+
+    def look_and_restore(home, lock):
+        seen.append(producer.health().reasons)
+        restore(home, lock)
+
+    monkeypatch.setattr(SpoolDirectory, "restore", look_and_restore)
+    shutil.move(producers.spool, tmp_path / "away")
+    harness.until(lambda: seen and producer.health().ready, what="the lane to be fetched")
+    (reason,) = seen[0]
+    assert reason.name == "spool_displaced"
+    assert "moved away" in reason.text
 
 
 def test_an_undecidable_batch(producers):

@@ -41,6 +41,7 @@ NAMES = [
     "spool_capacity_bytes",
     "spool_volume_free_bytes",
     "connected",
+    "start_time_seconds",
     "spool_oldest_record_age_seconds",
     "spool_segments",
     "rejected_kept_records",

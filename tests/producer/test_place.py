@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 
 from kafkasafe import SafeProducer
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.aio import SafeProducer as AsyncProducer
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError
+from kafkasafe.testing import FakeCluster
 
 MIB = 1 << 20
 NO_BROKER = "127.0.0.1:9"
@@ -71,3 +77,79 @@ def test_a_loop_of_links_is_no_spool_directory(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(ConfigError, match="spool_dir"):
         validate({"spool_dir": tmp_path / "a" / "spool"})
+
+
+@pytest.mark.parametrize("deletes", ["segments", "lane", "spool"])
+def test_durable_looks_also_where_nothing_is_to_be_written(tmp_path, deletes):
+    """
+    1. A record is durable.
+    2. Its file is deleted.
+    3. `durable()` said yes at once, since nothing waited for the disk.
+    4. A kill -9 before the next look, two seconds later, lost the record.
+    """
+    spool = tmp_path / "spool"
+    with SafeProducer(bootstrap_servers=NO_BROKER, spool_dir=spool, **SMALL) as producer:
+        producer.send("orders", b"1")
+        producer.durable(30)
+        lane = spool / "lane-000"
+        for segment in lane.glob("*.log") if deletes == "segments" else ():
+            segment.unlink()
+        if deletes != "segments":
+            shutil.rmtree(lane if deletes == "lane" else spool)
+        producer.durable(30)
+        copy = tmp_path / "copy"
+        shutil.copytree(spool, copy)
+        producer.close(timeout=0)
+    (copy / "lane-000" / "lock").unlink()
+    assert waiting(copy / "lane-000") == 1
+
+
+def test_tasks_hear_the_same(tmp_path):
+    spool = tmp_path / "spool"
+
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=NO_BROKER, spool_dir=spool, **SMALL) as producer:
+            await producer.send("orders", b"1")
+            await producer.durable(30)
+            shutil.rmtree(spool)
+            await producer.durable(30)
+            shutil.copytree(spool, tmp_path / "copy")
+            await producer.close(timeout=0)
+
+    asyncio.run(main())
+    (tmp_path / "copy" / "lane-000" / "lock").unlink()
+    assert waiting(tmp_path / "copy" / "lane-000") == 1
+
+
+def test_durable_does_not_say_yes_while_the_directory_cannot_be_made_again(tmp_path):
+    spool = tmp_path / "parent" / "spool"
+    with SafeProducer(bootstrap_servers=NO_BROKER, spool_dir=spool, **SMALL) as producer:
+        producer.send("orders", b"1")
+        producer.durable(30)
+        shutil.rmtree(spool.parent)
+        spool.parent.write_text("a file in its place")
+        with pytest.raises(KafkaTimeoutError, match="not all where the next start finds it"):
+            producer.durable(0.5)
+        spool.parent.unlink()
+        producer.durable(30)
+        producer.close(timeout=0)
+    assert waiting(spool / "lane-000") == 1
+
+
+def test_a_directory_that_is_deleted_just_before_the_first_contact_is_made_again(tmp_path, monkeypatch):
+    """The producer's thread waited there for a directory that it would have had to make itself, for ever."""
+    spool = tmp_path / "spool"
+    bind = SpoolDirectory.bind_cluster
+
+    def deleted(self, *arguments, **named):
+        if not (tmp_path / "once").exists():
+            (tmp_path / "once").touch()
+            shutil.rmtree(spool)
+        return bind(self, *arguments, **named)
+
+    monkeypatch.setattr(SpoolDirectory, "bind_cluster", deleted)
+    with FakeCluster() as cluster:
+        with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=spool, **SMALL) as producer:
+            producer.send("orders", b"1").get(30)
+        assert cluster.values("orders") == [b"1"]
+    assert (spool / "CLUSTER").exists()

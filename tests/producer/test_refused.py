@@ -1,4 +1,4 @@
-"""What the cluster refuses for a reason that may pass waits for it: a right, a topic, the time, one batch."""
+"""What the cluster refuses for a reason that may pass waits for it: a permission, a topic, the time, one batch."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_records_wait_for_a_right_that_somebody_mends(some_wire, producers, capl
     assert (told.topic, told.code, told.records) == (topic, 29, 100)
     (line,) = said()
     assert "Pending records (100 records) are delivered as soon as" in line.getMessage()
-    assert "Grant this user the right" in line.getMessage()
+    assert "Grant this user the permission" in line.getMessage()
     harness.until(lambda: producer._pump.refused_topics, 120)
     if policy == "raise":
         with pytest.raises(

@@ -7,7 +7,6 @@ import inspect
 from concurrent.futures import Future as ThreadFuture
 
 import pytest
-from kafka import KafkaProducer
 from kafka.producer.future import FutureRecordMetadata
 
 import kafkasafe
@@ -162,5 +161,10 @@ def test_every_name_that_an_object_lists_is_there(options):
         future = producer.send("orders", b"1")
         for each in (producer, future):
             assert [name for name in dir(each) if name[0] != "_" and not hasattr(each, name)] == []
-    # Programs that call it go on working.
-    assert SafeProducer.max_usable_produce_magic((3, 0)) == KafkaProducer.max_usable_produce_magic((3, 0))
+
+
+def test_the_format_of_records_is_not_for_callers(options):
+    with SafeProducer(**options) as producer:
+        for each in (SafeProducer, producer):
+            with pytest.raises(UsageError, match="records have format 2"):
+                each.max_usable_produce_magic((4, 3))

@@ -48,27 +48,28 @@ while True:
 """
 
 
-def life(servers, spool, topic, number, fault, rnd):
-    """One process until it is killed: the transactions that it began to commit, and those that it saw committed."""
+def life(servers, spool, topic, number, fault, rnd, killed_at):
+    """One process until it is killed: the transactions that it began to commit, and those that it saw committed.
+
+    It is killed soon after so many transactions, however long they take, and a broker fails around the same time.
+    """
     said = {"ready": [], "decides": [], "done": []}
+    failed_at = rnd.randrange(killed_at + 1)
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, ",".join(servers), str(spool), topic, str(number)],
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        timers = [threading.Timer(60, child.kill)]
+        timers = [threading.Timer(120, child.kill)]
         timers[0].start()
         try:
             for line in child.stdout:
                 word, told = line.split()
                 said[word].append(int(told))
-                if word == "ready":
-                    timers += [
-                        threading.Timer(rnd.random(), child.kill),
-                        threading.Timer(rnd.random(), fault),
-                    ]
-                    for timer in timers[1:]:
-                        timer.start()
+                for moment, act in ((failed_at, fault), (killed_at, child.kill)):
+                    if word != "decides" and len(said["done"]) == moment:
+                        timers.append(threading.Timer(rnd.random() / 4, act))
+                        timers[-1].start()
         finally:
             child.kill()
             for timer in timers:
@@ -90,9 +91,13 @@ def test_every_transaction_is_there_once_and_whole(tmp_path, version):
             if rnd.random() < 0.4:
                 rnd.choice([cluster.kill, cluster.pause])(node)
 
-        for _ in range(KILLS):
+        moments = [*range(KILLS // 2)] * 2
+        rnd.shuffle(moments)
+        for killed_at in moments:
             last = max(decided, default=0) + 1
-            tried, seen = life(cluster.bootstrap_servers, tmp_path / "spool", "t", last, fault, rnd)
+            tried, seen = life(
+                cluster.bootstrap_servers, tmp_path / "spool", "t", last, fault, rnd, killed_at
+            )
             decided += tried
             done += seen
             cluster.recover()

@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mutants as journal_mutants
+from mutants import nothing, source
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import ProducerView
+from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._io.engine import disk, questions
 from kafkasafe._io.engine import engine as engines
 from kafkasafe._io.engine.disk import DiskWriter
@@ -36,7 +35,7 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
 
-__all__ = ["ENGINE", "EXACT", "HISTORIES", "JOURNAL", "SEEDS", "Mutant"]
+__all__ = ["ENGINE", "EXACT", "HISTORIES", "JOURNAL", "SEEDS", "Mutant", "nothing", "source"]
 
 SEEDS = 40
 """So many seeds, at most, until a mutant is found."""
@@ -55,38 +54,6 @@ class Mutant:
     change: Callable[[Any], None]
     kind: str = "all"
     first: int = 0
-
-
-def source(place: Any, name: str, old: str, new: str) -> Callable[[Any], None]:
-    """A change of a function's source."""
-
-    def change(patch: Any) -> None:
-        function = inspect.getattr_static(place, name)
-        kept = staticmethod if isinstance(function, staticmethod) else None
-        function = getattr(function, "__func__", function)
-        text = textwrap.dedent(inspect.getsource(function))
-        if old not in text:
-            raise LookupError(f"The mutant is out of date: {name} has no {old!r}")
-        text = "\n".join(
-            line for line in text.split("\n") if line.strip() not in {"@staticmethod", "@classmethod"}
-        )
-        local: dict[str, Any] = {}
-        # `super()` and private names do not work in here; who needs them writes a class instead.
-        exec(
-            compile(
-                "from __future__ import annotations\n" + text.replace(old, new), f"<mutant of {name}>", "exec"
-            ),
-            vars(sys.modules[function.__module__]),
-            local,
-        )
-        patch.setattr(place, name, kept(local[name]) if kept else local[name])
-
-    return change
-
-
-def nothing(place: Any, name: str, result: Any = None) -> Callable[[Any], None]:
-    """A function that does nothing."""
-    return lambda patch: patch.setattr(place, name, lambda *_, **__: result)
 
 
 # -- those that are more than a line -----------------------------------------------------------------------------------
@@ -211,10 +178,6 @@ def _no_pauses(patch: Any) -> None:
     patch.setattr(Ground, "timer", at_once)
 
 
-def _journal(mutant: type[j.Journal]) -> Callable[[Any], None]:
-    return lambda patch: patch.setattr(j, "Journal", mutant)
-
-
 ENGINE: dict[str, Mutant] = {
     # What is promised of the disk.
     "send before sync": Mutant(source(DiskWriter, "_write_group", "lane.spool.sync()", "pass")),
@@ -232,7 +195,9 @@ ENGINE: dict[str, Mutant] = {
     "released before committed": Mutant(
         source(DiskWriter, "release", "lane.journal.release_position", "lane.spool.next_position")
     ),
-    "bytes stay in memory": Mutant(source(DiskWriter, "_promise", "self.memory > _MEMORY_BYTES", "False")),
+    "bytes stay in memory": Mutant(
+        source(DiskWriter, "_promise", "self.memory > self._memory_bytes or not self.keeps", "not self.keeps")
+    ),
     # What is believed of the cluster.
     "resolve before the mark": Mutant(_resolves_before_the_mark),
     "a lost answer is taken for not sent": Mutant(
@@ -284,7 +249,7 @@ ENGINE: dict[str, Mutant] = {
         "lanes",
     ),
     "a younger life does not hold back": Mutant(
-        lambda patch: patch.setattr(j.Journal, "_is_held", lambda *_: False), "lanes"
+        lambda patch: patch.setattr(Precedence, "is_held", lambda *_: False), "lanes"
     ),
     "adoption without a gate": Mutant(
         source(Order, "_look_at", "if not journal.afters:", "if not journal.afters or not lane.own:"),
@@ -294,7 +259,7 @@ ENGINE: dict[str, Mutant] = {
         source(Order, "begin", "if owed.addresses(before):", "if False:"), "lanes"
     ),
     "what a life waits for is forgotten": Mutant(
-        source(j.Journal, "recover_marks", "self._afters.append(mark)", "pass"), "adopted"
+        source(j.Journal, "recover_marks", "self._precedence.read(mark)", "pass"), "adopted"
     ),
     # How much goes out.
     "budget ignored": Mutant(nothing(Outlet, "_may_read", result=True), "many"),
@@ -306,8 +271,8 @@ ENGINE: dict[str, Mutant] = {
         source(
             j.Journal,
             "_place",
-            "batch.position = position",
-            "batch.position = position; batch.rank = (position,)",
+            "batch.copied(position)",
+            "batch.copied(position); batch.rank = (position,)",
         ),
         "room",
     ),
@@ -421,7 +386,7 @@ _FOUND: dict[str, tuple[str, int]] = {
 }
 
 JOURNAL: dict[str, Mutant] = {
-    each.__name__: Mutant(_journal(each), *_FOUND.get(each.__name__, ())) for each in journal_mutants.MUTANTS
+    name: Mutant(change, *_FOUND.get(name, ())) for name, change in journal_mutants.MUTANTS.items()
 }
 HISTORIES: dict[str, Mutant] = ENGINE | {name: JOURNAL[name] for name in _FOUND}
 """Those that histories find."""

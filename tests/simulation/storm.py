@@ -211,11 +211,17 @@ class Storm:
             book.decided(lane.spool, unit.marks)
             return persist(writer, lane, unit)
 
-        def open_spool(cls: type[Spool], *args: Any, **options: Any) -> Any:
-            spool, entries = opened(cls, *args, **options)
-            entries = list(entries)
-            book.opened(spool, entries)
-            return spool, entries
+        def open_spool(cls: type[Spool], *args: Any, each: Any, **options: Any) -> Any:
+            entries: list[Any] = []
+
+            def noted(entry: Any) -> None:
+                entries.append(entry)
+                each(entry)
+
+            spool, rest = opened(cls, *args, each=noted, **options)
+            rest = list(rest)
+            book.opened(spool, entries + rest)
+            return spool, rest
 
         with (
             mock.patch.object(Spool, "write_group", written),

@@ -92,7 +92,7 @@ def test_a_new_checkpoint_under_an_old_name_skips_nothing(query):
     shutil.rmtree(query.checkpoint)
     query.drop()
     query.add(30, 40)
-    with pytest.raises(Exception, match="Give a new checkpoint a new txnAppId"):
+    with pytest.raises(Exception, match="Use a new txnAppId with a new checkpoint"):
         query.run()
     # Its batch 0 is below the old query's number.
     query.run(onMarkerMismatch="accept")

@@ -1,4 +1,4 @@
-"""The Python in docs/spark.md runs, as it is, from top to bottom; what it says of the outcome is so."""
+"""The Python in the pages about Spark runs as it is, and has the outcome that they describe."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ import kafkasafe.spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = [
+    block
+    for page in sorted(DOCS.glob("spark*.md"))
+    for block in re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+]
 ORDERS = [
     b'{"id": 1, "user": "ann", "amount": 2.5}',
     b'{"id": 2, "user": "bob", "amount": 1.0}',
@@ -41,7 +47,10 @@ class Page:
     def __init__(self, spark: Any, kafka: Any, folder: Path) -> None:
         self.spark, self.kafka, self.folder = spark, kafka, folder
         self.servers = ",".join(kafka.bootstrap_servers)
-        self.topics = {name: new_name(name) for name in ("orders", "orders-parsed", "orders-bad", "totals")}
+        self.topics = {
+            name: new_name(name)
+            for name in ("orders", "orders-parsed", "orders-bad", "totals", "loud-orders")
+        }
         for topic in self.topics.values():
             kafka.create_topic(topic, partitions=2)
         self.names: dict[str, Any] = {
@@ -62,7 +71,7 @@ class Page:
             assert old in text
             text = text.replace(old, new)
         before = self.spark.streams.active
-        exec(compile(text, str(PAGE), "exec"), self.names)
+        exec(compile(text, str(DOCS / "spark.md"), "exec"), self.names)
         for query in self.spark.streams.active:
             if query not in before:
                 query.processAllAvailable()
@@ -76,7 +85,7 @@ class Page:
 def page(spark, kafka, tmp_path):
     made = Page(spark, kafka, tmp_path)
     sourcing.write(kafka, made.topics["orders"], ORDERS)
-    made.run(block("register(spark)"))
+    made.run(block("register(spark)\norders"))
     return made
 
 
@@ -87,7 +96,8 @@ def totals(page: Page) -> Any:
 
 def test_each_block_is_run_or_named_here():
     run = [
-        "register(spark)",
+        "register(spark)\norders",
+        "loud-orders",
         "columnNameOfCorruptRecord",
         'foreach_batch_sink("totals"',
         "def both",
@@ -97,6 +107,11 @@ def test_each_block_is_run_or_named_here():
     assert [text for text in BLOCKS if not any(words in text for words in run)] == []
     for text in BLOCKS:
         ast.parse(text)
+
+
+def test_a_first_query(page):
+    page.run(block("loud-orders"))
+    assert page.values("loud-orders") == sorted(value.upper() for value in ORDERS)
 
 
 def test_records_with_a_schema(page):

@@ -211,7 +211,7 @@ def test_a_directory_that_others_can_reach_is_not_used(inbox, directory, query, 
     elsewhere.hear()
     assert told(query)["written"] == 0
     inbox.expect(query, "run")
-    assert "is not counted" in caplog.text
+    assert "are not counted" in caplog.text
     directory.chmod(0o700)
     elsewhere.close()
 
@@ -232,7 +232,7 @@ def test_nothing_that_goes_wrong_reaches_who_tells_or_listens(inbox, query, monk
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/proc/none")
     say(query)
     inbox.expect(query, "run")
-    assert "is not counted" in caplog.text
+    assert "are not counted" in caplog.text
     inbox.hear()
     inbox.stop_expecting(query, "run")
 

@@ -92,11 +92,11 @@ def test_what_cannot_be_used_is_refused_at_once(made):
     client, key = ((made / name).read_text() for name in ("client.pem", "key.pem"))
     locked = (made / "locked.pem").read_text()
     for given, told in (
-        (options(truststore_certificates="MIID"), "kafka.ssl.truststore.certificates has no PEM"),
+        (options(truststore_certificates="MIID"), "kafka.ssl.truststore.certificates contains no PEM"),
         (options(truststore_certificates=client, truststore_type="JKS"), "kafka.ssl.truststore.type=PEM"),
         (
             options(truststore_certificates=client, truststore_location="/x", truststore_type="PEM"),
-            "give one of them",
+            "give only one of them",
         ),
         (options(keystore_key=key), "add kafka.ssl.keystore.certificate.chain"),
         (options(keystore_certificate_chain=client), "kafka.ssl.keystore.certificate.chain cannot be used"),

@@ -95,4 +95,4 @@ def test_a_batch_that_takes_longer_than_its_transaction_names_the_option(make, m
     ],
 )
 def test_a_missing_right_is_named(code, message, right):
-    assert re.search(f"{message}: this user needs the right {right}", str(_error(code, message)))
+    assert re.search(f"{message}: this user needs the permission {right}", str(_error(code, message)))

@@ -187,7 +187,7 @@ def test_an_empty_topic_and_an_empty_range(
             {"kafka.bootstrap.servers": "127.0.0.1:1", "kafkaConsumer.pollTimeoutMs": "500"},
             "No broker at 127.0.0.1:1",
         ),
-        ({"subscribe": "not-there"}, "has not not-there: create it"),
+        ({"subscribe": "not-there"}, "does not have not-there: create it"),
         ({"onEvent": "nowhere.to.be:found"}, "cannot be imported"),
     ],
 )
@@ -201,7 +201,7 @@ def test_what_is_wrong_is_told_with_the_fix(
 
 @pytest.mark.parametrize(
     ("schema", "told"),
-    [("valu BINARY", "it has key, value, topic"), ("value STRING", "Column value is binary, not string")],
+    [("valu BINARY", "use only key, value, topic"), ("value STRING", "Column value is binary, not string")],
 )
 def test_a_schema_that_cannot_be(
     spark: SparkSession, options: dict[str, str], schema: str, told: str
@@ -442,7 +442,7 @@ def test_a_batch_that_goes_back_is_planned_again_when_its_entry_is_deleted(
     kafka_cluster: KafkaCluster,
     tmp_path: Path,
 ) -> None:
-    """The steps of docs/spark.md."""
+    """The steps of docs/spark-operations.md."""
     topic = new_topic(kafka_cluster)
     write(kafka_cluster, topic, numbered(0, 10))
     finish(stream, topic)

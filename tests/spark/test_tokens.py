@@ -97,6 +97,6 @@ def test_java_s_lines_for_msk_are_to_be_left_out(name, value):
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.security.protocol": "SASL_SSL"}
     given["kafka.sasl.mechanism"] = "AWS_MSK_IAM"
     assert read_options(given, streaming=True).connection["sasl_mechanism"] == "AWS_MSK_IAM"
-    with pytest.raises(ConfigError, match=f"{name} cannot be set.*leave .* out: .*botocore") as raised:
+    with pytest.raises(ConfigError, match=f"{name} cannot be set.*leave out .*: .*botocore") as raised:
         read_options({**given, name: value}, streaming=True)
     assert "oauth" not in str(raised.value)

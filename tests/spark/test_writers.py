@@ -145,7 +145,9 @@ def test_what_cannot_work_is_told_before_anything_is_written(spark, kafka, topic
 
     refused('UNSUPPORTED_DATA_SOURCE_SAVE_MODE.*"Append"', mode=None)
     refused(r'INVALID_MODE.*records of a topic cannot be replaced: use .mode\("append"\)', mode="overwrite")
-    refused("'stagingtopc' is no option of the kafkasafe sink. Did you mean stagingTopic", stagingTopc="x")
+    refused(
+        "'stagingtopc' is not an option of the kafkasafe sink. Did you mean stagingTopic", stagingTopc="x"
+    )
     refused("txnAppId and txnVersion belong together", txnAppId="x")
     refused("txnAppId and txnVersion belong together", txnVersion="1")
     refused("inlineBytes", inlineBytes="-1")
@@ -444,7 +446,7 @@ def test_results_of_another_batch_or_query_or_of_nobody_are_refused(kafka, topic
         steps.commit([None, None], 0)
     assert values(kafka, topic, committed=False) == numbers()
     del steps.options["txnAppId"]
-    with pytest.raises(ConfigError, match="give txnAppId"):
+    with pytest.raises(ConfigError, match="set txnAppId"):
         steps.commit(steps.write(0, range(10), query=""), 0)
 
 
@@ -452,7 +454,7 @@ def test_a_marker_that_does_not_fit_is_refused(kafka, topic, steps):
     with pytest.raises(CheckpointMismatchError, match="no marker for txnAppId"):
         steps.commit(steps.write(3, range(10)), 3)
     steps.commit(steps.write(3, range(10)), 3, onMarkerMismatch="accept")
-    with pytest.raises(CheckpointMismatchError, match="never written by this sink"):
+    with pytest.raises(CheckpointMismatchError, match="this sink never wrote the batches in between"):
         steps.commit(steps.write(5, range(10)), 5)
     steps.commit(steps.write(4, range(10, 20)), 4)
     # Where the checkpoint cannot be seen, the number of rows is what a batch is known by.

@@ -96,8 +96,9 @@ def encode(number: int, count: int, size: int) -> bytes:
 
 def open_lane(files: Files, snapshot=list, *, segment_bytes=4096, sync="group", on_corrupt="raise"):
     lock = SpoolDirectory.open(ROOT, files=files).take_lane(0)
+    entries: list[Entry] = []
     try:
-        spool, entries = Spool.open(
+        spool, rest = Spool.open(
             lock.path,
             files=lock.files,
             segment_bytes=segment_bytes,
@@ -105,11 +106,12 @@ def open_lane(files: Files, snapshot=list, *, segment_bytes=4096, sync="group", 
             snapshot=snapshot,
             on_corrupt=on_corrupt,
             clock_ms=lambda: 1_700_000_000_000,
+            each=entries.append,
         )
     except BaseException:
         lock.release()
         raise
-    return lock, spool, entries
+    return lock, spool, [*entries, *rest]
 
 
 def recover(disk: Disk, **options) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,32 @@ def lost_with(closed: Closed, path: Path, byte: int) -> set[int]:
                 lost &= {at for at, what in closed.items if what[0] == "batch"}
             return lost
     raise AssertionError("a byte that belongs to nothing")
+
+
+def test_damage_is_the_same_when_the_log_is_taken_while_it_is_read(closed):
+    rng = random.Random(11)
+    segments = [path for path in closed.disk.files() if path.suffix == ".log"]
+    taken = 0
+    for turn in range(60):
+        disk = closed.disk.copy()
+        path = rng.choice(segments)
+        content = disk.files()[path]
+        at = rng.randrange(len(content))
+        files = disk.process()
+        if turn % 4 == 0:
+            files.truncate(files.open(path, write=True), at)
+        elif turn % 12 == 1:
+            files.unlink(path)
+        elif turn % 4 == 2:
+            files.writev(files.open(path, write=True), [bytes(min(512, len(content) - at))], at)
+        else:
+            disk.flip(path, at, 1 << rng.randrange(8))
+        log = scan(files, LANE)
+        entries = []
+        rest = scan(files, LANE, entries.append)
+        assert replace(rest, entries=[*entries, *rest.entries]) == log
+        taken += len(entries) > 3 and len(rest.entries) > 0
+    assert taken > 20
 
 
 def test_every_flipped_bit_is_found_and_costs_what_it_hit(closed):

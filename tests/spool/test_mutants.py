@@ -101,6 +101,10 @@ def vanished() -> None:
         test_damage.test_whatever_happened_before_a_segment_that_is_missing_is_damage(seed)
 
 
+def streams() -> None:
+    test_damage.test_damage_is_the_same_when_the_log_is_taken_while_it_is_read(test_damage.closed_spool(0))
+
+
 def flips_at_the_end() -> None:
     for compression in (codec.Compression.NONE, codec.Compression.GZIP):
         test_damage.test_a_flipped_bit_in_the_last_group_is_damage_and_its_neighbours_are_kept(
@@ -158,6 +162,13 @@ MUTANTS = {
         spool, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if new and item.group.atomic:", "if False:", atomic_groups),
+    "what is not whole is taken while it is read": (
+        recovery._Whole, "_is_whole", "if item.torn or any(header is None", "if False and any(header is None",
+        flips),
+    "what follows a front that is missing is taken while it is read": (
+        test_damage, "scan", "whole.ended = True", "pass", streams),
+    "what was taken while it was read does not count": (
+        recovery._Whole, "_count", "self.between += records", "pass", streams),
     "the manifest's CRC is ignored": (
         recovery, "_batch_at", "header.size_bytes, header.crc)", "header.size_bytes, entry.crc)",
         test_damage.test_a_batch_put_in_the_place_of_another_is_damage),

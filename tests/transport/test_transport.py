@@ -51,6 +51,7 @@ from kafkasafe.cluster.api import (
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
 from kafkasafe.producer import SafeProducer
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy
 
@@ -311,6 +312,45 @@ def test_no_socket_is_left_of_refused_connections(free_port: int, tmp_path: Path
         consumer.close()
         gc.collect()
     assert not [str(warning.message) for warning in warned if warning.category is ResourceWarning]
+
+
+def test_a_new_topic_does_not_have_all_others_asked_about_again() -> None:
+    """A program that meets thousands of topics one after the other parsed them all for each (KIP-526)."""
+    heard: list[MetadataRefreshed] = []
+    with FakeCluster() as cluster:
+        for name in ("a", "b", "c"):
+            cluster.create_topic(name)
+        with opened(cluster.bootstrap_servers) as transport:
+            ask(transport.refresh_metadata, ["a"])
+            transport.on_metadata(heard.append)
+            for topics, told in (
+                (["b"], {"b"}),
+                (["c", "a"], {"a", "b", "c"}),  # one that is known: its leader may have moved
+                (["a"], {"a", "b", "c"}),
+                ([], {"a", "b", "c"}),
+            ):
+                answer = ask(transport.refresh_metadata, topics)
+                assert isinstance(answer, MetadataRefreshed)
+                assert set(answer.topics) == set(heard[-1].topics) == told
+            assert set(transport.topics()) == {"a", "b", "c"}
+            assert {broker.node_id for broker in transport.brokers()} == set(cluster.brokers)
+
+
+def test_new_topics_do_not_put_off_the_next_look_at_the_others() -> None:
+    """They come once in a while, for ever."""
+    heard: list[MetadataRefreshed] = []
+    with FakeCluster() as cluster:
+        cluster.create_topic("a")
+        with opened(cluster.bootstrap_servers, metadata_max_age_ms=1000) as transport:
+            ask(transport.refresh_metadata, ["a"])
+            transport.on_metadata(heard.append)
+            number = 0
+            while not any("a" in each.topics for each in heard):
+                number += 1
+                assert number < 1000, "the others are never looked at"
+                cluster.create_topic(f"t{number}")
+                ask(transport.refresh_metadata, [f"t{number}"])
+                threading.Event().wait(0.02)
 
 
 def test_close_answers_what_is_parked(free_port: int) -> None:

@@ -12,9 +12,9 @@ you resolve*.
        questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
        whose fate is final and durable.
 
-A batch moves through `TRANSITIONS` (`Batch.move`); an illegal move is a bug and raises. A batch of an earlier
-incarnation is not moved but gets the state that the log says (`recovery`), and one that joins a unit is JOINED from
-the beginning.
+What a batch is after an event says the table `STATE` (`Batch.on`). An event that the table does not have is a bug, and
+raises. A batch of an earlier incarnation gets the state that the log says (`recovery`), and one that joins a unit is
+JOINED from the beginning.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
 without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
@@ -27,9 +27,19 @@ No clock, no randomness, no I/O: `now` (float seconds, any epoch) and everything
 
 Rooms
 -----
-What all speak of is data: `states` (a batch), `partition` (a destination), `missing` (destinations that may not exist),
-`messages`, `notices`, `groups`, `clock`.
-`home` is an object of its own: the cluster that the lane is of.
+What all speak of is data: `lifecycle` (what can happen to a batch), `states` (a batch), `partition` (a destination),
+`missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
+Objects that own what they know:
+
+    home        the cluster that the lane is of             sequences   which id the next batch gets
+    progress    what a partition is doing                   window      how many may be on their way at once
+    refusal     since when one refusal lasts                acked       what is known to be in the log
+    doubt       requests that had no answer                 loss_case   that some of it may be gone
+    rejection   batches on their way to `rejected/`         precedence  what other lanes deliver first
+    quiescence  when all requests are dead                  healing     lost batches on their way back
+    queue       the batches of a partition                  spool_index positions of the spool that are needed
+    replay      the group of the log that is being read
+
 `Journal` is one class in parts, and each part uses only itself and what stands before it:
 
     ground      settings, state, small answers          packing     what is far from its turn
@@ -42,17 +52,21 @@ What all speak of is data: `states` (a batch), `partition` (a destination), `mis
     rejecting   what is refused for good                verdicts    batches in doubt
     answers     of requests and questions               members     batches of units
     recovery    what earlier lives left                 machine     what is to be done now
+
+`quiet` has the questions about a partition that the rules of `machine` ask in their order.
 """
 
 from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.gathering import GATHER_LEAST
 from kafkasafe._core.journal.groups import Consequence, Persist
+from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, State
 from kafkasafe._core.journal.machine import Journal
 from kafkasafe._core.journal.messages import (
     Aside,
     Ask,
     Divide,
     EpochCheck,
+    Packed,
     Ready,
     Resolution,
     SurveyAsk,
@@ -75,24 +89,23 @@ from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import (
     DAMAGED,
     TOO_SLOW,
-    TRANSITIONS,
     Batch,
     Fate,
     IllegalMoveError,
-    State,
 )
 
 __all__ = [
     "DAMAGED",
     "GATHER_LEAST",
+    "STATE",
     "TOO_SLOW",
-    "TRANSITIONS",
     "UNCHOSEN",
     "WINDOW",
     "AckedLoss",
     "Aside",
     "Ask",
     "Batch",
+    "BatchEvent",
     "Clock",
     "Consequence",
     "Delivered",
@@ -107,6 +120,7 @@ __all__ = [
     "IllegalMoveError",
     "Journal",
     "Notice",
+    "Packed",
     "Parked",
     "Partition",
     "Persist",

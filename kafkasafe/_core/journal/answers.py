@@ -10,6 +10,7 @@ from typing import Final
 from kafkasafe._core.codes import DESTINATION_CODES, Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import ProducerView, shows
 from kafkasafe._core.journal.groups import Begun
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, State
 from kafkasafe._core.journal.verdicts import Verdicts
@@ -37,9 +38,9 @@ class Answers(Verdicts):
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.in_flight -= 1
-        batch.move(State.ACKED)
-        batch.base_offset = base_offset
+        partition.queue.answered()
+        batch.on(BatchEvent.ACKNOWLEDGED)
+        batch.locate(base_offset)
         self._relent(partition)
         self._look_back(partition, base_offset)
         self._leads(partition, leader_epoch)
@@ -49,24 +50,21 @@ class Answers(Verdicts):
                 if earlier is batch:
                     break
                 if earlier.state is State.IN_DOUBT:
-                    earlier.move(State.ACKED)
+                    earlier.on(BatchEvent.FOUND)
                     self._finish(partition, earlier)
-            partition.flow = Flow.SETTLING
-            partition.rested = True
-            partition.doubtful = any(b.state is State.IN_DOUBT for b in partition.queue)
+            partition.progress.decide()
+            partition.look_for_doubt()
         elif partition.flow is Flow.FLOWING:
-            partition.attempt = 0
-            partition.reason = ""
-            partition.answered = True
-        if base_offset >= 0:
-            partition.last_acked_offset = base_offset + batch.count - 1
+            partition.progress.recover()
+            partition.progress.clear_reason()
+            partition.window.note_answer()
+        partition.log.acknowledge(base_offset, batch.count)
         self._stop_if_suspected(partition)
         self._finish(partition, batch)
         if batch.identity is not None:
-            partition.confirmed_id = (batch.identity.producer_id, batch.identity.producer_epoch)
             # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
             age_s = max(0.0, (self._brokers_ms(now_ms) - batch.max_timestamp) / 1000)
-            partition.confirmed_until = now + self._state_age_s - age_s
+            partition.window.open(batch.identity, now + self._state_age_s - age_s)
         self._touch(partition)
 
     def lost(
@@ -83,27 +81,26 @@ class Answers(Verdicts):
             timed_out: The link is slow, or the broker hangs: the next one that times out may be smaller.
         """
         partition = self._partitions[batch.destination]
-        partition.in_flight -= 1
-        partition.refresh = True
+        partition.queue.answered()
+        partition.progress.want_metadata()
         if sent:
-            partition.dead_at = now + self._request_timeout_s
-        if timed_out and self._is_head(partition, batch):
-            batch.timeouts += 1
+            partition.doubt.may_arrive_until(now + self._request_timeout_s)
+        if timed_out and batch is partition.queue.head:
+            batch.time_out()
             if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not Flow.PROBING:
-                batch.condemned, batch.code = True, TOO_SLOW
-                batch.message = f"{batch.timeouts} requests with it timed out"
+                batch.condemn(TOO_SLOW, f"{batch.timeouts} requests with it timed out")
         lasting = False
         if sent or code not in DESTINATION_CODES:
-            self._unheard(partition)
+            partition.refusal.no_answer()
         else:
             lasting = self._deny(partition, code, message, Scope.DESTINATION, now)
         if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
-            batch.move(State.IN_DOUBT)
-            partition.doubtful = True
+            batch.on(BatchEvent.UNCERTAIN)
+            partition.note_doubt()
         elif lasting:
             self._refuse(batch, code, message)
         else:
-            batch.move(State.PREPARED)
+            batch.on(BatchEvent.NOT_APPENDED)
         self._settle(partition, message)
 
     def damaged(self, batch: Batch, message: str) -> None:
@@ -114,7 +111,7 @@ class Answers(Verdicts):
             message: For people.
         """
         partition = self._partitions[batch.destination]
-        batch.code, batch.message = DAMAGED, message
+        batch.blame(DAMAGED, message)
         if partition.partition == UNCHOSEN:
             self._put_aside(partition, (batch,))
             self._touch(partition)
@@ -123,11 +120,11 @@ class Answers(Verdicts):
             self._reject_head(partition, batch)
             self._touch(partition)
             return
-        partition.in_flight -= 1
+        partition.queue.answered()
         if batch.unanswered or partition.flow is Flow.PROBING:
             # It may have been appended, when it was whole: the cluster is asked.
-            batch.move(State.IN_DOUBT)
-            partition.doubtful = True
+            batch.on(BatchEvent.UNCERTAIN)
+            partition.note_doubt()
         else:
             self._refuse(batch, DAMAGED, message)
         self._settle(partition, message)
@@ -155,9 +152,9 @@ class Answers(Verdicts):
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.in_flight -= 1
+        partition.queue.answered()
         verdict = classify_produce(code)
-        partition.refresh = partition.refresh or verdict.refresh_metadata
+        partition.progress.want_metadata(wanted=verdict.refresh_metadata)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
         scope = verdict.scope
         if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
@@ -167,56 +164,58 @@ class Answers(Verdicts):
             self.keep_apart(partition.number)
         # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
         # the leader is said to have the batch, it proves nothing.
-        alone = now >= partition.dead_at and partition.flow is not Flow.PROBING
+        alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
         if code in {47, 90}:
-            partition.fenced = True
+            partition.doubt.fence()
         if (
             code == 59
-            and partition.last_acked_offset >= 0
-            and log_start_offset <= partition.last_acked_offset
+            and partition.log.last_acked_offset >= 0
+            and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention forgets a producer only with its last record (KAFKA-5793); -1: an old broker does not say.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
-                f" {partition.last_acked_offset} was acknowledged"
+                f" {partition.log.last_acked_offset} was acknowledged"
             )
             self._suspect(partition, Cause.UNKNOWN_PRODUCER, evidence)
         lasting = False
         if scope is Scope.DESTINATION:
             lasting = self._deny(partition, code, text, scope, now)
-        elif self._is_head(partition, batch):
+        elif batch is partition.queue.head:
+            # Nothing before it waits for an answer: what the broker says is about it, and nothing else.
             if scope is Scope.BATCH:
                 lasting = batch.overdue or self._deny(partition, code, text, scope, now, handle=batch.handle)
-                batch.overdue = lasting
+                batch.refuse_for_long(overdue=lasting)
             else:
                 self._relent(partition)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
             self._refuse(batch, code, text)
-            batch.bad_records = bad_records
-            batch.unconfirmed = True
+            batch.blame_records(bad_records)
+            batch.check_absence(wanted=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
             # No other request had it, and this one was not appended.
-            or (code == 45 and not batch.unanswered and self._behind_failure(partition, batch))
+            or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
-            batch.move(State.PREPARED)
-            partition.renew = partition.renew or code == 59
-            batch.unconfirmed = code == 59
+            batch.on(BatchEvent.NOT_APPENDED)
+            batch.check_absence(wanted=code == 59)
+            if code == 59:
+                partition.ids.expire()
         else:
-            partition.sequence_refused = partition.sequence_refused or code in {45, 59}
-            batch.move(State.IN_DOUBT)
-            partition.doubtful = True
+            if code in {45, 59}:
+                partition.doubt.refuse_sequence()
+            batch.on(BatchEvent.UNCERTAIN)
+            partition.note_doubt()
             if lasting and not verdict.absent:
-                batch.condemned, batch.code, batch.message = True, code, text
+                batch.condemn(code, text)
         self._settle(partition, text)
 
     def retry(self, destination: int) -> None:
         """The pause that a Wait asked for is over."""
         partition = self._partitions[destination]
         if partition.flow is Flow.WAITING:
-            partition.flow = Flow.SETTLING
-            partition.rested = True
+            partition.progress.decide()
             self._touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
@@ -224,10 +223,10 @@ class Answers(Verdicts):
         partition = self._partitions[destination]
         if partition.flow is not Flow.ASKING:
             return
-        partition.baseline_offset = min([end_offset, *(batch.place for batch in partition.acked)])
-        early = partition.last_acked_offset >= 0 or self.units.is_open(destination)
-        if not (early and any(partition.topic_id)):
-            partition.topic_id = topic_id
+        partition.log.begin(end_offset)
+        early = partition.log.last_acked_offset >= 0 or self.units.is_open(destination)
+        if not (early and any(partition.log.topic_id)):
+            partition.log.name_topic(topic_id)
         self._relent(partition)
         self._ready.persist.marks.append(self._state_mark(partition))
         self._ready.persist.after.append(Begun(destination))
@@ -248,12 +247,12 @@ class Answers(Verdicts):
         if code in DESTINATION_CODES:
             lasting = self._deny(partition, code, reason, Scope.DESTINATION, now, asking=partition.doubtful)
         else:
-            self._unheard(partition)
+            partition.refusal.no_answer()
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
         if lasting and not (partition.doubtful and code in {17, 29}):
             self._reject_all(partition, code, reason)
         else:
-            partition.refresh = True
+            partition.progress.want_metadata()
             self._pause(partition, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
@@ -266,43 +265,25 @@ class Answers(Verdicts):
         partition = self._partitions[destination]
         if partition.flow is not Flow.ASKING:
             return
-        head = next((b for b in partition.queue if b.state is not State.ACKED), None)
+        head = partition.queue.head
         if head is not None and head.unconfirmed and head.identity is not None:
-            head.unconfirmed = False
+            head.check_absence(wanted=False)
             if shows(view, head.identity):
-                head.move(State.IN_DOUBT)
-                partition.doubtful = partition.rested = True
-        partition.flow = Flow.SETTLING
+                head.on(BatchEvent.MAY_BE_THERE)
+                partition.note_doubt()
+                partition.progress.end_pause()
+        partition.progress.settle_again()
         self._touch(partition)
 
     def _settle(self, partition: Partition, reason: str) -> None:
-        if partition.flow in {Flow.FLOWING, Flow.PROBING}:
-            partition.flow = Flow.SETTLING
-            partition.rested = False
-        partition.confirmed_until = 0.0
-        partition.answered = False
-        partition.reason = reason
+        partition.progress.settle(reason)
+        partition.window.close()
         self._touch(partition)
 
     @staticmethod
     def _refuse(batch: Batch, code: int, message: str) -> None:
-        batch.move(State.REFUSED)
-        batch.code, batch.message = code, message
-
-    @staticmethod
-    def _behind_failure(partition: Partition, batch: Batch) -> bool:
-        """A 45 behind a batch that is not in the log: the gap is that one's, nothing is missing."""
-        for earlier in partition.queue:
-            if earlier is batch:
-                return False
-            if earlier.state in {State.PREPARED, State.REFUSED}:
-                return True
-        return False
-
-    @staticmethod
-    def _is_head(partition: Partition, batch: Batch) -> bool:
-        """Nothing before it waits for an answer: what the broker says is about it, and nothing else."""
-        return batch is next((b for b in partition.queue if b.state is not State.ACKED), None)
+        batch.on(BatchEvent.REFUSED)
+        batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
         """Its timestamps are too far ahead, not too old, and time will cure that within the timeout."""

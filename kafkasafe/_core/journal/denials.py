@@ -5,20 +5,13 @@ What is done when one lasted for too long is decided by those who ask, in `answe
 
 from __future__ import annotations
 
-from typing import Final
-
 from kafkasafe._core.codes import MISSING_CODES, Scope
 from kafkasafe._core.journal.doubts import Doubts
-from kafkasafe._core.journal.notices import Denial, Denied, Relented
+from kafkasafe._core.journal.notices import Denied, Relented
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.refusal import CONFIRMED_S
 
-__all__ = ["CONFIRMED_S", "SILENCE_S", "Denials"]
-
-SILENCE_S: Final = 300.0
-"""Two refusals further apart than this are not one that lasts: what was in between nobody heard."""
-
-CONFIRMED_S: Final = 1.0
-"""A refusal that lasts for so long is no stray answer."""
+__all__ = ["Denials"]
 
 
 class Denials(Doubts):
@@ -50,17 +43,11 @@ class Denials(Doubts):
             True when it will not: it came, and no other, for as long as anything is waited for, or the partition is
             known not to exist.
         """
-        denial = partition.denial
-        if denial is not None and denial.handle != handle:
-            # Another thing is refused now, and has its own time.
+        timer = partition.refusal
+        if timer.is_about_other(handle):
+            # It has its own time.
             self._relent(partition, accepted=False)
-            denial = None
-        if denial is None:
-            denial = partition.denial = Denial(code, reason, scope, handle, now, now, now)
-        if denial.counted_from < 0 or now - denial.last_at > SILENCE_S:
-            denial.counted_from = now
-        denial.code, denial.reason, denial.last_at, denial.asking = code, reason, now, asking
-        denial.answers += 1
+        denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
         if code in MISSING_CODES and partition.partition != UNCHOSEN:
             self.missing.say(partition.number)
@@ -71,7 +58,7 @@ class Denials(Doubts):
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.told and (lasting or confirmed):
-            denial.told = True
+            denial.tell()
             self._ready.notices.append(Denied(partition.number, denial))
         return lasting or absent
 
@@ -87,29 +74,17 @@ class Denials(Doubts):
         partition = self._partitions[destination]
         self.missing.prove(destination, reason)
         if partition.flow is Flow.WAITING:
-            partition.flow = Flow.SETTLING
-            partition.rested = True
+            partition.progress.decide()
             self._touch(partition)
 
     def present(self, destination: int) -> None:
         """It is there after all, or was made."""
         self.missing.exists(destination)
 
-    @staticmethod
-    def _unheard(partition: Partition) -> None:
-        """No answer: a broker that comes back knows no topic and no rule for a moment, so the time begins anew."""
-        denial = partition.denial
-        if denial is None:
-            return
-        if denial.told:
-            denial.counted_from = -1.0
-        else:
-            partition.denial = None
-
     def _relent(self, partition: Partition, *, accepted: bool = True) -> None:
         """Another answer came, or nothing waits any more."""
-        denial, partition.denial = partition.denial, None
-        if partition.number not in self._doubted:
+        over = partition.refusal.clear()
+        if partition.number not in self._index.suspected:
             self.missing.take_back(partition.number)  # else the question about it had that answer
-        if denial is not None and denial.told:
-            self._ready.notices.append(Relented(partition.number, denial, accepted))
+        if over is not None:
+            self._ready.notices.append(Relented(partition.number, over, accepted))

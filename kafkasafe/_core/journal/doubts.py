@@ -5,8 +5,6 @@ What the log says about it, and what is sent again, is in `losses`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.journal.lives import Lives
 from kafkasafe._core.journal.messages import EpochCheck
@@ -38,7 +36,7 @@ class Doubts(Lives):
             check: What the suspicion is about, when it is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
-        if check is not None and check not in partition.checks[:1]:
+        if check is not None and not partition.loss.is_asked(check):
             return
         self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
         self._stop_if_suspected(partition)
@@ -47,9 +45,8 @@ class Doubts(Lives):
     def checked(self, check: EpochCheck) -> None:
         """The log of the leader before did not end before what that one acknowledged."""
         partition = self._partitions[check.destination]
-        if check in partition.checks[:1]:
-            del partition.checks[0]
-            partition.check_asked = False
+        if partition.loss.is_asked(check):
+            partition.loss.passed()
             self._touch(partition)
         self._doubt_or_not(partition)
 
@@ -76,44 +73,35 @@ class Doubts(Lives):
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
-        if from_offset >= 0 and not 0 <= partition.rescan_from <= from_offset:
-            partition.rescan_from = from_offset
-        known = partition.suspicion
+        partition.doubt.cut(from_offset)
+        known = partition.loss.suspicion
         if known is not None:
-            if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
-                known = replace(known, from_offset=from_offset)
-            partition.suspicion = replace(known, overlaps=known.overlaps or cause is Cause.ACK)
+            partition.loss.add(known, from_offset, overlaps=cause is Cause.ACK)
             return
-        last, epoch = partition.last_acked_offset, partition.leader_epoch
+        last, epoch = partition.log.last_acked_offset, partition.log.leader_epoch
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
-        partition.suspicion = Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK)
+        partition.loss.open(Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK))
         self._doubt_or_not(partition)
 
     def _doubt_or_not(self, partition: Partition) -> None:
         """After each change of its `suspicion` or `checks`. What may have to be sent again stays in the spool."""
-        if partition.suspicion is None and not partition.checks:
-            self._doubted.pop(partition.number, None)
-        elif partition.number not in self._doubted:
-            spooled = (batch.position for batch in (*partition.acked, *partition.queue))
-            least = max(self._released, 0)
-            self._doubted[partition.number] = min(
-                (position for position in spooled if position >= least), default=self._end_position
-            )
+        if not partition.loss.is_open:
+            self._index.unpin(partition.number)
+        else:
+            self._index.pin(partition.number, (*partition.log.acked, *partition.queue))
 
     def _stop_if_suspected(self, partition: Partition) -> None:
         """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
-        if partition.suspicion is not None and partition.flow is Flow.FLOWING:
-            partition.flow = Flow.SETTLING
-            partition.rested = True
+        if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
+            partition.progress.decide()
             self._touch(partition)
 
     def _look_back(self, partition: Partition, base_offset: int) -> None:
         """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
-        last = partition.last_acked_offset
+        last = partition.log.last_acked_offset
         if base_offset > last:
-            if partition.known_from < 0:
-                partition.known_from = base_offset
+            partition.log.know_from(base_offset)
             return
         if base_offset < 0:
             return
@@ -122,11 +110,10 @@ class Doubts(Lives):
 
     def _leads(self, partition: Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
-        if 0 <= partition.leader_epoch != leader_epoch and partition.last_acked_offset >= 0:
-            # Also while one about an earlier leader has no answer: what that one acknowledged may be gone as well.
-            partition.checks.append(
-                EpochCheck(partition.number, partition.leader_epoch, partition.last_acked_offset)
+        if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
+            partition.loss.check(
+                EpochCheck(partition.number, partition.log.leader_epoch, partition.log.last_acked_offset)
             )
             self._doubt_or_not(partition)
             self._touch(partition)
-        partition.leader_epoch = leader_epoch
+        partition.log.lead(leader_epoch)

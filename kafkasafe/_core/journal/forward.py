@@ -6,7 +6,6 @@ How much is worth being copied is decided in `kafkasafe._core.forward`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -40,11 +39,11 @@ class Forward(Endings):
         found: dict[int, Batch] = {}
         size = 0
         # What is packed there is needed, a part of it now.
-        for number, first_position in list(self._packed_from.items()):
+        for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._ready.unpacked) < _MOVED_BATCHES:
                 self._unpack(self._partitions[number], WINDOW)
-                first_position = self._packed_from.get(number, before_position)
-        for position, pinning in sorted(self._spooled.items(), key=itemgetter(0)):
+                first_position = self._index.packed_from.get(number, before_position)
+        for position, pinning in self._index.items():
             if position >= before_position or len(found) >= _MOVED_BATCHES:
                 break
             # The place of a divided batch is kept for its parts.
@@ -68,7 +67,7 @@ class Forward(Endings):
             return None
         return [
             batch
-            for position, batch in sorted(self._spooled.items(), key=itemgetter(0))
+            for position, batch in self._index.items()
             if first_position <= position < end_position and self._movable(batch)
         ]
 
@@ -98,16 +97,15 @@ class Forward(Endings):
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
         """The copies are durable: they are the batches from now on."""
-        self._end_position = max(self._end_position, end_position)
+        self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
             self._place(batch, position)
 
     def _place(self, batch: Batch, position: int) -> None:
         """It stands somewhere else, and its rank tells that it is as old as it was."""
-        self._forget(batch)
-        batch.parent = None
-        batch.position = position
-        self._spooled[position] = batch
+        self._index.drop(batch)
+        batch.copied(position)
+        self._index.place(batch)
 
 
 def _is_part(batch: Batch, of: Batch) -> bool:

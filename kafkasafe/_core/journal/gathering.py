@@ -9,6 +9,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, add_sequence
 from kafkasafe._core.journal.dividing import Dividing
 from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.states import Batch, Fate, State, id_fields
 
@@ -43,18 +44,15 @@ class Gathering(Dividing):
         persist = self._ready.persist
         count = sum(batch.count for batch in batches)
         made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
-        made.identity = BatchId(*id_fields(first.identity), count)
-        made.gathered = made.owed = True
         # As with the parts of a refused one: the first one's position tells recovery where it stands.
-        made.parent = first
-        first.heirs += 1
+        made.gather(first, BatchId(*id_fields(first.identity), count))
         partition.queue.insert(partition.queue.index(first), made)
         place = len(persist.batches)
         self._write(made)
-        persist.atomic = True
+        persist.keep_whole()
         for batch in batches:
             persist.marks.append(m.Replaced(batch.position, place, 1))
-            batch.move(State.REPLACED)
+            batch.on(BatchEvent.MERGED)
             partition.queue.remove(batch)
             persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
         self._touch(partition)
@@ -62,7 +60,7 @@ class Gathering(Dividing):
 
     def keep_apart(self, destination: int) -> None:
         """Batches of this destination go as they are."""
-        self._partitions[destination].gathers = False
+        self._partitions[destination].keep_apart()
 
     def _gather(self, partition: Partition, now_ms: int) -> None:
         """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
@@ -100,7 +98,7 @@ class Gathering(Dividing):
             and self._is_small(batch.size_bytes)
             and partition.number not in self._healing
             and not self._is_old(batch, now_ms)
-            and not self._is_held(partition, batch)
+            and not self._precedence.is_held(partition, batch)
         )
 
     def _is_small(self, size_bytes: int) -> bool:

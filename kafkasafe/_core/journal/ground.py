@@ -5,18 +5,23 @@ Nothing is decided in here that another room could decide: only what nearly all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
-from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.journal.groups import Persist
+from kafkasafe._core.journal.healing import Healing
 from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.messages import Ready, Wait
 from kafkasafe._core.journal.missing import Missing
-from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Healing, Partition
-from kafkasafe._core.journal.states import Batch, State
-from kafkasafe._core.order import NEVER, Address, held_from
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.sequences import IdSource
+from kafkasafe._core.journal.spool_index import SpoolIndex
+from kafkasafe._core.journal.states import Batch
 
 __all__ = ["Ground"]
 
@@ -67,62 +72,45 @@ class Ground:
         self._heal = heal
         self._heal_recreated = heal_recreated
         self._aside_batches = aside_batches
-        self._released = 0
+        self._index = SpoolIndex()
         self._home = Home()
         self._partitions: dict[int, Partition] = {}
         self._numbers: dict[tuple[str, int], int] = {}
+        self._last_number = 0
+        self._unchosen: list[Partition] = []
+        """The destinations of batches whose partitions are not chosen yet."""
         self._topics: dict[str, m.Topic] = {}
-        self._next_handle = 0
-        self._producer_id = -1
-        self._producer_epoch = -1
-        # Batches that are not finished, by position, but for those that are packed.
-        self._spooled: Ordered[Batch] = Ordered()
-        # By destination, where the first one is that is packed; and the least of these.
-        self._packed_from: dict[int, int] = {}
-        self._first_packed = ANYWHERE
-        self._end_position = 0
-        self._parents: list[tuple[Batch, range]] = []
-        self._resent: dict[m.Resent, int] = {}
-        self._origins: list[tuple[int, range]] = []
-        self._afters: list[m.After] = []
-        self._holds: Mapping[Address | None, int] = {}
-        self._halted = False
-        self._given: dict[int, tuple[tuple[int, int, int], ...]] = {}
-        self._units_read: list[tuple[u.Unit, range]] = []
+        self._handles = itertools.count(1)
+        self._ids = IdSource()
+        self._replay = Replay()
+        self._precedence = Precedence()
+        self._quiescence = Quiescence()
         self.units = u.Units(self._in_front, newest_reading=newest_reading)
         self.missing = Missing()
         self._vacating: dict[int, None] = {}
         """Partitions that are surveyed as soon as nothing of a unit is on its way into them."""
-        self._moves: tuple[m.Move, ...] = ()
-        self._group_index = 0
-        self._blind_before = -1
-        self._former_dead_at = 0.0
-        self._quiet: m.Quiet | None = None
-        self._still = False
-        """The log says when all requests are dead: that has to be taken back before one is sent."""
-        self._held: list[Batch] | None = None
-        """To be sent when it is taken back; None before that began."""
-        self._ready = self._fresh()
+        self._ready = _nothing()
         self._touched: dict[int, None] = {}
         self._committing: dict[int, None] = {}
-        # By destination that is doubted, where in the spool what it may have to send again begins.
-        self._doubted: dict[int, int] = {}
         # By destination, what is on its way back.
         self._healing: dict[int, Healing] = {}
 
-    @staticmethod
-    def _fresh() -> Ready:
-        return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)
+    def _declare(self, number: int, topic: str, partition: int) -> None:
+        made = self._partitions[number] = Partition(number, topic, partition)
+        self._numbers[topic, partition] = number
+        self._last_number = max(self._last_number, number)
+        if partition == UNCHOSEN:
+            self._unchosen.append(made)
+
+    def _take_ready(self) -> Ready:
+        """What was decided since the last time."""
+        ready, self._ready = self._ready, _nothing()
+        ready.want_producer_id(wanted=not self._ids.is_granted)
+        return ready
 
     @staticmethod
     def _members(unit: u.Unit) -> list[Batch]:
         return [batch for batch in unit.batches if isinstance(batch, Batch)]
-
-    def _is_held(self, partition: Partition, batch: Batch) -> bool:
-        if not self._holds:
-            return False
-        position = held_from(self._holds, partition.topic, partition.partition)
-        return position < NEVER and batch.written_at >= position
 
     def _in_front(self, batch: u.Member) -> bool:
         partition = self._partitions[batch.destination]
@@ -130,7 +118,7 @@ class Ground:
             return False  # it is divided first
         for other in partition.queue:
             if other is batch:
-                return partition.suspicion is None and not (self._halted or self._is_held(partition, other))
+                return partition.loss.suspicion is None and not self._precedence.stops(partition, other)
             if other.unit is None:
                 return False
         return False
@@ -143,36 +131,30 @@ class Ground:
         3. A new segment begins: the mark would know nothing, but the batches are remembered.
         """
         mark = self._state_mark(partition)
-        remembers = bool(partition.acked) or partition.number in self._healing
+        remembers = bool(partition.log.acked) or partition.number in self._healing
         return [] if mark.knows_nothing and remembers else [mark]
 
     def _state_mark(self, partition: Partition) -> m.State:
         return m.State(
             partition.number,
-            partition.baseline_offset,
+            partition.log.baseline_offset,
             # Not the last acknowledged one: its mark may not be durable yet, or an earlier batch be in doubt, and a
             # scan that starts behind a batch takes it for absent.
-            partition.clear_offset,
-            partition.leader_epoch,
-            partition.topic_id,
+            partition.log.clear_offset,
+            partition.log.leader_epoch,
+            partition.log.topic_id,
         )
 
     def _pause(self, partition: Partition, reason: str, *, at_least_s: float = 0.0) -> None:
-        partition.flow = Flow.WAITING
-        partition.attempt += 1
-        denial = partition.denial
+        refresh = partition.progress.wait()
+        denial = partition.refusal.denial
         refused = denial is not None and denial.counted_from >= 0
-        attempt = denial.answers if denial is not None and refused else partition.attempt
-        self._ready.waits.append(
-            Wait(partition.number, attempt, partition.refresh, at_least_s, reason, refused)
-        )
-        partition.refresh = False
+        attempt = denial.answers if denial is not None and refused else partition.progress.attempt
+        self._ready.waits.append(Wait(partition.number, attempt, refresh, at_least_s, reason, refused))
 
     def _send(self, partition: Partition, batch: Batch) -> None:
         self._ready.gathers.pop(partition.number, None)
-        batch.move(State.SENT)
-        batch.tries += 1
-        partition.in_flight += 1
+        partition.queue.send(batch)
         self._ready.sends.append(batch)
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
@@ -201,3 +183,7 @@ class Ground:
     def _is_old(self, batch: Batch, now_ms: int) -> bool:
         """A leader forgets a producer by the timestamp of its last batch: after this one any moment."""
         return self._brokers_ms(now_ms) - batch.max_timestamp > self._state_age_s * 1000
+
+
+def _nothing() -> Ready:
+    return Ready(Persist(), [], [], [], [], [], [], [], [], [], [], [], wants_producer_id=False)

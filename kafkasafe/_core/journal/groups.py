@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
@@ -153,6 +153,34 @@ class Persist:
         if at < len(batches):
             runs.append((None, batches[at:]))
         return runs
+
+    def keep_whole(self) -> None:
+        """All of it is written, or nothing."""
+        self.atomic = True
+
+    def leave_to(self, rest: Persist) -> None:
+        """A division is written alone; other batches, and units, come with the next group.
+
+        The shell may write decisions before batches that a failing disk did not take: a batch in the same group would
+        overtake those before it.
+        """
+        parts: list[Batch] = []
+        places: dict[int, int] = {}
+        for index, mark in enumerate(self.marks):
+            if isinstance(mark, m.Replaced):
+                # Several marks name the batch that was made of several.
+                place = places.setdefault(mark.first_child, len(parts))
+                if place == len(parts):
+                    parts += self.batches[mark.first_child : mark.first_child + mark.children]
+                self.marks[index] = m.Replaced(mark.position, place, mark.children)
+            elif isinstance(mark, m.Unit):
+                # It follows the REPLACED mark of the same batches.
+                self.marks[index] = replace(mark, first=len(parts) - mark.batches)
+        apart = {batch.handle for batch in parts}
+        rest.batches.extend(batch for batch in self.batches if batch.handle not in apart)
+        rest.units.extend(self.units)
+        self.units = []
+        self.batches[:] = parts
 
     def leave_out_void(self) -> None:
         """Units that ended before they were written are not written any more."""

@@ -9,10 +9,10 @@ from itertools import islice
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.backlog import Backlog
-from kafkasafe._core.identity import BatchId, add_sequence
+from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.forward import Forward
 from kafkasafe._core.journal.groups import Identified
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.states import Batch, State, id_fields
 
@@ -21,40 +21,22 @@ __all__ = ["Ids"]
 _PREPARE_AHEAD: Final = 64
 """How many waiting batches get their id with one mark."""
 
-_MAX_EPOCH: Final = 2**15 - 2
-
 
 class Ids(Forward):
     """Part of `Journal`: producer ids, epochs and sequences."""
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """A producer id of this life's own."""
-        self._producer_id = producer_id
-        self._producer_epoch = producer_epoch
+        self._ids.grant(producer_id, producer_epoch)
         self._home.granted(producer_id)
         self._ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._partitions.values():
             if partition.queue:
                 self._touch(partition)
 
-    def _identify(self, partition: Partition, batch: Batch) -> None:
-        if partition.producer_id != self._producer_id:
-            partition.producer_id = self._producer_id
-            partition.producer_epoch = self._producer_epoch
-            partition.next_sequence = 0
-        batch.identity = BatchId(
-            partition.producer_id, partition.producer_epoch, partition.next_sequence, batch.count
-        )
-        partition.next_sequence = add_sequence(partition.next_sequence, batch.count)
-
-    @staticmethod
-    def _last_has_id(queue: Backlog[Batch]) -> bool:
-        last = queue.last
-        return queue.packed_identified if last is None else last.identity is not None
-
     def _prepare(self, partition: Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
-        if self._producer_id < 0 or partition.renew:
+        if not self._ids.is_granted or partition.ids.stale:
             # Sequences ascend in queue order: what stands behind still has ids that are to be given back.
             return
         near = list(islice(partition.queue, self._window))
@@ -71,12 +53,13 @@ class Ids(Forward):
                 or ((self._durable_first or batch.owed) and not batch.durable)
             ):
                 break
-            self._identify(partition, batch)
-            if batch.durable and batch.identity is not None:
-                entries.append(m.Identity(batch.position, *id_fields(batch.identity)))
-                moved.append((batch, batch.identity))
+            identity = partition.ids.take(self._ids, batch.count)
+            batch.identify(identity)
+            if batch.durable:
+                entries.append(m.Identity(batch.position, *id_fields(identity)))
+                moved.append((batch, identity))
             else:
-                batch.move(State.PREPARED)
+                batch.on(BatchEvent.ID_IN_MEMORY)
         if not entries:
             return
         self._ready.persist.marks.append(
@@ -87,32 +70,23 @@ class Ids(Forward):
     def _reidentify(self, partition: Partition) -> None:
         """Every waiting batch gives its id back: each is proven absent, or was never sent.
 
-        What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker. Ids
-        of former lives are not bumped but left: two copies of a spool must never make the same new id.
+        What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
         """
-        partition.renew = False
+        partition.ids.renew(self._ids)
         kept = []
         partition.queue.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {State.PREPARED, State.REFUSED}:
                 # A refused one is refused again in its turn, or not: the answer was to another id.
                 if batch.state is State.REFUSED:
-                    batch.move(State.PREPARED)
-                batch.move(State.SEALED)
-                batch.identity = None
-                batch.unanswered = False
+                    batch.on(BatchEvent.PASSED_BY)
+                batch.on(BatchEvent.ID_TAKEN_BACK)
+                batch.take_back_id()
             elif batch.state is State.SEALED:
-                batch.identity = None
+                batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
                 # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
                 kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
         self._ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )
-        if partition.producer_id != self._producer_id:
-            return
-        partition.next_sequence = 0
-        if partition.producer_epoch >= _MAX_EPOCH:
-            self._producer_id = -1
-        else:
-            partition.producer_epoch += 1

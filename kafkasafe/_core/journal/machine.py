@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal import packing
+from kafkasafe._core.journal import packing, quiet
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Ask, Divide, Ready
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.recovery import Recovery
@@ -18,13 +20,23 @@ _DIVIDE_BYTES: Final = 1024 * 1024
 """How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
 
 
+class _Rule(NamedTuple):
+    """What is done where something holds; unless it `ends` it, the rules that follow are looked at as well."""
+
+    holds: Callable[[Partition, float], bool]
+    then: Callable[[Partition, float, int], None]
+    ends: bool = True
+
+
 class Journal(Recovery):
     """Decides; see the package. Its settings are those of `Ground`."""
 
     @property
     def at_rest(self) -> bool:
         """Whether `ready` would give nothing, until something happens."""
-        if self._touched or self._vacating or self._committing or self._still or self._producer_id < 0:
+        if self._touched or self._vacating or self._committing or not self._ids.is_granted:
+            return False
+        if self._quiescence.is_announced:
             return False
         return self.units.at_rest and not self._ready
 
@@ -45,17 +57,17 @@ class Journal(Recovery):
             del self._touched[number]
             self._advance(self._partitions[number], now, now_ms)
         self._advance_units()
-        ready, self._ready = self._ready, self._fresh()
+        ready = self._take_ready()
         if ready.persist.atomic:
-            self._set_apart(ready.persist)
+            ready.persist.leave_to(self._ready.persist)
         for number in self._committing:
             partition = self._partitions[number]
-            ready.persist.marks.append(m.Committed(number, partition.leader_epoch, tuple(partition.commits)))
-            partition.commits.clear()
+            ready.persist.marks.append(
+                m.Committed(number, partition.log.leader_epoch, partition.log.take_commits())
+            )
         self._committing.clear()
-        ready.wants_producer_id = self._producer_id < 0
-        if self._still:
-            self._break_silence(ready)
+        if self._quiescence.is_announced:
+            self._quiescence.gate(ready)
         return ready
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
@@ -63,12 +75,12 @@ class Journal(Recovery):
             self._unpack(partition, packing.UNPACKED - WINDOW)
         if not partition.queue:
             self._relent(partition, accepted=False)
-            partition.answered = False
+            partition.window.use_answer()
         if partition.flow is Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
             topic = self._topics.get(partition.topic)
-            if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.PARKED:
+            if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.UNDECIDABLE:
                 size = 0
                 for batch in partition.queue:
                     if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
@@ -78,16 +90,16 @@ class Journal(Recovery):
                     if size >= _DIVIDE_BYTES:
                         break
             return
-        if partition.checks and not partition.check_asked:
-            partition.check_asked = True
-            self._ready.checks.append(partition.checks[0])
+        check = partition.loss.next_check()
+        if check is not None:
+            self._ready.checks.append(check)
         self._prepare(partition)
-        if partition.flow is Flow.SETTLING and not partition.in_flight:
+        if partition.flow is Flow.SETTLING and not partition.queue.in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
         if partition.flow is Flow.NEW:
-            partition.flow = Flow.ASKING
+            partition.progress.ask()
             self._note_topic(partition)
             self._ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
@@ -99,62 +111,99 @@ class Journal(Recovery):
             else:
                 self._flow(partition, now, now_ms)
 
+    def _quiet_rules(self) -> Sequence[_Rule]:
+        """What follows when every request in flight has an outcome: in this order, up to the first that ends it."""
+        return (
+            _Rule(quiet.is_suspected, self._survey),
+            _Rule(quiet.has_late_requests, self._wait_for_late),
+            _Rule(quiet.was_asked_early, self._doubt_again, ends=False),
+            _Rule(quiet.was_judged, self._end_doubt, ends=False),
+            _Rule(quiet.has_unchecked_refusal, self._confirm),
+            _Rule(quiet.has_refused_head, self._give_up_head),
+            _Rule(quiet.has_gap, self._take_again, ends=False),
+            _Rule(quiet.has_old_ids, self._give_new_ids, ends=False),
+            _Rule(quiet.needs_pause, self._rest),
+            _Rule(quiet.is_decided, self._go_on),
+            _Rule(quiet.always, self._ask_about_doubt),
+        )
+
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
         """Every request in flight has an outcome: what now?"""
-        if partition.suspicion is not None and not partition.doubtful:
-            self._look(partition, now)
+        for rule in self._quiet_rules():
+            if rule.holds(partition, now):
+                rule.then(partition, now, now_ms)
+                if rule.ends:
+                    return
+
+    def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
+        self._look(partition, now)
+
+    def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
+        self._pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
+
+    @staticmethod
+    def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
+        """It is looked for once more, when that is certain."""
+        for batch in partition.queue:
+            if batch.state is State.PREPARED and batch.unanswered:
+                batch.on(BatchEvent.MAY_BE_THERE)
+        partition.note_doubt()
+        partition.progress.end_pause()
+
+    @staticmethod
+    def _end_doubt(partition: Partition, _now: float, _now_ms: int) -> None:
+        partition.doubt.end()
+
+    def _confirm(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        """What the broker says is checked once against what it has."""
+        head = partition.queue.head
+        if head is None or head.identity is None:
             return
-        head = next((b for b in partition.queue if b.state is not State.ACKED), None)
-        refused = head is not None and head.state is State.REFUSED
-        if not partition.doubtful and (refused or partition.renew):
-            # Both end in new ids: not while a request under the old ones may still be appended, and not for a
-            # batch that was looked for before that was certain.
-            if now < partition.dead_at:
-                self._pause(partition, partition.reason, at_least_s=partition.dead_at - now)
-                return
-            for batch in partition.queue:
-                if batch.state is State.PREPARED and batch.unanswered:
-                    batch.move(State.IN_DOUBT)
-                    partition.doubtful = partition.rested = True
-        if not partition.doubtful:
-            partition.fenced = partition.sequence_refused = False
-            if head is not None and head.unconfirmed and head.identity is not None:
-                # New ids follow, or a fate: what the broker says is checked once against what it has.
-                partition.flow = Flow.ASKING
-                self._ready.asks.append(
-                    Ask(
-                        partition.number,
-                        (head.identity,),
-                        -1,
-                        acked_before=False,
-                        read_log=False,
-                        fenced=False,
-                        confirm=True,
-                    )
-                )
-                return
-            if refused and head is not None:
-                self._handle_refusal(partition, head)
-                return
-            for batch in partition.queue:
-                if batch.state is State.REFUSED:
-                    # What is before it was not appended either: it is sent again in its turn.
-                    batch.move(State.PREPARED)
-            if partition.renew:
-                self._reidentify(partition)
-                self._prepare(partition)
-        if not partition.rested:
-            self._pause(partition, partition.reason)
-            return
-        partition.rested = False
-        if not partition.doubtful:
-            if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
-                partition.rescan_from = -1
-            started = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
-            partition.flow = Flow.FLOWING if started else Flow.NEW
-            partition.reason = ""
-            return
-        doubt = self._doubt(partition)
+        partition.progress.ask()
+        self._ready.asks.append(
+            Ask(
+                partition.number,
+                (head.identity,),
+                -1,
+                acked_before=False,
+                read_log=False,
+                fenced=False,
+                confirm=True,
+            )
+        )
+
+    def _give_up_head(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        head = partition.queue.head
+        if head is not None:
+            self._handle_refusal(partition, head)
+
+    @staticmethod
+    def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
+        """What is before it was not appended either: it is sent again in its turn."""
+        for batch in partition.queue:
+            if batch.state is State.REFUSED:
+                batch.on(BatchEvent.PASSED_BY)
+
+    def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        self._reidentify(partition)
+        self._prepare(partition)
+
+    def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        self._pause(partition, partition.progress.reason)
+
+    def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        partition.progress.leave_settling()
+        if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
+            partition.doubt.forget_cut()
+        if partition.log.has_begun:
+            partition.progress.go_on()
+        else:
+            partition.progress.begin()
+        partition.progress.clear_reason()
+
+    def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
+        partition.progress.leave_settling()
+        doubt = partition.queue.doubt
         asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue:
             if (
@@ -164,21 +213,18 @@ class Journal(Recovery):
                 and id_fields(batch.identity)[:2] in asked
             ):
                 # What was late may have come, as what is behind it may have.
-                batch.move(State.IN_DOUBT)
-        doubt = self._doubt(partition)
+                batch.on(BatchEvent.MAY_BE_THERE)
+        doubt = partition.queue.doubt
         if not doubt:
-            partition.doubtful = False
-            partition.rested = True
+            partition.end_doubt()
+            partition.progress.end_pause()
             self._touch(partition)
             return
-        partition.flow = Flow.ASKING
-        partition.asked_at = now
+        partition.progress.ask()
         first = doubt[0].identity
-        last = partition.last_acked_id
-        start = self.reach(partition.number)
-        if 0 <= partition.rescan_from < start:
-            start = partition.rescan_from
-        partition.asked_from = start
+        last = partition.log.last_acked_id
+        start = partition.doubt.begin_at(self.reach(partition.number))
+        partition.doubt.ask(now, start)
         self._ready.asks.append(
             Ask(
                 partition.number,
@@ -188,9 +234,9 @@ class Journal(Recovery):
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
                 # A log that was cut may have taken a late request out of order: its leader would speak for the others.
-                read_log=partition.rescan_from >= 0 or any(self._is_old(batch, now_ms) for batch in doubt),
-                fenced=partition.fenced,
-                cut=partition.rescan_from >= 0,
+                read_log=partition.doubt.is_cut or any(self._is_old(batch, now_ms) for batch in doubt),
+                fenced=partition.doubt.fenced,
+                cut=partition.doubt.is_cut,
             )
         )
 
@@ -203,34 +249,32 @@ class Journal(Recovery):
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
-            if self._halted or self._is_held(partition, batch):
+            if self._precedence.stops(partition, batch):
                 break
-            ours = (batch.identity.producer_id, batch.identity.producer_epoch)
-            if partition.in_flight and (
-                old_in_flight or partition.confirmed_id != ours or now >= partition.confirmed_until
+            if partition.queue.in_flight and (
+                old_in_flight or not partition.window.is_open(batch.identity, now)
             ):
                 break
             old = self._is_old(batch, now_ms)
-            if old and (partition.in_flight or now < partition.dead_at or batch.unanswered):
+            if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
                 # Once it is appended the leader may forget us, and would then append what is still on its way: what was
                 # lost, and what may get lost together with this one.
-                if not partition.in_flight:
+                if not partition.queue.in_flight:
                     self._hold(partition, batch, now)
                 break
             self._send(partition, batch)
             old_in_flight |= old
-        if partition.answered and partition.in_flight:
-            partition.answered = False
+        if partition.window.answered and partition.queue.in_flight:
+            partition.window.use_answer()
             self._gather(partition, now_ms)
 
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
-        if now < partition.dead_at:
+        if now < partition.doubt.dead_at:
             reason = "a request whose answer was lost may still arrive"
-            self._pause(partition, reason, at_least_s=partition.dead_at - now)
+            self._pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
             return
-        batch.move(State.IN_DOUBT)
-        partition.doubtful = True
-        partition.flow = Flow.SETTLING
-        partition.rested = True
+        batch.on(BatchEvent.MAY_BE_THERE)
+        partition.note_doubt()
+        partition.progress.decide()
         self._touch(partition)

@@ -12,9 +12,10 @@ from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.answers import Answers
 from kafkasafe._core.journal.groups import UnitEnded, UnitStaged
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Divide
 from kafkasafe._core.journal.partition import Partition
-from kafkasafe._core.journal.states import Batch, Fate, State
+from kafkasafe._core.journal.states import Batch, Fate
 
 __all__ = ["Members"]
 
@@ -24,31 +25,31 @@ class Members(Answers):
 
     def _advance_units(self) -> None:
         units, persist = self.units, self._ready.persist
-        self._ready.units += units.advance()
+        self._ready.units.extend(units.advance())
         for unit, refused in units.too_large:
             self._divide_members(unit, refused)
-        units.too_large = []
+        units.clear_too_large()
         for action in self._ready.units:
             if isinstance(action, u.Refuse):
                 for batch in self._members(action.unit):
-                    batch.code, batch.message = action.unit.code, action.unit.reason
-        persist.marks += self._topics_of(units.ending)
-        persist.marks += units.take_marks()
-        persist.after += map(UnitStaged, units.staging)
+                    batch.blame(action.unit.code, action.unit.reason)
+        persist.marks.extend(self._topics_of(units.ending))
+        persist.marks.extend(units.take_marks())
+        persist.after.extend(map(UnitStaged, units.staging))
         for unit in units.ending:
             committed = unit.phase is u.Phase.COMMITTED
             for batch in self._members(unit):
                 if committed:
-                    batch.move(State.ACKED)
+                    batch.on(BatchEvent.UNIT_COMMITTED)
                     self._unit_place(self._partitions[batch.destination], unit, batch)
                     self._relent(self._partitions[batch.destination])
                 else:
-                    batch.move(State.REJECTED)
+                    batch.on(BatchEvent.UNIT_ENDED)
             if committed:
-                persist.marks += self._places(unit)
+                persist.marks.extend(self._places(unit))
             fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
             persist.after.append(UnitEnded(unit, fate))
-        units.staging, units.ending = [], []
+        units.clear_outcomes()
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
@@ -62,7 +63,9 @@ class Members(Answers):
         return [
             self._state_mark(partition)
             for partition in partitions.values()
-            if partition.baseline_offset < 0 and partition.clear_offset < 0 and any(partition.topic_id)
+            if partition.log.baseline_offset < 0
+            and partition.log.clear_offset < 0
+            and any(partition.log.topic_id)
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
@@ -72,7 +75,7 @@ class Members(Answers):
             if batch.base_offset >= 0:
                 entries.setdefault(batch.destination, []).append((batch.position, batch.base_offset))
         return [
-            m.Committed(destination, self._partitions[destination].leader_epoch, tuple(of_it))
+            m.Committed(destination, self._partitions[destination].log.leader_epoch, tuple(of_it))
             for destination, of_it in entries.items()
         ]
 
@@ -87,33 +90,25 @@ class Members(Answers):
                 and self._partitions[batch.destination].topic == topic
                 and batch.size_bytes * 4 > too_large * 3
             ):
-                batch.code, batch.message = 10, unit.reason
+                batch.blame(10, unit.reason)
                 self._ready.divides.append(Divide(batch, refused=True))
 
     def _unit_place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
         base_offset = unit.places.get(batch.handle, -1)
-        batch.base_offset = base_offset
+        batch.locate(base_offset)
         grant = unit.grant
         if grant is not None and batch.handle in unit.sequences:
-            batch.identity = BatchId(
-                grant.producer_id, grant.epoch, unit.sequences[batch.handle], batch.count
-            )
-        self._begins_at(partition, base_offset)
+            sequence = unit.sequences[batch.handle]
+            batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
+        partition.log.begin_before(base_offset)
         self._look_back(partition, base_offset)
         # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
         self._leads(partition, unit.epochs.get(batch.handle, -1))
-        if base_offset >= 0:
-            partition.last_acked_offset = base_offset + batch.count - 1
+        partition.log.acknowledge(base_offset, batch.count)
         topic = self._topics.get(partition.topic)
-        known, now = partition.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
+        known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
             # It was prepared before that was known, perhaps in the old one.
             self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
         self._stop_if_suspected(partition)
-
-    @staticmethod
-    def _begins_at(partition: Partition, first_offset: int) -> None:
-        """Units do not wait for the baseline either: it may be told when the first of them is in the log."""
-        if partition.last_acked_offset < 0 <= first_offset < partition.baseline_offset:
-            partition.baseline_offset = first_offset

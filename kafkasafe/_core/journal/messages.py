@@ -12,7 +12,18 @@ from kafkasafe._core.journal.notices import Notice
 from kafkasafe._core.journal.states import Batch, Fate
 from kafkasafe._core.loss import AckedBatch, Released
 
-__all__ = ["Aside", "Ask", "Divide", "EpochCheck", "Ready", "Resolution", "SurveyAsk", "Unpacked", "Wait"]
+__all__ = [
+    "Aside",
+    "Ask",
+    "Divide",
+    "EpochCheck",
+    "Packed",
+    "Ready",
+    "Resolution",
+    "SurveyAsk",
+    "Unpacked",
+    "Wait",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,25 @@ class Aside:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """What is packed of a partition.
+
+    Attributes:
+        destination: Its number.
+        first_number: The shell's number of the first batch.
+        batches: How many.
+        records: How many are in them.
+        with_id: How many batches have an id.
+    """
+
+    destination: int
+    first_number: int
+    batches: int
+    records: int
+    with_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unpacked:
     """A batch that was packed is needed again.
 
@@ -177,6 +207,10 @@ class Ready:
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
     """By destination, small batches that wait one behind the other: they may become one, see `Journal.gathered`."""
+
+    def want_producer_id(self, *, wanted: bool) -> None:
+        """Whether batches wait for a producer id of this incarnation."""
+        self.wants_producer_id = wanted
 
     def __bool__(self) -> bool:
         return bool(

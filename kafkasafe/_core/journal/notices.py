@@ -143,6 +143,21 @@ class Denial:
     told: bool = False
     asking: bool = False
 
+    def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
+        """It was refused once more; after a silence that long its time begins again."""
+        if self.counted_from < 0 or now - self.last_at > silence_s:
+            self.counted_from = now
+        self.code, self.reason, self.last_at, self.asking = code, reason, now, asking
+        self.answers += 1
+
+    def interrupt(self) -> None:
+        """A request had no answer: the time begins again with the next one."""
+        self.counted_from = -1.0
+
+    def tell(self) -> None:
+        """It is reported."""
+        self.told = True
+
 
 @dataclass(frozen=True, slots=True)
 class Denied:

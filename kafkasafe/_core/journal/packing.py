@@ -12,8 +12,8 @@ from typing import Final
 from kafkasafe._core.backlog import Row
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.ground import Ground
-from kafkasafe._core.journal.messages import Unpacked
-from kafkasafe._core.journal.partition import ANYWHERE, UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.messages import Packed, Unpacked
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import Batch, State, id_fields
 
 __all__ = ["UNPACKED", "Packing"]
@@ -49,11 +49,11 @@ class Packing(Ground):
             return
         if any(each.batch.destination == destination for each in self._ready.unpacked):
             return  # the shell does not know yet that they came back: that has to be before others go
-        blind = self._blind_before >= 0
+        blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
             # With an id: durably so. Without: none is on its way to it.
-            named = batch.state is State.PREPARED and not partition.renew
+            named = batch.state is State.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
                 and (named or (batch.state is State.SEALED and batch.identity is None))
@@ -94,32 +94,30 @@ class Packing(Ground):
                     batch.former_life,
                 )
             )
-            self._spooled.pop(batch.position)
+            self._index.pack(batch)
         queue.pack(rows, min(len(queue), UNPACKED))
         self._note_packed(partition)
 
+    def packed(self) -> Iterator[Packed]:
+        """What is packed, of each partition of which something is."""
+        for partition in self._partitions.values():
+            first = partition.queue.first_packed
+            if first is not None:
+                queue = partition.queue
+                yield Packed(
+                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                )
+
     def _note_packed(self, partition: Partition) -> None:
         row = partition.queue.first_packed
-        known = self._packed_from.get(partition.number)
-        position = None if row is None else row.position
-        if position == known:
-            return
-        if position is None:
-            del self._packed_from[partition.number]
-        else:
-            self._packed_from[partition.number] = position
-        if known is None and position is not None:
-            self._first_packed = min(self._first_packed, position)
-        elif known == self._first_packed:
-            self._first_packed = min(self._packed_from.values(), default=ANYWHERE)
+        self._index.note_packed(partition.number, None if row is None else row.position)
 
     def _unpack(self, partition: Partition, count: int) -> None:
         queue = partition.queue
         for _ in range(min(count, queue.packed)):
             row = queue.unpack()
-            self._next_handle += 1
             batch = Batch(
-                self._next_handle,
+                next(self._handles),
                 partition.number,
                 row.count,
                 row.size_bytes,
@@ -130,7 +128,7 @@ class Packing(Ground):
                 former_life=row.former_life,
             )
             batch.settle_at(row.position)
-            self._spooled[row.position] = batch
+            self._index.place(batch)
             queue.put_back(batch)
             first = queue.first_packed
             self._ready.unpacked.append(

@@ -5,16 +5,16 @@ Nothing is written or sent in here: what is in doubt is asked about as soon as t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.clock import Clock, alive_s
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.members import Members
-from kafkasafe._core.journal.partition import ANYWHERE, WINDOW, Flow, Partition
+from kafkasafe._core.journal.partition import ANYWHERE, WINDOW, Partition
 from kafkasafe._core.journal.states import DAMAGED, Batch, State
 
 __all__ = ["Recovery"]
@@ -38,19 +38,22 @@ class Recovery(Members):
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
             )
-        moved = self._moves[self._group_index] if self._group_index < len(self._moves) else None
-        known = None if moved is None else self._spooled.get(moved.position)
+        moved = self._replay.moved
+        if moved is not None and moved.position not in self._index:
+            waiting = self._partitions[destination]
+            there = waiting.queue.has_packed(moved.position)
+            # Its place is among those that are older.
+            self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
+        known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
             self._place(known, position)
-            known.rank, known.origin = moved.rank, moved.origin
-            known.identity = identity
-            known.state = State.SEALED if identity is None else State.PREPARED
-            self._group_index += 1
-            self._end_position = max(self._end_position, position + count)
+            known.read_place(moved.rank, moved.origin)
+            known.read_id(identity)
+            self._replay.go_on()
+            self._index.reach(position + count)
             return
-        self._next_handle += 1
         batch = Batch(
-            self._next_handle,
+            next(self._handles),
             destination,
             count,
             size_bytes,
@@ -61,20 +64,19 @@ class Recovery(Members):
             durable=True,
             former_life=True,
         )
-        unit = next((unit for unit, members in self._units_read if self._group_index in members), None)
+        unit = self._replay.unit
         if unit is not None:
             unit.batches.append(batch)
         queue = self._partitions[destination].queue
-        batch.origin = next((at for at, children in self._origins if self._group_index in children), -1)
-        parent = next((p for p, children in self._parents if self._group_index in children), None)
+        batch.come_from(self._replay.origin)
+        parent = self._replay.parent
         if moved is not None:
             # Where it was is gone: it stands in front of what was accepted after it.
             queue.insert(sum(other.rank < moved.rank for other in queue), batch)
         elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
             queue.insert(queue.index(parent), batch)
-            batch.parent = parent
-            parent.heirs += 1
+            batch.stand_for(parent)
             self._parts_heal(parent, (batch,))
         else:
             queue.append(batch)
@@ -82,21 +84,21 @@ class Recovery(Members):
             unit = parent.unit
             unit.batches.insert(unit.batches.index(parent), batch)
         if unit is not None:
-            batch.unit, batch.state = unit, State.JOINED
+            batch.join(unit)
         batch.settle_at(position)
         if moved is not None:
-            batch.rank, batch.origin = moved.rank, moved.origin
-        batch.given = self._given.get(self._group_index)
-        self._group_index += 1
-        self._spooled[position] = batch
-        self._end_position = max(self._end_position, position + count)
+            batch.read_place(moved.rank, moved.origin)
+        batch.choose(self._replay.given)
+        self._replay.go_on()
+        self._index.place(batch)
+        self._index.reach(position + count)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
         """The marks of one group found in the log, in log order.
 
         A mark about a batch that is not there any more is about a deleted segment, or repeats what is known.
         """
-        self._end_position = max(self._end_position, position + len(recovered) + 1)
+        self._index.reach(position + len(recovered) + 1)
         self._drop_parents()
         ended: dict[int, Batch] = {}
         for index, mark in enumerate(recovered):
@@ -105,20 +107,12 @@ class Recovery(Members):
                     self._topics[mark.topic] = mark
                 case m.Destination(number, topic, partition):
                     if number not in self._partitions:
-                        self._partitions[number] = Partition(number, topic, partition)
-                        self._numbers[topic, partition] = number
+                        self._declare(number, topic, partition)
                 case m.State() if mark.knows_nothing:
                     self._forget_acknowledged(self._declared(mark.destination))
                 case m.State():
                     known = self._declared(mark.destination)
-                    known.baseline_offset = mark.baseline_offset
-                    known.clear_offset = mark.last_acked_offset
-                    # What stands behind a batch that is not finished was acknowledged all the same.
-                    known.last_acked_offset = max(known.last_acked_offset, mark.last_acked_offset)
-                    known.leader_epoch = mark.leader_epoch
-                    known.topic_id = mark.topic_id
-                    if not known.acked:
-                        known.forgotten_offset = mark.last_acked_offset + 1
+                    known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
                     # Each incarnation takes its own id: a copied spool must never reuse one.
@@ -129,86 +123,76 @@ class Recovery(Members):
                     known = self._declared(mark.destination)
                     self._leads(known, mark.leader_epoch)
                     for at, base_offset in mark.entries:
-                        done = self._spooled.get(at)
+                        self._reach(known, at if known.queue.has_packed(at) else -1)
+                        done = self._index.at(at)
                         if done is not None and done.state is not State.REPLACED:
-                            self._forget(done)
-                            done.base_offset = base_offset
+                            self._index.drop(done)
+                            done.locate(base_offset)
                             self._dequeue(known, done)
                             if not _is_found_late(known, done):
                                 self._look_back(known, base_offset)
-                                if base_offset >= 0:
-                                    known.last_acked_offset = base_offset + done.count - 1
-                            self._passed(known, done)
-                            done.state = State.COMMITTED
+                                known.log.acknowledge(base_offset, done.count)
+                            known.log.pass_id(done.identity)
+                            done.read_fate(State.COMMITTED)
                             self._remember(known, done)
                             self._comes_back(done)
                         elif done is None and _repeats_newest(recovered, index):
                             pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
                         elif done is None and base_offset >= 0 and at not in ended:
                             # Released: it, and all before it but what was moved, was finished. Its size is gone.
-                            self._begins_at(known, base_offset)
-                            known.last_acked_offset = base_offset
-                            if not known.queue or known.queue[0].rank > (at,):
-                                known.clear_offset = base_offset
-                            known.known_from = -1
-                            known.released.note(base_offset, known.forgotten_offset)
-                            if not known.acked:
-                                known.forgotten_offset = ANYWHERE
+                            clear = not known.queue or known.queue[0].rank > (at,)
+                            known.log.read_released(base_offset, clear=clear)
                         elif at in ended and base_offset >= 0:
                             # Another unit of the group ended before it, and is read only now: it was released.
-                            if known.known_from < 0:
-                                known.known_from = base_offset
-                            known.last_acked_offset = base_offset + ended[at].count - 1
-                            if not known.queue or known.queue[0].rank > (at,):
-                                known.clear_offset = known.last_acked_offset
+                            clear = not known.queue or known.queue[0].rank > (at,)
+                            known.log.read_ended(base_offset, ended[at].count, clear=clear)
                 case m.Replaced(at, first_child, children):
-                    parent = self._spooled.get(at)
+                    self._reach_any(at)
+                    parent = self._index.at(at)
+                    if parent is not None and parent not in self._partitions[parent.destination].queue:
+                        self._reach(self._partitions[parent.destination], ANYWHERE)
                     origin = at if parent is None else parent.written_at
-                    self._origins.append((origin, range(first_child, first_child + children)))
-                    if parent is not None:
-                        self._parents.append((parent, range(first_child, first_child + children)))
+                    self._replay.replace(parent, origin, range(first_child, first_child + children))
                 case m.Rejected(at):
-                    done = self._spooled.get(at)
+                    self._reach_any(at)
+                    done = self._index.at(at)
                     if done is not None and done.state is not State.REPLACED:
-                        self._forget(done)
+                        self._index.drop(done)
                         self._partitions[done.destination].queue.remove(done)
-                        self._partitions[done.destination].explained = True
-                        done.state = State.REJECTED
+                        self._reach(self._partitions[done.destination])
+                        self._partitions[done.destination].loss.explain()
+                        done.read_fate(State.REJECTED)
                         self._comes_back(done)
                 case m.Revived(destination, end_offset, positions, given_up, moved):
                     known = self._declared(destination)
+                    self._reach(known, ANYWHERE)
                     places = dict(moved)
-                    for done in known.acked:
+                    for done in known.log.acked:
                         if done.position in places:
-                            done.base_offset = done.place = places[done.position]
+                            done.relocate(places[done.position])
                     self._drop_lost(known, recovered[index + 1 : index + 2])
-                    known.suspicion = None
-                    known.forget_checks()
+                    known.loss.close()
                     self._doubt_or_not(known)
                     self._revive(known, positions, given_up, end_offset)
-                    known.explained = known.explained or bool(positions or given_up)
+                    if positions or given_up:
+                        known.loss.explain()
                 case m.Resent():
-                    self._resent[mark] = position
+                    self._index.disown(mark, position)
                 case m.Torn():
                     pass  # what was left out was left out when the log was read
                 case m.Given(index, runs):
-                    self._given[index] = runs
+                    self._replay.choose(index, runs)
                 case m.After():
-                    # The first group of a later segment repeats it, less what was paid meanwhile.
-                    self._afters = [each for each in self._afters if each.position != mark.position]
-                    self._afters.append(mark)
+                    self._precedence.read(mark)
                 case m.Unit(_, first, batches):
-                    if not any(
-                        parent.unit is not None and children.start == first
-                        for parent, children in self._parents
-                    ):
+                    if not self._replay.divides_unit(first):
                         read = self.units.get(mark.unit_id) or self.units.recover(
                             mark,
                             position,
                             # Divided, and the segment with the first UNIT mark is gone: where that was says its turn.
-                            next((at for at, children in self._origins if children.start == first), position),
+                            self._replay.origin_from(first, position),
                         )
-                        self._units_read.append((read, range(first, first + batches)))
+                        self._replay.read_unit(read, range(first, first + batches))
                 case m.Read():
                     self.units.recover_readings(mark)
                 case m.Begun():
@@ -218,11 +202,14 @@ class Recovery(Members):
                 case m.Ended():
                     ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
                 case m.Moved(moves):
-                    self._moves = moves
+                    self._replay.move(moves)
                 case m.Quiet():
-                    self._quiet = mark if mark.until_ms >= 0 else None
-                case m.Resolved(at, m.Decision.SKIP) if at in self._spooled:
-                    self._declared(self._spooled[at].destination).explained = True
+                    self._replay.announce(mark)
+                case m.Resolved(at, m.Decision.SKIP):
+                    self._reach_any(at)
+                    skipped = self._index.at(at)
+                    if skipped is not None:
+                        self._declared(skipped.destination).loss.explain()
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
@@ -235,23 +222,90 @@ class Recovery(Members):
         group cannot be decided: neither its old id nor its having none says that it was not sent.
         """
         if destination:
-            unit = next((unit for unit, members in self._units_read if self._group_index in members), None)
+            unit = self._replay.unit
             if unit is not None:
-                unit.code, unit.reason = DAMAGED, "a part of it is damaged on disk"
-            self._group_index += 1
+                unit.blame(DAMAGED, "a part of it is damaged on disk")
+            self._replay.go_on()
             if destination in self._partitions:
-                self._partitions[destination].explained = True
+                self._partitions[destination].loss.explain()
         else:
-            self._blind_before = position
+            self._replay.lose(position)
+            for partition in self._partitions.values():
+                self._reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
         """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
-        self._group_index += 1
-        self._declared(destination).explained = True
+        self._replay.go_on()
+        self._declared(destination).loss.explain()
 
     def recovered_log(self) -> None:
         """The log ends here: nothing follows that would say so of its last group."""
         self._drop_parents()
+        for partition in self._partitions.values():
+            self._reach(partition)
+            self._reach_sent(partition)
+
+    def pack_recovered(self, numbers: Iterator[int]) -> None:
+        """Between two groups of the log: long backlogs are packed as far as they are read.
+
+        Args:
+            numbers: The shell's, of which each batch takes the next.
+        """
+        self._drop_parents()
+        for partition in self._partitions.values():
+            rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
+            if rows:
+                self.pack(partition.number, rows)
+
+    def _packable_next(self, partition: Partition) -> Iterator[Batch]:
+        """What is `packable`, as long as the ids of what is packed come first.
+
+        A mark that takes ids back takes them from everything that is packed: what follows may have new ones.
+        """
+        queue = partition.queue
+        without = queue.packed > 0 and not queue.packed_identified
+        for batch in self.packable(partition.number):
+            if without and batch.identity is not None:
+                return
+            without = batch.identity is None
+            yield batch
+
+    def _reach(self, partition: Partition, position: int = -1) -> None:
+        """Bring back what is packed up to this position: what is read next speaks of it.
+
+        More than `WINDOW` batches are there in any case.
+        """
+        queue = partition.queue
+        while (row := queue.first_packed) is not None:
+            if row.position > position and queue.unpacked > WINDOW:
+                break
+            self._unpack(partition, 1)
+        # The shell does not know any of them yet.
+        self._ready.unpacked.clear()
+
+    def _reach_any(self, position: int) -> None:
+        """The same for one batch, of a partition that the mark does not name."""
+        if position in self._index:
+            return
+        for number, first in self._index.packed_from.items():
+            partition = self._partitions[number]
+            if first <= position and partition.queue.has_packed(position):
+                self._reach(partition, position)
+                return
+
+    def _reach_sent(self, partition: Partition) -> None:
+        """The first ones that have an id may have been sent, also where others without one stand before them."""
+        queue = partition.queue
+        sent = sum(batch.identity is not None for batch in queue)
+        while queue.packed_with_id and sent < self._near:
+            self._unpack(partition, 1)
+            sent += queue[-1].identity is not None
+        self._ready.unpacked.clear()
+
+    @property
+    def _near(self) -> int:
+        """So many of a queue may have been sent: those that have an id, the first ones."""
+        return max(self._window, WINDOW)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
         """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about.
@@ -261,47 +315,41 @@ class Recovery(Members):
             clock: What time it is, for how long ago an earlier life sent its last request; without it, just now.
         """
         self._drop_parents()
-        quiet = self._quiet if self._blind_before < 0 else None
-        self._still = quiet is not None
+        quiet = None if self._replay.is_blind else self._replay.quiet
         pause_s = alive_s(quiet, clock, self._request_timeout_s)
-        self._former_dead_at = now + pause_s
+        self._quiescence.begin(now + pause_s, announced=quiet is not None)
         for unit in self.units.unfinished:
-            if unit.phase is u.Phase.WAITING and unit.position < self._blind_before:
-                unit.code = unit.code or DAMAGED
-                unit.reason = unit.reason or (
-                    "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
-                )
+            if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
+                reason = "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
+                unit.blame(unit.code or DAMAGED, unit.reason or reason)
         self.units.recovered()
-        # A check may follow from a leader epoch in the first segment: it stays until there is an answer.
-        self._doubted = dict.fromkeys(self._doubted, 0)
+        self._index.pin_everything()
         for partition in self._partitions.values():
-            # Earlier lives had answers about the leaders before.
-            del partition.checks[:-1]
-            if partition.baseline_offset >= 0 or partition.last_acked_offset >= 0:
-                partition.flow = Flow.FLOWING
-            elif self._blind_before < 0:
+            partition.loss.keep_newest_check()
+            if partition.log.has_begun:
+                partition.progress.go_on()
+            elif not self._replay.is_blind:
                 # Nothing was ever sent: that waits for a durable baseline.
                 self._note_topic(partition)
                 self._touch(partition)
                 continue
             # Only the first ones of a queue are ever sent, and what was put in front of them since has no id. Where
             # marks are lost, nobody knows what was in front.
-            near = max(self._window, WINDOW) if self._blind_before < 0 else None
+            near = None if self._replay.is_blind else self._near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
-                batch.move(State.IN_DOUBT)
+                batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue[0].identity is None:
                 # Lost ones came back in front of it: behind them it needs another id.
-                partition.renew = True
+                partition.ids.expire()
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
-                partition.dead_at = now + pause_s
-                partition.doubtful = True
-                partition.rested = True
-                partition.flow = Flow.SETTLING
+                partition.doubt.may_arrive_until(now + pause_s)
+                partition.note_doubt()
+                partition.progress.decide()
             self._stop_if_suspected(partition)
-            if self._blind_before >= 0:
-                partition.unsure_before = self._blind_before
+            if self._replay.is_blind:
+                partition.lose_marks(self._replay.blind_before)
                 self._park_unsure(partition)
             self._touch(partition)
 
@@ -319,17 +367,18 @@ class Recovery(Members):
         members = self._members(unit)
         for batch in members:
             partition = self._partitions[batch.destination]
-            self._forget(batch)
+            self._reach(partition)
+            self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.epochs.setdefault(batch.handle, epochs.get(batch.position, -1))
                 self._unit_place(partition, unit, batch)
                 self._dequeue(partition, batch)
-                batch.state = State.COMMITTED
+                batch.read_fate(State.COMMITTED)
                 self._remember(partition, batch)
             else:
                 partition.queue.remove(batch)
-                partition.explained = True
-                batch.state = State.REJECTED
+                partition.loss.explain()
+                batch.read_fate(State.REJECTED)
         return members
 
     def _declared(self, destination: int) -> Partition:
@@ -339,20 +388,15 @@ class Recovery(Members):
 
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
-        for parent, _ in self._parents:
+        for parent in self._replay.parents:
             if not parent.heirs:
-                self._forget(parent)
+                self._index.drop(parent)
             self._partitions[parent.destination].queue.remove(parent)
-            parent.state = State.REPLACED
+            parent.read_fate(State.REPLACED)
             if parent.unit is not None:
                 parent.unit.batches.remove(parent)
             self._comes_back(parent)
-        self._parents.clear()
-        self._origins.clear()
-        self._units_read.clear()
-        self._given.clear()
-        self._moves = ()
-        self._group_index = 0
+        self._replay.end_group()
 
     def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
         """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
@@ -360,15 +404,14 @@ class Recovery(Members):
         if newest is None:
             return
         identity, position, base_offset = newest
-        count = partition.clear_offset - base_offset + 1
+        count = partition.log.clear_offset - base_offset + 1
         if base_offset < 0 or count < 1:
             return
-        partition.told_position = position
-        if any(batch.position >= 0 for batch in partition.acked):
+        partition.log.tell(position)
+        if any(batch.position >= 0 for batch in partition.log.acked):
             return  # it is among them
-        self._next_handle += 1
         batch = Batch(
-            self._next_handle,
+            next(self._handles),
             partition.number,
             count,
             size_bytes=0,
@@ -381,41 +424,38 @@ class Recovery(Members):
             place=base_offset,
             rank=(position,),
         )
-        partition.acked = deque((batch,))
-        partition.forgotten_offset = base_offset
+        partition.log.recall(batch)
 
     @staticmethod
     def _drop_lost(partition: Partition, behind: Sequence[m.Mark]) -> None:
         """REVIVED names lost batches by position. One that has left the spool is lost if STATE ends before it."""
         for state in behind:
             if isinstance(state, m.State):
-                last = state.last_acked_offset
-                partition.released.cut(last + 1)
-                partition.acked = deque(
-                    batch
-                    for batch in partition.acked
-                    if batch.position >= 0 or batch.place + batch.count - 1 <= last
-                )
+                partition.log.cut(state.last_acked_offset)
 
     def _recover_identities(self, mark: m.Identified) -> None:
         partition = self._declared(mark.destination)
+        self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
+        if mark.void_from == 0:
+            # Of all that wait, and none that comes before these are sent has one.
+            partition.queue.forget_identities()
+        elif mark.void_from > 0:
+            self._reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
             # What was sent before is where it was looked for, or nowhere.
-            partition.rescan_from = -1
-            for batch in partition.queue:
+            partition.doubt.forget_cut()
+            for batch in partition.queue.all():
                 if batch.state is State.JOINED:
                     continue  # its ids are those of its unit
                 if batch.position >= mark.void_from and batch.position not in named:
-                    batch.identity = None
-                    batch.state = State.SEALED
+                    batch.read_id(None)
         for entry in mark.entries:
-            known = self._spooled.get(entry.position)
+            known = self._index.at(entry.position)
             if known is not None and known.state is not State.JOINED:
-                known.identity = BatchId(
-                    entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count
+                known.read_id(
+                    BatchId(entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count)
                 )
-                known.state = State.PREPARED
 
 
 def _is_reset(mark: m.Mark) -> bool:
@@ -451,9 +491,9 @@ def _is_found_late(partition: Partition, batch: Batch) -> bool:
     It stands in order, so that is no reason to suspect that offset 12 is gone. Where an acknowledgement said the same
     after the log was cut, the leader epoch is another one, and the end of the one before is asked for.
     """
-    return partition.leader_epoch >= 0 and any(
+    return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank
         and 0 <= batch.base_offset < other.base_offset
-        and other.base_offset + other.count - 1 == partition.last_acked_offset
-        for other in reversed(partition.acked)
+        and other.base_offset + other.count - 1 == partition.log.last_acked_offset
+        for other in reversed(partition.log.acked)
     )

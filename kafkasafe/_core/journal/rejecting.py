@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe._core.journal.gathering import Gathering
 from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Aside, Divide
 from kafkasafe._core.journal.notices import Refusal
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
@@ -18,22 +17,19 @@ from kafkasafe._core.journal.states import TOO_SLOW, Batch, Fate, State
 
 __all__ = ["Rejecting"]
 
-_ASIDE_BYTES: Final = 1024 * 1024
-"""How much is put aside at a time: others are delivered in between."""
-
 
 class Rejecting(Gathering):
     """Part of `Journal`: refused batches, and files of `rejected/` that are batches again."""
 
     def disown(self, mark: m.Resent) -> None:
         """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
-        if mark not in self._resent:
-            self._resent[mark] = self._end_position
+        if not self._index.is_disowned(mark):
+            self._index.disown(mark, self._index.end)
             self._ready.persist.marks.append(mark)
 
     def retired(self, mark: m.Resent) -> None:
         """The file is gone, durably: its mark may go."""
-        self._resent.pop(mark, None)
+        self._index.retire(mark)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
@@ -49,19 +45,13 @@ class Rejecting(Gathering):
         partition = self._partitions[destination]
         if partition.flow is not Flow.REJECTING:
             return
-        if not partition.rejecting:
+        if partition.rejection.is_done:
             # The topic came into being meanwhile.
-            partition.flow = Flow.NEW
+            partition.progress.begin()
             self._touch(partition)
             return
-        portion: list[Batch] = []
-        size = 0
-        while partition.rejecting and len(portion) < self._aside_batches:
-            size += partition.rejecting[0].size_bytes
-            if portion and size > _ASIDE_BYTES:
-                break
-            portion.append(partition.rejecting.popleft())
-        self._ready.asides.append(Aside(partition.number, tuple(portion)))
+        portion = partition.rejection.take_portion(self._aside_batches)
+        self._ready.asides.append(Aside(partition.number, portion))
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
         """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
@@ -83,20 +73,19 @@ class Rejecting(Gathering):
             # What comes now must not continue the sequence of what was rejected.
             self._reidentify(partition)
         if kept < len(aside.batches):
-            partition.rejecting.clear()
-        elif partition.rejecting:
+            partition.rejection.stop()
+        elif not partition.rejection.is_done:
             return True
         else:
             # What comes now has its own time.
             self._relent(partition, accepted=False)
-        partition.doubtful = any(batch.state is State.IN_DOUBT for batch in partition.queue)
+        partition.look_for_doubt()
         if partition.partition == UNCHOSEN:
-            partition.flow = Flow.NEW
+            partition.progress.begin()
         elif kept < len(aside.batches):
             self._pause(partition, reason)
         else:
-            partition.flow = Flow.SETTLING
-            partition.rested = True
+            partition.progress.decide()
         self._touch(partition)
         return False
 
@@ -111,7 +100,7 @@ class Rejecting(Gathering):
             head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
         ):
             self._ready.divides.append(Divide(head, refused=True))
-            partition.flow = Flow.SETTLING
+            partition.progress.settle_again()
             return
         self._reject_head(partition, head)
 
@@ -131,7 +120,7 @@ class Rejecting(Gathering):
         self.spill(doomed)
         durable = [batch for batch in doomed if batch.durable]
         for batch in durable:
-            batch.code, batch.message = code, reason
+            batch.blame(code, reason)
         if durable:
             self._put_aside(partition, durable)
         elif partition.flow is Flow.ASKING:
@@ -139,13 +128,13 @@ class Rejecting(Gathering):
             self._pause(partition, reason)
 
     def _put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
-        partition.flow = Flow.REJECTING
-        partition.rejecting = deque(batches)
+        partition.progress.reject()
+        partition.rejection.begin(batches)
         self.next_aside(partition.number)
 
     def _reject(self, batch: Batch) -> None:
         """Refused for good; it is finished when its mark is durable."""
-        batch.move(State.REJECTED)
+        batch.on(BatchEvent.KEPT)
         self._ready.notices.append(Refusal(batch))
         partition = self._partitions[batch.destination]
         partition.queue.remove(batch)

@@ -8,6 +8,7 @@ from itertools import takewhile
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.groups import UnitGroup
 from kafkasafe._core.journal.ids import Ids
+from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import UNCHOSEN
 from kafkasafe._core.journal.states import Batch, State
 
@@ -41,19 +42,19 @@ class Sealing(Ids):
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
         """
         batch = self._make(destination, count, size_bytes, max_timestamp)
-        batch.given = given
+        batch.choose(given)
         if unit is not None:
             self._join(unit, batch)
             unit.batches.append(batch)
-            batch.writing = True
+            batch.write()
             return batch
         return self._enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
         """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
         self.units.closed(unit)
-        self._next_handle += 1
-        self._ready.persist.units.append(UnitGroup(unit, tuple(self._members(unit)), self._next_handle))
+        group = UnitGroup(unit, tuple(self._members(unit)), next(self._handles))
+        self._ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
@@ -67,24 +68,23 @@ class Sealing(Ids):
                     break
 
     def _make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
-        self._next_handle += 1
         self._touch(self._partitions[destination])
-        return Batch(self._next_handle, destination, count, size_bytes, max_timestamp)
+        return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
 
     def _enqueue(self, batch: Batch) -> Batch:
         partition = self._partitions[batch.destination]
         # Sequences ascend in queue order: behind a batch without an id there is none with one.
         if (
-            self._producer_id >= 0
+            self._ids.is_granted
             and partition.partition != UNCHOSEN
-            and (not partition.queue or self._last_has_id(partition.queue))
+            and (not partition.queue or partition.queue.last_has_id)
         ):
-            self._identify(partition, batch)
+            batch.identify(partition.ids.take(self._ids, batch.count))
         partition.queue.append(batch)
         if self._durable_first or batch.owed:
             self._write(batch)
         elif batch.identity is not None:
-            batch.move(State.PREPARED)
+            batch.on(BatchEvent.ID_IN_MEMORY)
         return batch
 
     def _join(self, unit: u.Unit, batch: Batch) -> None:
@@ -95,11 +95,11 @@ class Sealing(Ids):
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
-        batch.unit, batch.state = unit, State.JOINED
+        batch.join(unit)
         self._partitions[batch.destination].queue.append(batch)
 
     def _write(self, batch: Batch) -> None:
-        batch.writing = True
+        batch.write()
         self._ready.persist.batches.append(batch)
 
     def _rests(self, batch: Batch) -> bool:

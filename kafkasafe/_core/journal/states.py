@@ -1,6 +1,6 @@
-"""A batch from `seal` to its fate: what is known of it, its states, and which moves between them are legal.
+"""A batch from `seal` to its fate: what is known of it, and what changes that.
 
-Nothing is decided in here. An illegal move is a bug and raises.
+What it is after an event is in `lifecycle`. Nothing is decided in here. An illegal event is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId, sequence_distance
+from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, State
 from kafkasafe._core.order import NEVER
 
 __all__ = [
     "DAMAGED",
     "TOO_SLOW",
-    "TRANSITIONS",
     "Batch",
     "Fate",
     "IllegalMoveError",
@@ -32,55 +32,8 @@ TOO_SLOW: Final = -4
 """The code of a batch that timed out too often, and is to be divided: none of Kafka's."""
 
 
-class State(enum.Enum):
-    """Where a batch is between `send()` and the end."""
-
-    SEALED = "sealed"
-    JOINED = "joined"
-    """Part of a unit, which delivers it (`units`)."""
-    PREPARED = "prepared"
-    SENT = "sent"
-    IN_DOUBT = "in_doubt"
-    ACKED = "acked"
-    COMMITTED = "committed"
-    REFUSED = "refused"
-    REJECTED = "rejected"
-    REPLACED = "replaced"
-    UNDECIDABLE = "undecidable"
-
-    __hash__ = object.__hash__  # Enum's is Python, and runs at each move
-
-
-TRANSITIONS: Final[dict[State, frozenset[State]]] = {
-    # Durable with an id (or, for an id given later, once its mark is durable).
-    State.SEALED: frozenset({State.PREPARED, State.REPLACED, State.REJECTED, State.UNDECIDABLE}),
-    # Its unit is committed, or was given up.
-    State.JOINED: frozenset({State.ACKED, State.REPLACED, State.REJECTED}),
-    # Only a durable batch is ever sent. In doubt: a former life may have sent it. Sealed: its id was taken back.
-    # Replaced: what waits becomes one batch with those around it.
-    State.PREPARED: frozenset({State.SENT, State.IN_DOUBT, State.SEALED, State.REJECTED, State.REPLACED}),
-    # Prepared again: the answer proves that it was not appended.
-    State.SENT: frozenset({State.ACKED, State.PREPARED, State.IN_DOUBT, State.REFUSED}),
-    # Sent: as a probe, under the same id, of what the leader says it has.
-    # Refused: the broker failed on it for too long, and it is not in the log.
-    State.IN_DOUBT: frozenset(
-        {State.ACKED, State.PREPARED, State.UNDECIDABLE, State.SENT, State.REFUSED, State.REJECTED}
-    ),
-    # Committed: its mark is durable.
-    State.ACKED: frozenset({State.COMMITTED}),
-    # What the broker refused waits until everything sent beside it has its answer. In doubt: its state says otherwise.
-    State.REFUSED: frozenset({State.PREPARED, State.REJECTED, State.REPLACED, State.IN_DOUBT}),
-    # The user decides. Sealed again: its partition was not even chosen.
-    State.UNDECIDABLE: frozenset({State.PREPARED, State.ACKED, State.SEALED}),
-    # The cluster lost it after all.
-    State.COMMITTED: frozenset({State.SEALED}),
-    State.REJECTED: frozenset(),
-    State.REPLACED: frozenset(),
-}
-
-
 class IllegalMoveError(RuntimeError):
-    """A bug in kafkasafe: a batch was about to do what its state does not allow."""
+    """A bug in kafkasafe: something happened to a batch that cannot happen in its state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +48,7 @@ class Batch:
         max_timestamp: Largest timestamp in it, ms since the epoch.
         position: In the spool; -1 while it is not there.
         identity: Its id, None while it has none.
-        state: See `TRANSITIONS`.
+        state: See `lifecycle.STATE`.
         tries: How often it was sent in this life.
         durable: It, and the mark that gives it its id, are on disk.
         writing: It is on its way to the disk: it stays what it is until it has its position there.
@@ -158,25 +111,188 @@ class Batch:
     timeouts: int = 0
     gathered: bool = False
 
-    def settle_at(self, position: int) -> None:
-        """It is in the spool."""
-        self.position = position
-        self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
+    # -- its place in the spool ----------------------------------------------------------------------------------------
 
     @property
     def written_at(self) -> int:
-        """Where its records stood first in the spool; `order.NEVER` while they are only in memory."""
+        """Where its records were first written in the spool; `order.NEVER` while they are only in memory."""
         if self.origin >= 0:
             return self.origin
         return self.rank[0] if self.rank else NEVER
 
-    def move(self, to: State) -> None:
-        """Change state; raises IllegalMoveError if `TRANSITIONS` does not allow it."""
-        if to not in TRANSITIONS[self.state]:
-            raise IllegalMoveError(f"{self} cannot become {to.value}")
+    def write(self) -> None:
+        """It is passed to the disk."""
+        self.writing = True
+
+    def written(self, position: int) -> None:
+        """It is durable at this position."""
+        self.settle_at(position)
+        self.durable = True
+        self.writing = False
+
+    def settle_at(self, position: int) -> None:
+        """It is in the spool at this position, and is as old as that, or as its parent."""
+        self.position = position
+        self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
+
+    def copied(self, position: int) -> None:
+        """A copy at this position replaces it. Its rank stays, so that it is as old as before."""
+        self.parent = None
+        self.position = position
+
+    def read_place(self, rank: tuple[int, ...], origin: int) -> None:
+        """A mark says how old it is, and where its records were first written."""
+        self.rank, self.origin = rank, origin
+
+    def come_from(self, position: int) -> None:
+        """Its records were first written there, before partitions were chosen for them; -1: nowhere else."""
+        self.origin = position
+
+    def wait_for_position(self) -> None:
+        """It is acknowledged while it is being written."""
+        self.acked_early = True
+
+    def has_waited_for_position(self) -> bool:
+        """Whether it was acknowledged while it was being written; asked once."""
+        early, self.acked_early = self.acked_early, False
+        return early
+
+    # -- what it is a part of ------------------------------------------------------------------------------------------
+
+    def join(self, unit: u.Unit) -> None:
+        """It is delivered with this unit."""
+        self.unit, self.state = unit, State.JOINED
+
+    def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
+        """Of these records the partition was given."""
+        self.given = given
+
+    def stand_for(self, parent: Batch) -> None:
+        """It is a part of this batch, and stands in its place."""
+        self.parent = parent
+        parent.add_heir()
+
+    def inherit(self, parent: Batch, *, doomed: bool) -> None:
+        """It is a part of this batch, which was refused: only the parent's position tells recovery where it stands."""
+        self.doomed = doomed
+        self.blame(parent.code, parent.message)
+        self.overdue = parent.overdue
+        self.stand_for(parent)
+
+    def gather(self, first: Batch, identity: BatchId) -> None:
+        """It is made of several batches, of which this is the first, and has their sequences."""
+        self.identity = identity
+        self.gathered = self.owed = True
+        self.stand_for(first)
+
+    def owe(self, *, owed: bool) -> None:
+        """Its records are on disk as part of another batch, or not."""
+        self.owed = owed
+
+    def add_heir(self) -> None:
+        """It has another part."""
+        self.heirs += 1
+
+    def lose_heir(self) -> int:
+        """One of its parts is finished. How many are not."""
+        self.heirs -= 1
+        return self.heirs
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def identify(self, identity: BatchId | None) -> None:
+        """It gets an id, or has none any more."""
+        self.identity = identity
+
+    def take_back_id(self) -> None:
+        """It has no id any more, and no request with it under that id can be appended."""
+        self.identity = None
+        self.unanswered = False
+
+    def send(self) -> None:
+        """A request with it begins."""
+        self.on(BatchEvent.SENDS)
+        self.tries += 1
+
+    def may_arrive(self, *, possible: bool) -> None:
+        """Whether a request with it under its id may still be appended, or have been appended unnoticed."""
+        self.unanswered = possible
+
+    def time_out(self) -> None:
+        """A request with it timed out."""
+        self.timeouts += 1
+
+    def locate(self, base_offset: int) -> None:
+        """It is at this offset; -1: somewhere."""
+        self.base_offset = base_offset
+
+    def place_at(self, offset: int) -> None:
+        """It is at this offset, or behind it."""
+        self.place = offset
+
+    def relocate(self, base_offset: int) -> None:
+        """It was found at another offset than that of its acknowledgement."""
+        self.base_offset = self.place = base_offset
+
+    def revive(self) -> None:
+        """The cluster lost it: it is sent again as a new batch."""
+        self.on(BatchEvent.LOST)
+        self.take_back_id()
+        self.base_offset = -1
+        self.parent = None
+        self.unit = None
+        self.revived = True
+
+    def revive_part(self) -> None:
+        """It is a part of a batch that is sent again after a loss."""
+        self.revived = True
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def blame(self, code: int, message: str) -> None:
+        """Why it was refused, or is to be."""
+        self.code, self.message = code, message
+
+    def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
+        """The broker named these records of it."""
+        self.bad_records = bad_records
+
+    def refuse_for_long(self, *, overdue: bool) -> None:
+        """Whether it was refused for longer than anything is waited for."""
+        self.overdue = overdue
+
+    def check_absence(self, *, wanted: bool) -> None:
+        """Whether its absence is to be compared with the state that the leader has of it."""
+        self.unconfirmed = wanted
+
+    def condemn(self, code: int, message: str) -> None:
+        """It is refused as soon as it is proven that it is not in the log."""
+        self.condemned = True
+        self.blame(code, message)
+
+    def pardon(self) -> None:
+        """It is not: what was to be proven is decided."""
+        self.condemned = False
+
+    # -- its state -----------------------------------------------------------------------------------------------------
+
+    def on(self, event: BatchEvent) -> None:
+        """Something happened to it; raises IllegalMoveError if that cannot happen in its state."""
+        to = STATE[self.state].get(event)
+        if to is None:
+            raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")
         self.state = to
         if to is State.IN_DOUBT:
             self.unanswered = True
+
+    def read_id(self, identity: BatchId | None) -> None:
+        """The log says which id it has."""
+        self.identity = identity
+        self.state = State.SEALED if identity is None else State.PREPARED
+
+    def read_fate(self, state: State) -> None:
+        """The log says how it ended."""
+        self.state = state
 
 
 class Fate(enum.Enum):

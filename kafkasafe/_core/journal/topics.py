@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.denials import Denials
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Partition
 
 __all__ = ["Topics"]
 
@@ -16,9 +16,8 @@ class Topics(Denials):
         """The number of a destination, declared if it is new."""
         number = self._numbers.get((topic, partition))
         if number is None:
-            number = max(self._partitions, default=0) + 1
-            self._numbers[topic, partition] = number
-            self._partitions[number] = Partition(number, topic, partition)
+            number = self._last_number + 1
+            self._declare(number, topic, partition)
             self._ready.persist.marks.append(m.Destination(number, topic, partition))
         return number
 
@@ -28,7 +27,7 @@ class Topics(Denials):
         number = self._numbers.get((name, UNCHOSEN))
         if number is not None:
             self._relent(self._partitions[number])
-            self._partitions[number].rejecting.clear()
+            self._partitions[number].rejection.stop()
         if self._topics.get(name) == topic:
             return False
         self._topics[name] = topic
@@ -70,13 +69,12 @@ class Topics(Denials):
 
         Only while nothing waits, but what was sealed before any cluster was asked.
         """
-        self._producer_id = -1
+        self._ids.withdraw()
         self.units.moved()
         self.missing.clear()
         for partition in self._partitions.values():
-            partition.producer_id = partition.producer_epoch = -1
-            partition.confirmed_id, partition.confirmed_until = (-1, -1), 0.0
-            partition.renew = False
+            partition.ids.forget()
+            partition.window.forget()
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
@@ -85,9 +83,9 @@ class Topics(Denials):
         Ids go on where they were: should the topic be there after all, none is given twice.
         """
         partitions = [p for p in self._partitions.values() if p.topic == topic]
-        if any(p.queue or p.commits for p in partitions):
+        if any(p.queue or p.log.commits for p in partitions):
             return False
-        known = [p for p in partitions if not p.knows_nothing]
+        known = [p for p in partitions if not p.log.knows_nothing]
         for partition in known:
             self._begin_anew(partition)
         if topic in self._topics:
@@ -98,7 +96,7 @@ class Topics(Denials):
     def _begin_anew(self, partition: Partition) -> None:
         """As if nothing had ever been sent to it, also for later incarnations: the mark knows nothing."""
         self._forget_acknowledged(partition)
-        partition.flow = Flow.NEW
+        partition.progress.begin()
         self._ready.persist.marks.append(self._state_mark(partition))
         self._touch(partition)
 
@@ -112,5 +110,5 @@ class Topics(Denials):
     def _note_topic(self, partition: Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
         topic = self._topics.get(partition.topic)
-        if topic is not None and not any(partition.topic_id) and partition.last_acked_offset < 0:
-            partition.topic_id = topic.topic_id
+        if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
+            partition.log.name_topic(topic.topic_id)

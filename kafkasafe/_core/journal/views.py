@@ -5,7 +5,7 @@ What says so may be called from any thread: it copies before it looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.notices import Delivered, Denial
@@ -22,55 +22,50 @@ class Views(Packing):
     @property
     def producer_id(self) -> int:
         """This life's producer id, -1 until one is granted."""
-        return self._producer_id
+        return self._ids.producer_id
 
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
-        least = self._spooled.least
-        first = min(self._end_position if least is None else least, self._first_packed)
-        if not (self._doubted or self._healing or self._resent or len(self.units)):
-            return first
-        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
-        return min((first, *self._resent.values(), *pinned))
+        others = self._pinned() if self._healing or len(self.units) else ()
+        return self._index.release_position(others)
 
-    def _healing_from(self) -> Iterable[int]:
-        return (healing.keep_from for healing in self._healing.values())
+    def _pinned(self) -> Sequence[int]:
+        return *(healing.keep_from for healing in self._healing.values()), *self.units.pinned
 
     @property
     def doubted(self) -> list[int]:
         """Destinations where what was acknowledged may be gone: the answer is on its way. From any thread."""
-        return list(self._doubted)
+        return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
         """(topic, partition, why) of the same, for people. From any thread."""
         found = []
-        for number in list(self._doubted):
+        for number in list(self._index.suspected):
             partition = self._partitions[number]
-            suspicion = partition.suspicion
+            suspicion = partition.loss.suspicion
             why = "another leader acknowledges" if suspicion is None else suspicion.evidence
-            if partition.reason:
-                why += f"; not known yet: {partition.reason}"
+            if partition.progress.reason:
+                why += f"; not known yet: {partition.progress.reason}"
             found.append((partition.topic, partition.partition, why))
         return found
 
     @property
     def held_position(self) -> int:
         """From here on the spool keeps what is finished too, whatever is moved."""
-        pinned = (*self._doubted.values(), *self._healing_from(), *self.units.pinned)
-        return min((*self._resent.values(), *pinned), default=self._end_position)
+        return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
         """(position, bytes) of what keeps all behind it in the spool, in order; what is packed, many at once."""
-        sizes = [(position, batch.size_bytes) for position, batch in self._spooled.items()]
-        for number in self._packed_from:
+        sizes = self._index.sizes()
+        for number in self._index.packed_from:
             sizes += self._partitions[number].queue.packed_sizes
         return sorted(sizes)
 
     @property
     def resent(self) -> list[m.Resent]:
         """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
-        return list(self._resent)
+        return self._index.resent
 
     @property
     def unfinished(self) -> int:
@@ -94,14 +89,14 @@ class Views(Packing):
     def last_acked_offset(self, topic: str, partition: int) -> int:
         """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
         number = self._numbers.get((topic, partition))
-        return -1 if number is None else self._partitions[number].last_acked_offset
+        return -1 if number is None else self._partitions[number].log.last_acked_offset
 
     def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
         """((topic, partition), last acked offset) of every partition that has one. From any thread."""
         return [
-            ((p.topic, p.partition), p.last_acked_offset)
+            ((p.topic, p.partition), p.log.last_acked_offset)
             for p in list(self._partitions.values())
-            if p.last_acked_offset >= 0
+            if p.log.last_acked_offset >= 0
         ]
 
     @property
@@ -131,7 +126,7 @@ class Views(Packing):
         """(destination, denial, batches, records) of what waits for the cluster to take it. From any thread."""
         found = []
         for partition in list(self._partitions.values()):
-            denial = partition.denial
+            denial = partition.refusal.denial
             if denial is not None:
                 queue = partition.queue.copy()
                 batches = len(queue) + partition.queue.packed
@@ -146,13 +141,22 @@ class Views(Packing):
 
     def unchosen_topics(self) -> list[str]:
         """Topics that have batches waiting for their partitions to be chosen."""
-        return [p.topic for p in self._partitions.values() if p.partition == UNCHOSEN and p.queue]
+        return [p.topic for p in self._unchosen if p.queue]
 
     @property
     def unchosen_bytes(self) -> int:
         """Size of the batches that wait for their partitions to be chosen."""
-        unchosen = (p for p in self._partitions.values() if p.partition == UNCHOSEN)
-        return sum(batch.size_bytes for partition in unchosen for batch in partition.queue.all())
+        return sum(batch.size_bytes for partition in self._unchosen for batch in partition.queue.all())
+
+    @property
+    def has_unchosen(self) -> bool:
+        """Whether batches wait for their partitions to be chosen."""
+        return any(partition.queue for partition in self._unchosen)
+
+    def portion_bytes(self, topic: str) -> int:
+        """Size of the batches of a topic that are divided next, when its partitions are known."""
+        number = self._numbers.get((topic, UNCHOSEN))
+        return 0 if number is None else sum(batch.size_bytes for batch in self._partitions[number].queue)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
@@ -161,7 +165,7 @@ class Views(Packing):
     @property
     def in_flight(self) -> int:
         """Batches that were sent and have no answer yet."""
-        return sum(partition.in_flight for partition in self._partitions.values())
+        return sum(partition.queue.in_flight for partition in self._partitions.values())
 
     def wants(self, topic: str) -> bool:
         """Whether anything of a topic is unfinished. From any thread."""
@@ -170,12 +174,12 @@ class Views(Packing):
     def idle(self) -> list[tuple[int, int]]:
         """(destination, last acked offset) of the partitions where nothing is going on."""
         return [
-            (partition.number, partition.last_acked_offset)
+            (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
             if partition.flow is Flow.FLOWING
-            and not partition.in_flight
-            and partition.last_acked_offset >= 0
-            and partition.suspicion is None
+            and not partition.queue.in_flight
+            and partition.log.last_acked_offset >= 0
+            and partition.loss.suspicion is None
         ]
 
     def acknowledged(self) -> list[int]:
@@ -183,17 +187,21 @@ class Views(Packing):
         return [
             partition.number
             for partition in self._partitions.values()
-            if partition.last_acked_offset >= 0 and partition.suspicion is None
+            if partition.log.last_acked_offset >= 0 and partition.loss.suspicion is None
         ]
 
     def leader_epoch(self, destination: int) -> int:
         """Leader epoch of the last acknowledgement, -1 when unknown."""
-        return self._partitions[destination].leader_epoch
+        return self._partitions[destination].log.leader_epoch
 
     def reach(self, destination: int) -> int:
         """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
         partition = self._partitions[destination]
-        return partition.clear_offset + 1 if partition.clear_offset >= 0 else partition.baseline_offset
+        return (
+            partition.log.clear_offset + 1
+            if partition.log.clear_offset >= 0
+            else partition.log.baseline_offset
+        )
 
     def may_be_sent(self, batch: Batch) -> bool:
         """Whether a plain batch may have been sent: not without an id, nor before the partition's end was noted.
@@ -202,18 +210,19 @@ class Views(Packing):
         no broker has seen anything of the batches there, though they may have their ids.
         """
         partition = self._partitions[batch.destination]
-        noted = partition.baseline_offset >= 0 or partition.last_acked_offset >= 0
-        return batch.identity is not None and (noted or self._blind_before >= 0)
+        return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
 
     def topic_id(self, destination: int) -> bytes:
         """Id of the topic that a destination's offsets belong to."""
-        return self._partitions[destination].topic_id
+        return self._partitions[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
         """What was delivered and is in front of this position, where the spool still had it when it last released."""
         found = []
         for partition in self._partitions.values():
-            going = [batch for batch in partition.acked if self._released <= batch.position < position]
+            going = [
+                batch for batch in partition.log.acked if self._index.released <= batch.position < position
+            ]
             if going:
                 records = sum(batch.count for batch in going)
                 places = [batch.place for batch in going], [batch.place + batch.count - 1 for batch in going]

@@ -3,7 +3,7 @@
 Without I/O. The shell says what happened, takes `advance()` and carries it out; an action that failed comes back by
 `failed`, and is given once more, as an `Again`, after a pause.
 
-The order is the proof (docs/staged.md has the crash table):
+The order is the proof (docs/staged-protocol.md has the crash table):
 
     prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
     begun                  a transactional id is its own; partitions are added where the brokers want that

@@ -95,6 +95,15 @@ class Moves(Together):
         """What the lane's own transactional ids begin with."""
         self._pool = [f"{prefix}-{number}" for number in range(len(self._pool))]
 
+    def clear_too_large(self) -> None:
+        """The batches that the cluster finds too large are being divided."""
+        self.too_large.clear()
+
+    def clear_outcomes(self) -> None:
+        """What follows from `staging` and `ending` is done."""
+        self.staging.clear()
+        self.ending.clear()
+
     def take_marks(self) -> list[m.Mark]:
         """What is to be persisted now."""
         if not self._marks:
@@ -145,10 +154,12 @@ class Moves(Together):
         self._set_back_behind(unit)
         for each in unit.each:
             each.tries += 1
-            each.resting = True
             each.code = 0
             each.reason = reason
-            self._actions.append(Again(Rest(each), each.tries, code, reason, slow=code in DESTINATION_CODES))
+        # The others stand behind the first, so they rest as well, and may share a transaction with it afterwards.
+        first = unit.each[0]
+        first.resting = True
+        self._actions.append(Again(Rest(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
     def _to_line(self, unit: Unit) -> None:
         unit.move(Phase.WAITING)

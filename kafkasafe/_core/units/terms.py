@@ -220,6 +220,10 @@ class Unit:
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
 
+    def blame(self, code: int, reason: str) -> None:
+        """Why it is not delivered."""
+        self.code, self.reason = code, reason
+
     def move(self, to: Phase) -> None:
         """Change the phase; raises IllegalStepError if `TRANSITIONS` does not allow it."""
         if to not in TRANSITIONS[self.phase]:

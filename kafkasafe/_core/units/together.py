@@ -17,6 +17,8 @@ MOST: Final = 128
 """So many units share a transaction at most."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
 """Of all of them: what is prepared again when it has to be, and what is copied to be sent."""
+_FEWER_BITS: Final = 3
+"""After a failure, an eighth as many units share a transaction."""
 
 
 class Together(Order):
@@ -36,7 +38,8 @@ class Together(Order):
             fits: Whether another may be begun, but for its turn.
         """
         found = [unit]
-        if not _shares(unit):
+        most = _fellows(unit, self._most)
+        if most == 1:
             return found
         room = _MOST_BYTES - _size(unit)
         members = _Members(unit)
@@ -48,14 +51,15 @@ class Together(Order):
             while (each := next(lines[at])) is not unit:
                 ahead.add(each)
             heads[at] = next(lines[at], None)
-        while len(found) < self._most:
+        while len(found) < most:
             behind = [head for head in heads.values() if head is not None]
             if not behind:
                 break
             other = min(behind, key=lambda head: head.number)
+            fellows = _fellows(other, self._most)
             if (
                 _size(other) <= room
-                and _shares(other)
+                and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
                 # Nothing else stands between, nor before it where the others are not, but what the first waits for.
@@ -66,6 +70,7 @@ class Together(Order):
             ):
                 found.append(other)
                 members.add(other)
+                most = min(most, fellows)
                 room -= _size(other)
                 for at in other.lines:
                     if at not in lines:
@@ -174,9 +179,19 @@ def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
     )
 
 
-def _shares(unit: Unit) -> bool:
-    """Under a name it is somebody else's as well; what went back to the line may do so again."""
-    return bool(unit.batches or unit.group_lines) and not (unit.transactional_id or unit.tries)
+def _fellows(unit: Unit, most: int) -> int:
+    """Return how many units may share a transaction with this one, itself included.
+
+    Under the user's own transactional id, a unit shares nothing. After each failure, an eighth as many may share:
+
+    1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
+    2. Then 16 of them share a transaction, then 2. At the third failure it is clear whose batch is refused.
+    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. One by one, a
+       backlog would last for as long as brokers fail now and then.
+    """
+    if unit.transactional_id or not (unit.batches or unit.group_lines):
+        return 1
+    return max(1, most >> (_FEWER_BITS * unit.tries))
 
 
 def _size(unit: Unit) -> int:

@@ -6,6 +6,7 @@ import errno
 import logging
 from typing import Final
 
+from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue
@@ -22,10 +23,11 @@ may be one address that leads astray, and other brokers are tried."""
 class Binding:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger) -> None:
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
         self._ground = ground
         self._log = ground.log
         self._ledger = ledger
+        self._disk = disk
         self._astray_since: float | None = None
 
     def bind(self, cluster_id: str) -> None:
@@ -47,6 +49,8 @@ class Binding:
                 self._ledger.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._ground.own.spool.give_room(error.__cause__)
+                # The directory may have been deleted; nothing else on this thread would make it again meanwhile.
+                self._disk.look_at_places()
                 self._log.seldom(
                     logging.WARNING,
                     "cluster_not_bound",

@@ -12,6 +12,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId
+from kafkasafe._core.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
 from kafkasafe._core.uplink import MEMORY_BYTES
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
@@ -24,7 +25,8 @@ from kafkasafe.errors import SpoolError, SpoolWriteError
 __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""Bytes of durable, unfinished batches that are kept in memory; others are read back when they are sent."""
+"""Bytes of durable, unfinished batches that are kept in memory; others are read back to be sent. More where
+`run_ahead_bytes` is more than its default."""
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
 """More than what comes until the first answer about a topic: it waits for an outage to be over."""
 SPILL_EVERY_S: Final = 0.05
@@ -43,6 +45,9 @@ class DiskWriter:
         """What is on disk, but not where the next start looks."""
         self.memory = 0
         """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
+        more_bytes = max(0, (ground.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
+        self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
+        self._looked_at = 0.0
         self.keeps = True
         """Some of them can be sent soon. Not while no broker can be reached."""
         self._spill_due = False
@@ -236,7 +241,7 @@ class DiskWriter:
 
     def count_to_divide(self, lane: Lane) -> None:
         """What waits for its partitions changed by more than what was written."""
-        if lane.to_divide_bytes or lane.journal.unchosen_topics():
+        if lane.to_divide_bytes or lane.journal.has_unchosen:
             lane.to_divide_bytes = lane.journal.unchosen_bytes
             lane.spool.keep_room(lane.to_divide_bytes)
 
@@ -246,9 +251,25 @@ class DiskWriter:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
         self._ledger.made_durable(parcels)
-        if self.memory > _MEMORY_BYTES or not self.keeps:
+        if self.memory > self._memory_bytes:
+            self._drop_silent()
+        if self.memory > self._memory_bytes or not self.keeps:
             for parcel in parcels:
                 self.drop(parcel)
+
+    def _drop_silent(self) -> None:
+        """Free the memory of batches for partitions that do not answer: others can be sent sooner."""
+        now = self._ground.clock.monotonic()
+        if now < self._looked_at:
+            return
+        self._looked_at = now + PATIENCE_S
+        with self._ledger.lock:
+            self._ledger.ahead.expire()
+            silent = self._ledger.ahead.silent
+        for lane in self._ground.lanes if silent else ():
+            for parcel in lane.parcels.values():
+                if parcel.durable and (parcel.topic, parcel.partition) in silent:
+                    self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes with its id in them, to be written."""

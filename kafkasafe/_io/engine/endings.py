@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from kafkasafe import events
 from kafkasafe._core import batch as codec
@@ -358,6 +359,7 @@ class Endings:
         columns = codec.decode(data)
         if partition == UNCHOSEN:
             given_partitions(columns, batch.given)
+        rejected = cast("BaseException", parcel.error)
         for index in range(columns.header.count):
             try:
                 handler(
@@ -367,7 +369,7 @@ class Endings:
                     value=columns.values[index],
                     headers=columns.headers.get(index, []),
                     timestamp_ms=columns.timestamps[index],
-                    error=parcel.error,
+                    error=rejected,
                 )
             except BaseException as error:
                 self._ground.raise_interrupt(error)

@@ -11,6 +11,7 @@ import contextlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from kafkasafe._core import journal as j
 from kafkasafe._core.patience import Patience
@@ -40,6 +41,7 @@ from kafkasafe._io.engine.messages import (
     LaneRead,
     LanesRead,
     LinkAnswered,
+    LookAsked,
     LookedAround,
     Message,
     MetadataChanged,
@@ -72,6 +74,9 @@ from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 
 __all__ = ["Engine"]
 
+_LOOK_AGAIN_S: Final = 0.1
+"""How often the spool is checked while it is not in its place and a caller waits for that."""
+
 
 class Engine:
     """See the module.
@@ -103,7 +108,7 @@ class Engine:
         self._order = Order(ground)
         self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
         self.surroundings = Surroundings(ground, ledger, disk, self._lanes)
-        self._binding = Binding(ground, ledger)
+        self._binding = Binding(ground, ledger, disk)
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
         self.left: Mapping[Path, int] = {}
         """At the end: how many records wait on disk, by spool directory."""
@@ -114,6 +119,9 @@ class Engine:
         self.predecessor: Predecessor
         """What others on the directory know of this producer, once it is dropped."""
         self._dropped = False
+        self._look_asked = 0
+        self.looked = 0
+        """Number of the latest `LookAsked` that found the own lane in place. From any thread."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the own lane.
@@ -192,6 +200,8 @@ class Engine:
                 self._decide(batches, resend=resend)
             case SpillAsked():
                 self.disk.spill(0.0)
+            case LookAsked(number):
+                self._look_asked = max(self._look_asked, number)
             case StrangerMet(cluster_id):
                 self._binding.on_stranger(cluster_id)
             case HomeReached():
@@ -243,11 +253,23 @@ class Engine:
             self.step(heapq.heappop(timers)[2])
         for lane in list(self._ground.lanes):
             self.drive(lane)
+        self._answer_looks()
         if self._dropped and not self.ledger.undurable:
             self._dropped = False
             own = self._ground.own
             end_position = own.spool.next_position
             self.predecessor.stored(end_position, owes=bool(own.journal.owes(end_position)))
+
+    def _answer_looks(self) -> None:
+        """Check once, for all callers that asked, whether the own lane is in its place."""
+        if self._look_asked <= self.looked:
+            return
+        if self.disk.look_at_place(self._ground.own):
+            self.looked = self._look_asked
+            if self.ledger.waiters:
+                self.ledger.waiters.notify_all()
+        else:
+            self._ground.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
 
     def drop(self) -> None:
         """Nothing more is accepted, and nobody has this producer: those that come after it wait for what it owes."""

@@ -29,7 +29,7 @@ __all__ = ["Ground", "text"]
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while somebody has to mend what the cluster refuses: a right, a topic."""
+"""Longest pause between two tries while somebody has to mend what the cluster refuses: a permission, a topic."""
 
 
 class Ground:

@@ -76,10 +76,7 @@ class Intake:
     def take(self, parcels: Sequence[Parcel]) -> None:
         """Callers hand over parcels: each gets its place in the queue of its partition."""
         lane = self._ground.own
-        with self._ledger.lock:
-            parcels = [parcel for parcel in parcels if not parcel.taken]
-            for parcel in parcels:
-                parcel.taken = True
+        parcels = self._ledger.take(parcels)
         self._disk.watch_undurable()
         for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
             if slip is None:
@@ -265,7 +262,7 @@ class Intake:
         lane.undivided = stuck
         if progress:
             lane.room_attempt = 0
-            if lane.to_divide_bytes and not lane.journal.unchosen_topics():
+            if lane.to_divide_bytes and not lane.journal.has_unchosen:
                 self._disk.count_to_divide(lane)
         return progress
 

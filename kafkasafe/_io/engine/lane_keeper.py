@@ -22,10 +22,11 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.messages import Chore, ChoreDue, LaneRead
 from kafkasafe._io.engine.order import Order
+from kafkasafe._io.engine.packing import Rereading, packs
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.lanes import LaneLock
-from kafkasafe._io.recovery import Entry, LostEntry, replay
+from kafkasafe._io.recovery import Entry
 from kafkasafe._io.rejected import RejectedStore, retire, waits_of
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
@@ -51,7 +52,7 @@ class _Read:
     Attributes:
         lane: It, with a parcel for each unfinished batch.
         lost: How many entries of its log are damaged.
-        waiting: Topic, partition and batch of what is unfinished.
+        waiting: Topic, partition and batch of what is unfinished, but for what is packed.
     """
 
     lane: Lane
@@ -116,6 +117,7 @@ class LaneKeeper:
             gather_bytes=gather_bytes(config) if own else 0,
             newest_reading=self._ground.newest_reading,
         )
+        rereading = Rereading(journal, self._ledger.numbers if own and packs(config) else None)
         try:
             spool, entries = Spool.open(
                 lock.path,
@@ -125,9 +127,11 @@ class LaneKeeper:
                 snapshot=journal.snapshot,
                 on_corrupt=config.on_corrupt,
                 clock_ms=self._ground.clock.wall_ms,
+                each=rereading.take,
             )
-            lost = sum(isinstance(entry, LostEntry) for entry in entries)
-            replay(_taken(entries), journal)
+            for entry in _taken(entries):
+                rereading.take(entry)
+            rereading.end()
             journal.released(spool.first_position)
         except BaseException:
             lock.release(drained=False)
@@ -151,7 +155,7 @@ class LaneKeeper:
                 topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
             )
             self._intake.register(lane, parcel, batch)
-        return _Read(lane, lost, waiting)
+        return _Read(lane, rereading.lost, waiting)
 
     def _opened(self, read: _Read) -> Lane:
         """It is read: it becomes one of ours."""
@@ -167,6 +171,9 @@ class LaneKeeper:
                 for parcel in lane.parcels.values():
                     parcel.number = next(self._ledger.numbers)
                     self._ledger.open[parcel.number] = parcel
+        packed = list(lane.journal.packed())
+        for each in packed:
+            self._ledger.pack_unseen(each)
         for unit in lane.journal.units.unfinished if lane.own else ():
             slip = Slip(unit.unit_id, unit.transactional_id, unit.offsets)
             head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
@@ -175,23 +182,25 @@ class LaneKeeper:
                 head.number = next(self._ledger.numbers)
                 self._ledger.open[head.number] = head
         if waiting:
-            records = sum(batch.count for _, _, batch in waiting)
+            batches = len(waiting) + sum(each.batches for each in packed)
+            records = sum(batch.count for _, _, batch in waiting) + sum(each.records for each in packed)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)
+            doubt += sum(each.with_id for each in packed)
             self._ground.stats.replayed_records += records
             self._log.info(
                 "%s: %d batches (%d records) of an earlier life",
                 lane.name,
-                len(waiting),
+                batches,
                 records,
                 lane=lane.name,
-                batches=len(waiting),
+                batches=batches,
                 records=records,
                 event="spool_recovered",
             )
             if lane.own:
-                self._ground.emit(events.SpoolRecovered(lane.name, len(waiting), records, doubt))
+                self._ground.emit(events.SpoolRecovered(lane.name, batches, records, doubt))
             else:
-                self._ground.emit(events.LaneAdopted(lane.name, len(waiting), records))
+                self._ground.emit(events.LaneAdopted(lane.name, batches, records))
             self._ground.refresh_topics(topic for topic, _, _ in waiting)
         return lane
 

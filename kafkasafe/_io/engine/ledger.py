@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Reversible, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,10 +23,11 @@ from typing import Final
 from kafkasafe._core import journal as j
 from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.capacity import FREE_BYTES, Capacity
+from kafkasafe._io.engine.ahead import Ahead
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Submitted
-from kafkasafe._io.engine.parcels import Parcel, leaves
+from kafkasafe._io.engine.parcels import Parcel, first, last, leaves
 from kafkasafe._io.engine.waits import Waiting
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import (
@@ -86,6 +87,7 @@ class Ledger:
         # Of those that are packed, the ones that callers have; and those that nobody else has, and are watched.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
+        self.ahead = Ahead(ground.config.run_ahead_bytes, ground.clock)
         self.undurable: OrderedDict[int, Parcel] = OrderedDict()
         """Those that are not on disk yet."""
         self.backlog = 0
@@ -132,13 +134,9 @@ class Ledger:
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """The undecidable batches that a decision is about; they are not raised any more."""
         with self.lock:
-            decided = [
-                (key[0], self.undecided.pop(key)[0])
-                for key in self._shown or list(self.undecided)
-                if key in self.undecided
-            ]
+            keys = self._shown or list(self.undecided)
             self._shown = []
-            return decided
+            return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
 
     def renew(self) -> None:
         """A new lock: in a forked child who held the old one is gone."""
@@ -164,6 +162,7 @@ class Ledger:
                     parcel.number = parcel.number or number  # type: ignore[redundant-expr]
                     parcel.sealed_at = now
                 self.open[parcel.number] = parcel
+                self.ahead.submit(parcel)
                 if parcel.number not in self.undurable:
                     self.undurable[parcel.number] = parcel
                     self.backlog += parcel.size_bytes
@@ -178,6 +177,15 @@ class Ledger:
         if failure is not None:
             for parcel in parcels:
                 self.abort(parcel, failure)
+
+    def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """Those of them that the pump does not have yet; now it does."""
+        with self.lock:
+            new = [parcel for parcel in parcels if not parcel.taken]
+            for parcel in new:
+                parcel.taken = True
+            self.ahead.take(new)
+        return new
 
     def room(self, needed: int) -> bool:
         """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk."""
@@ -315,6 +323,15 @@ class Ledger:
             self._packed_records += sum(parcel.count for parcel in parcels)
             for parcel in parcels:
                 self.open.pop(parcel.number)
+                self.ahead.withdraw(parcel)
+
+    def pack_unseen(self, packed: j.Packed) -> None:
+        """Batches of earlier lives were packed while they were read: no caller has any of them."""
+        with self.lock, self._moving():
+            self._packed_from[packed.destination] = packed.first_number
+            self._first_packed = min(self._first_packed, packed.first_number)
+            self._packed += packed.batches
+            self._packed_records += packed.records
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
@@ -384,11 +401,11 @@ class Ledger:
         )
 
     @property
-    def parked(self) -> bool:
+    def undecidable(self) -> bool:
         """Whether a batch waits for a decision."""
         return bool(self.undecided)
 
-    def raise_parked(self) -> None:
+    def raise_undecidable(self) -> None:
         """Raise the error about all batches that wait for a decision, if there are any."""
         if not self.undecided:
             return
@@ -460,6 +477,7 @@ class Ledger:
                 return
             parcel.done = True
             self.open.pop(parcel.number, None)
+            self.ahead.finish(parcel)
             # Before anybody can see that it is done: callers wait for what is due then.
             watcher, parcel.watcher = parcel.watcher, None
             if watcher is not None:
@@ -497,6 +515,7 @@ class Ledger:
             if self.failure is None and (self.undurable or isinstance(lost, SpoolCorruptError)):
                 self.failure = lost
             self.open.clear()
+            self.ahead.clear(undone)
             self._live.clear()
             self._kept.clear()
             self._packed_from.clear()
@@ -573,17 +592,3 @@ def _as_one(
         records=oldest.records,
         others=others,
     )
-
-
-def first(numbers: Iterable[int], default: int) -> int:
-    """The first key of a dict that another thread may change meanwhile."""
-    while True:
-        with contextlib.suppress(RuntimeError):  # it was changed between two steps
-            return next(iter(numbers), default)
-
-
-def last(numbers: Reversible[int]) -> int:
-    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
-    while True:
-        with contextlib.suppress(RuntimeError):
-            return next(reversed(numbers), 0)

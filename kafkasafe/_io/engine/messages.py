@@ -33,6 +33,7 @@ __all__ = [
     "LaneRead",
     "LanesRead",
     "LinkAnswered",
+    "LookAsked",
     "LookedAround",
     "Message",
     "MetadataChanged",
@@ -72,6 +73,17 @@ class Submitted:
 @dataclass(frozen=True, slots=True)
 class SpillAsked:
     """Everything that is accepted is to be put on disk now (`spool="on_error"`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAsked:
+    """A caller asks whether everything durable is where the next start finds it.
+
+    Attributes:
+        number: Number of the question. One check answers all earlier questions too.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +295,7 @@ class TakeOver:
 Message: TypeAlias = (
     Submitted
     | SpillAsked
+    | LookAsked
     | Decided
     | MetadataChanged
     | StrangerMet

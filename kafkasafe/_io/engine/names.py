@@ -10,7 +10,7 @@ from typing import Final
 from kafkasafe import events
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, classify_code
-from kafkasafe._core.journal.denials import CONFIRMED_S, SILENCE_S
+from kafkasafe._core.journal.refusal import CONFIRMED_S, SILENCE_S
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.refusals import RefusedDestination, counted

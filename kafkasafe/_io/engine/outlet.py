@@ -163,7 +163,7 @@ class Outlet:
             self.find_leaders()
             nowhere = self._turns.get(_NOWHERE)
             if nowhere and address in nowhere:
-                # The metadata do not say who leads, because a right is missing; the cluster knows it from before.
+                # The metadata do not say who leads, because a permission is missing; the cluster knows it from before.
                 del nowhere[address]
                 self._turns.setdefault(message.answer.node, collections.OrderedDict())[address] = None
             return ()

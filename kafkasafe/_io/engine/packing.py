@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kafkasafe._core import journal as j
@@ -11,11 +11,55 @@ from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.recovery import BatchEntry, Entry, LostEntry, MarksEntry, replay_one
+from kafkasafe.config import ProducerConfig
 
-__all__ = ["Packing"]
+__all__ = ["Packing", "Rereading", "packs"]
 
 _PARCELS: Final = 4096
 """Up to so many batches nothing is packed."""
+
+
+def packs(config: ProducerConfig) -> bool:
+    """Whether anything is packed: not where futures time out by themselves, or in memory."""
+    return not config.in_memory and config.delivery_timeout_s is None
+
+
+class Rereading:
+    """Gives the entries of a lane's log to its journal while the log is read, and has long backlogs packed meanwhile.
+
+    Args:
+        journal: A new one.
+        numbers: Of parcels; None: nothing is packed.
+    """
+
+    def __init__(self, journal: j.Journal, numbers: Iterator[int] | None) -> None:
+        self._journal = journal
+        self._numbers = numbers
+        self._unpacked = 0
+        self.lost = 0
+        """How many entries are damaged."""
+
+    def take(self, entry: Entry) -> None:
+        """The next entry of the log."""
+        if isinstance(entry, MarksEntry):
+            self._pack()
+        elif isinstance(entry, BatchEntry):
+            self._unpacked += 1
+        elif isinstance(entry, LostEntry):
+            self.lost += 1
+        replay_one(entry, self._journal)
+
+    def end(self) -> None:
+        """That was all."""
+        self._pack()
+        self._journal.recovered_log()
+
+    def _pack(self) -> None:
+        """Between two groups."""
+        if self._numbers is not None and self._unpacked > _PARCELS:
+            self._journal.pack_recovered(self._numbers)
+            self._unpacked = 0
 
 
 class Packing:
@@ -25,8 +69,7 @@ class Packing:
         self._ground = ground
         self._ledger = ledger
         self._disk = disk
-        config = ground.config
-        self._packs = not config.in_memory and config.delivery_timeout_s is None
+        self._packs = packs(ground.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
         """These came to disk: it may be that some of their partitions have a long backlog now."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Reversible, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,18 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.slips import Slip
 
-__all__ = ["UNCHOSEN", "Choose", "Indexes", "Parcel", "given_partitions", "leaves", "pieces", "seems_given"]
+__all__ = [
+    "UNCHOSEN",
+    "Choose",
+    "Indexes",
+    "Parcel",
+    "first",
+    "given_partitions",
+    "last",
+    "leaves",
+    "pieces",
+    "seems_given",
+]
 
 UNCHOSEN: Final = j.UNCHOSEN
 
@@ -76,6 +88,8 @@ class Parcel:
     watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
     keeper: dict[int, Parcel] | None = None
+    ahead: bool = False
+    """It counts in `Ledger.run_ahead`."""
     loose: bool = False
     """Its bytes may still be in a socket's queue: changed only in a copy."""
 
@@ -133,3 +147,17 @@ def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
         return [np.arange(half), np.arange(half, count)]
     edges = [0] + [i for i in range(1, count) if (i in bad) != (i - 1 in bad)] + [count]
     return [np.arange(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def first(numbers: Iterable[int], default: int) -> int:
+    """The first key of a dict that another thread may change meanwhile."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # it was changed between two steps
+            return next(iter(numbers), default)
+
+
+def last(numbers: Reversible[int]) -> int:
+    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return next(reversed(numbers), 0)

@@ -8,8 +8,8 @@ after each group, and each second; and what is displaced is put where it belongs
 2. Files that were deleted, renamed or cut are written again, from those that are held open.
 3. A lane that was deleted gets another directory, with all of its files.
 
-As long as that does not succeed (another volume is mounted there, a right is missing) the owner goes on with what it
-has open: batches are written and delivered, but nothing is called durable.
+As long as that does not succeed (another volume is mounted there, a permission is missing) the owner goes on with what
+it has open: batches are written and delivered, but nothing is called durable.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class PlaceKeeper:
             problem = self._problem(lane)
             if problem is None:
                 return True
+            if lane.own:  # first the reason, then the state: health() reads them while this runs
+                self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _Trouble(problem)
             self._ground.counters["spool_displaced"] += 1
         if now < trouble.next_at:

@@ -260,7 +260,8 @@ class Sender:
             self._ledger.unfinished_records(self._ledger.last_number()),
         )
         self._log.warning(
-            "Records are delivered again after %.0f s, first to %s-%d; %d records in %d batches were waiting",
+            "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
+            " were waiting",
             outage_s,
             *address,
             records,

@@ -95,7 +95,7 @@ class Surroundings:
         for sibling in found:
             if sibling.cluster_id not in {None, self._ground.cluster_id}:
                 continue  # they wait for another cluster
-            # Who has another client id may have other rights; and nothing goes to a cluster by a guess.
+            # Who has another client id may have other permissions; and nothing goes to a cluster by a guess.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
                 continue
             left += sibling.records

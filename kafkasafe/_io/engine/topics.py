@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import kafka.errors as kafka_errors
@@ -19,6 +19,8 @@ __all__ = ["TOPIC_POLL_S", "Topics"]
 
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
+_PORTION_BYTES: Final = 8 * 1024 * 1024
+"""Of what waits for its partitions to be chosen: so much is divided at once, in memory."""
 _ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
@@ -55,8 +57,8 @@ class Topics:
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
             self._ground.progressed()
             self._binding.bind(refreshed.cluster_id)
+        self.learn(refreshed.topics, fresh=True)
         for name, info in refreshed.topics.items():
-            self.learn(name, fresh=True)
             self._see_whether_gone(name, info.error_code)
         self._losses.look_again(refreshed)
 
@@ -96,20 +98,50 @@ class Topics:
 
     def poll(self) -> None:
         """Ask about topics that records wait for without a partition."""
-        for lane in self._ground.lanes:
-            for topic in lane.journal.unchosen_topics():
-                if self._ground.cluster.topic(topic) is None:
-                    self._ground.refresh_topics([topic])
-                else:
-                    self.learn(topic, fresh=False)
+        waiting = {topic for lane in self._ground.lanes for topic in lane.journal.unchosen_topics()}
+        unknown = {topic for topic in waiting if self._ground.cluster.topic(topic) is None}
+        if unknown:
+            self._ground.refresh_topics(unknown)
+        self.learn(sorted(waiting - unknown), fresh=False)
         self._ground.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
-    def learn(self, name: str, *, fresh: bool) -> None:
-        """What the metadata say of a topic; `fresh`: they came just now."""
-        info = self._ground.cluster.topic(name)
-        if info is None:
-            return
+    def learn(self, names: Iterable[str], *, fresh: bool) -> None:
+        """What the metadata say of topics; `fresh`: they came just now.
+
+        1. A program meets 5,000 topics, and one answer knows them all.
+        2. What waits for them is divided and written together: one fsync for each 8 MiB, not for each topic.
+        3. Callers hear of a topic's partitions after that, so that nothing overtakes what waited.
+        """
+        found: list[tuple[str, t.TopicInfo]] = []
+        size = 0
+        for name in names:
+            info = self._ground.cluster.topic(name)
+            if info is not None:
+                found.append((name, info))
+                size += self._note(name, info, fresh=fresh)
+                if size >= _PORTION_BYTES:
+                    self._settle(found)
+                    found, size = [], 0
+        self._settle(found)
+
+    def _settle(self, found: Sequence[tuple[str, t.TopicInfo]]) -> None:
+        """What was noted of topics is carried out."""
+        usable = [(name, info) for name, info in found if info.partitions and not info.error_code]
+        for lane in self._ground.lanes:
+            if any(lane.own or lane.journal.waiting(name) for name, _ in usable):
+                self._drive(lane)
+        for name, info in usable:
+            if not self._ground.own.journal.waiting(name):
+                self._on_topic(name, max(info.partitions) + 1)
+        if found:
+            with self._ledger.lock:
+                if self._ledger.waiters:
+                    self._ledger.waiters.notify_all()
+
+    def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
+        """How many bytes are divided for it next."""
         now = self._ground.now()
+        size = 0
         for lane in self._ground.lanes:
             if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
@@ -118,11 +150,7 @@ class Topics:
                         name, info.error_code, f"{reason}: the cluster says so of the topic", now
                     )
             elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
+                size += lane.journal.portion_bytes(name)
                 if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
                     self._ground.progressed()
-                self._drive(lane)
-        if info.partitions and not info.error_code and not self._ground.own.journal.waiting(name):
-            self._on_topic(name, max(info.partitions) + 1)
-        with self._ledger.lock:
-            if self._ledger.waiters:
-                self._ledger.waiters.notify_all()
+        return size

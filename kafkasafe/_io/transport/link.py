@@ -163,7 +163,7 @@ class Link:
             else:
                 self.hang_up(result.error)
 
-        # Without topics: it needs no right, and what is known of topics stays as it is.
+        # Without topics: it needs no permission, and what is known of topics stays as it is.
         request = MetadataRequest(
             topics=[],
             allow_auto_topic_creation=False,

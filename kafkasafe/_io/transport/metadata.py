@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,9 +48,13 @@ Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None
 
 @dataclass(slots=True)
 class _Attempt:
-    """A metadata request under way. `waiters` and `parked` are those who asked before it began."""
+    """A metadata request under way. `waiters` and `parked` are those who asked before it began.
+
+    One that is `of_new` asks only about topics that no request has named yet.
+    """
 
     link: Link
+    of_new: bool
     waiters: list[Reply[Any]]
     parked: list[Parked]
     timer: Any = None
@@ -72,13 +77,16 @@ class Metadata(Brokers):
         self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
-        self._asked: set[str] = set()  # watched topics that some metadata request has named
+        self._new: set[str] = set()  # watched topics that no metadata request has named yet
         self._cluster_id: str | None = None
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[Parked] = []
         self._waiters: list[Reply[Any]] = []
-        self._wanted = False
+        self._new_waiters: list[Reply[Any]] = []
+        """Those who asked only about new topics."""
+        self._all_due = math.inf
+        """When a request about all watched topics is due."""
         self._attempt: _Attempt | None = None
         self._attempted_at = -1e9
         self._refresh_timer: Any = None
@@ -138,9 +146,15 @@ class Metadata(Brokers):
             return
 
         def run() -> None:
-            self._waiters.append(reply)
+            self._new.update(topic for topic in topics if topic not in self._watched)
             self._watched.update(topics)
-            self._want_metadata(urgent=not self._asked.issuperset(topics))
+            new = [topic in self._new for topic in topics]
+            if new and all(new):
+                self._new_waiters.append(reply)
+                self._want_new()
+            else:
+                self._waiters.append(reply)
+                self._want_metadata(urgent=any(new))
 
         self._post(run, not_sent(reply))
 
@@ -149,7 +163,7 @@ class Metadata(Brokers):
 
         def run() -> None:
             self._watched.discard(topic)
-            self._asked.discard(topic)
+            self._new.discard(topic)
             self._topics = {name: info for name, info in self._topics.items() if name != topic}
 
         self._post(run, lambda _: None)
@@ -175,17 +189,31 @@ class Metadata(Brokers):
                 invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
                 return invalid
             self._watched.add(topic)
-        self._want_metadata(urgent=topic not in self._asked)
+            self._new.add(topic)
+        if topic in self._new:
+            self._want_new()
+        else:
+            self._want_metadata()
         return None
 
+    def _want_new(self) -> None:
+        """Asks for a metadata request about the new topics, as soon as possible.
+
+        It does not ask about the others: a program that meets thousands of topics one after the other would have the
+        metadata of all of them parsed again for each (KIP-526).
+        """
+        if not self._closing and self._attempt is None:
+            self._refresh_no_later(time.monotonic())
+
     def _want_metadata(self, *, urgent: bool = False) -> None:
-        """Asks for a metadata request: as soon as possible, or `retry_backoff_ms` after the last one."""
+        """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
         if self._closing:
             return
-        self._wanted = True
+        now = time.monotonic()
+        due = now if urgent else max(now, self._attempted_at + self._retry_backoff_s)
+        self._all_due = min(self._all_due, due)
         if self._attempt is None:
-            now = time.monotonic()
-            self._refresh_no_later(now if urgent else max(now, self._attempted_at + self._retry_backoff_s))
+            self._refresh_no_later(self._all_due)
 
     def _refresh_no_later(self, at: float) -> None:
         if self._refresh_timer is not None:
@@ -200,25 +228,33 @@ class Metadata(Brokers):
         if self._attempt is not None or self._closing:
             return
         now = time.monotonic()
+        of_new = now < self._all_due
+        if of_new and not self._new:
+            self._refresh_no_later(self._all_due)  # the new ones are not watched any more
+            return
         cluster = self._manager.cluster
         nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
         links = [self._link(node) for node in nodes]
         able = [link for link in links if link.not_before <= now or link.ready]
-        self._wanted = True
         if not able:
             # All are backing off: wait for the first to be over.
             self._refresh_no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
-        self._wanted = False
         self._attempted_at = now
         link = min(able, key=lambda link: self._preference(link, now))
-        attempt = _Attempt(link, self._waiters, self._parked)
-        self._waiters, self._parked = [], []
+        waiters, self._new_waiters = self._new_waiters, []
+        parked: list[Parked] = []
+        names = sorted(self._new if of_new else self._watched)
+        self._new = set()
+        if not of_new:
+            self._all_due = math.inf
+            waiters, self._waiters = self._waiters + waiters, []
+            parked, self._parked = self._parked, []
+        attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
         attempt.timer = self._net.call_later(_METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
-        self._asked = set(self._watched)
         request = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(self._watched)],
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
             allow_auto_topic_creation=False,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
@@ -291,7 +327,7 @@ class Metadata(Brokers):
         for node, link in list(self._links.items()):
             if isinstance(node, str) and not link.busy:
                 link.hang_up()  # it was for the first contact only
-        self._plan_refresh(now)
+        self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
         """Brokers create topics that a metadata request names: so one names only those that are wanted."""
@@ -319,19 +355,18 @@ class Metadata(Brokers):
                 )
             )
 
-    def _plan_refresh(self, now: float) -> None:
-        infos = self._topics.values()
+    def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
+        """After an answer; `of_new` is what it said where it was about new topics only."""
+        infos = (self._topics if of_new is None else of_new).values()
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
-        self._refresh_no_later(now + self._metadata_max_age_s)
+        if of_new is None:
+            self._all_due = min(self._all_due, now + self._metadata_max_age_s)
+            self._bad_refreshes = self._bad_refreshes + 1 if missing or leaderless else 0
         if missing or leaderless:
-            self._bad_refreshes += 1
             backoff = self._leaderless_backoff if leaderless else self._missing_backoff
-            self._refresh_no_later(now + backoff.pause_s(self._bad_refreshes))
-        else:
-            self._bad_refreshes = 0
-        if self._wanted or self._waiters:
-            self._want_metadata(urgent=not self._asked.issuperset(self._watched))
+            self._all_due = min(self._all_due, now + backoff.pause_s(max(1, self._bad_refreshes)))
+        self._refresh_no_later(now if self._new else self._all_due)
 
     def _log_unreachable(self, error: BaseException, now: float) -> None:
         if now - self._logged_at >= _LOG_EVERY_S:
@@ -393,7 +428,8 @@ class Metadata(Brokers):
     def _fail_aside(self, error: BaseException) -> None:
         attempt, self._attempt = self._attempt, None
         parked, self._parked = self._parked, []
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters + self._new_waiters, []
+        self._new_waiters = []
         if attempt is not None:
             attempt.over = True
             parked = attempt.parked + parked

@@ -8,16 +8,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import encodings.idna  # noqa: F401  # before there is a thread that resolves names: see docs/design.md
+import functools
 import itertools
 import socket
 import ssl
 import struct
 import time
+import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.frame import KafkaBytes
 
 from kafkasafe._io.transport.loop import Loop
@@ -30,10 +33,12 @@ __all__ = ["FORGETS", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "Tl
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _MAX_IOVEC: Final = 64
+_LEAST_VIEW_BYTES: Final = 64 * 1024
+"""A smaller response is copied: SASL tokens have to be bytes."""
 
 
 class _Incoming(KafkaBytes):
-    """A response that is being received; kafka-python's copies what is read from it twice."""
+    """A response that is being received. kafka-python's own class copies what is read from it twice."""
 
     _idx: int
 
@@ -43,13 +48,65 @@ class _Incoming(KafkaBytes):
         frame = getattr(parser, "_rbuffer", None)
         if type(frame) is KafkaBytes:
             frame.__class__ = _Incoming
+            waiting = getattr(parser, "in_flight_requests", None)
+            if waiting and getattr(waiting[0], "request_api_key", None) == FetchRequest.API_KEY:
+                waiting[0] = _FetchHeader(waiting[0])
 
-    def read(self, nbytes: int | None = None) -> bytes:
-        """The next bytes, as many as there are."""
+    def read(self, nbytes: int | None = None) -> bytes | memoryview:
+        """Return the next bytes, as many as there are. A large response is viewed in place instead of being copied.
+
+        kafka-python decodes a response from a view in any case, and copies each field of bytes out of it, but for the
+        records of a Fetch response (`_FetchHeader`).
+        """
         start, size = self._idx, len(self)
         self._idx = size if nbytes is None else min(start + nbytes, size)
-        with memoryview(self) as view, view[start : self._idx] as part:
+        part = memoryview(self)[start : self._idx]
+        if len(part) >= _LEAST_VIEW_BYTES:
+            return part
+        with part:
             return bytes(part)
+
+
+class _FetchHeader:
+    """The header of a Fetch request with a large response. For kafka-python it is the class of the response as well.
+
+    kafka-python decodes the response, but the records are views of the response instead of copies. They keep it alive.
+    """
+
+    __slots__ = ("_theirs", "api_key", "api_version", "correlation_id")
+
+    def __init__(self, header: Any) -> None:
+        self.api_key = header.request_api_key
+        self.api_version = header.request_api_version
+        self.correlation_id = header.correlation_id
+        self._theirs = header.get_response_class()
+
+    def get_response_class(self) -> _FetchHeader:
+        return self
+
+    def parse_header(self, frame: Any) -> Any:
+        return self._theirs.parse_header(frame)
+
+    def decode(self, frame: Any) -> Any:
+        data = frame.read()
+        if not isinstance(data, memoryview):
+            return self._theirs.decode(data)
+        return _decoder_of_views(self._theirs)(data, 0)[0]
+
+
+def _view_or_copy(part: memoryview) -> bytes | memoryview:
+    return part if len(part) >= _LEAST_VIEW_BYTES else bytes(part)
+
+
+@functools.cache
+def _decoder_of_views(response: Any) -> Any:
+    """kafka-python's own decoder of a class of responses, in which `bytes` does not copy much."""
+    version = response._class_version
+    flexible = response.flexible_version_q(version)
+    decode = response._struct.compiled_decode_from(
+        version, compact=flexible, tagged=flexible, data_class=response[None]
+    )
+    return types.FunctionType(decode.__code__, {**decode.__globals__, "bytes": _view_or_copy})
 
 
 FORGETS: Final = struct.pack("ii", 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -163,10 +164,10 @@ class Transport(Questions):
         self._links = {}
         self._asking = []
         self._order.begin_anew()
-        self._asked = set()
         self._refresh_timer = None
         self._attempted_at = -1e9
-        self._wanted = self._ticking = False
+        self._all_due = math.inf
+        self._ticking = False
         with self._start_lock:
             self._make_loop()
             # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.

@@ -280,7 +280,11 @@ class Centre:
     def replicate(self) -> None:
         """Followers take what their leaders have."""
         for partition in self.partitions():
-            partition.replicate(self.serves)
+            self._replicate(partition)
+
+    def _replicate(self, partition: Partition) -> None:
+        least = self.least_in_sync(partition) if self.profile.caps_in_sync else 1
+        partition.replicate(self.serves, least_in_sync=least)
 
     # -- Topics ------------------------------------------------------------------------------------------------------
 
@@ -292,6 +296,14 @@ class Centre:
     def settings_of(self, topic: Topic) -> dict[str, str]:
         """All settings of a topic, defaults included."""
         return effective(self.settings, topic.settings)
+
+    def least_in_sync(self, partition: Partition) -> int:
+        """How many replicas have to be in sync for acks=all; 1 where the topic was deleted."""
+        topic = self.topics.get(partition.topic)
+        if topic is None:
+            return 1
+        wanted = int(self.settings_of(topic)["min.insync.replicas"])
+        return min(wanted, len(partition.replicas)) if self.profile.caps_in_sync else wanted
 
     def topic(self, name: str) -> Topic:
         """A topic.
@@ -485,9 +497,14 @@ class Centre:
         self.check_allowed("write", "topic", name)
         partition = self.partition(name, number)
         answer = partition.append(
-            node, data, acks=acks, now_ms=self.now_ms, settings=self.settings_of(self.topic(name))
+            node,
+            data,
+            acks=acks,
+            now_ms=self.now_ms,
+            settings=self.settings_of(self.topic(name)),
+            least_in_sync=self.least_in_sync(partition),
         )
-        partition.replicate(self.serves)
+        self._replicate(partition)
         return answer
 
     def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:

@@ -253,6 +253,17 @@ class Control(Network):
         )
         return self.partition_state(topic, partition)
 
+    def wait_for_markers(self, timeout_s: float = 120.0) -> None:
+        """Returns when each transaction that was committed or aborted before the call is so for every reader.
+
+        Raises:
+            ClusterError: There are transactions without their markers after `timeout_s`.
+        """
+        transactions = self._desk.transactions
+        self._until(
+            lambda: not transactions.ending, timeout_s, "There are transactions without their markers"
+        )
+
     def move_leader(self, topic: str | TopicPartition, partition: int = 0, to: int | None = None) -> int:
         """Moves a partition's leadership to another in-sync replica, orderly. The new leader's node id.
 

@@ -143,9 +143,8 @@ class _Produce:
         if partition.leader != self.ask.node or partition.leader_epoch != epoch:
             return NOT_LEADER_OR_FOLLOWER
         if partition.log.high_watermark >= appended.end_offset:
-            topic = self.ask.centre.topics.get(partition.topic)
-            least = 1 if topic is None else int(self.ask.centre.settings_of(topic)["min.insync.replicas"])
-            return 0 if len(partition.in_sync) >= least else NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            enough = len(partition.in_sync) >= self.ask.centre.least_in_sync(partition)
+            return 0 if enough else NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return REQUEST_TIMED_OUT if now_ms >= self.deadline_ms else None
 
 

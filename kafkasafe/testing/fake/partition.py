@@ -160,11 +160,12 @@ class Partition:
         if self.leader >= 0:
             self._shrink(able)
 
-    def replicate(self, fetching: Callable[[int], bool]) -> None:
+    def replicate(self, fetching: Callable[[int], bool], *, least_in_sync: int = 1) -> None:
         """Followers take what the leader has, and the high watermark follows.
 
         Args:
             fetching: Whether a follower is alive, as itself and the leader know.
+            least_in_sync: While fewer replicas are in sync, the high watermark stands still.
         """
         if self.leader < 0 or not fetching(self.leader):
             return
@@ -176,6 +177,8 @@ class Partition:
                     self.logs[node].copy_from(leader)
                     if self.logs[node].end_offset >= leader.end_offset:
                         self.in_sync.add(node)
+            if len(self.in_sync) < least_in_sync:
+                continue
             reached = min(self.logs[node].end_offset for node in self.in_sync)
             leader.high_watermark = max(leader.high_watermark, min(reached, leader.end_offset))
 
@@ -228,7 +231,14 @@ class Partition:
     # -- Requests ----------------------------------------------------------------------------------------------------
 
     def append(
-        self, node: int, data: bytes, *, acks: int, now_ms: int, settings: Mapping[str, str]
+        self,
+        node: int,
+        data: bytes,
+        *,
+        acks: int,
+        now_ms: int,
+        settings: Mapping[str, str],
+        least_in_sync: int,
     ) -> Appended:
         """Produce.
 
@@ -238,6 +248,7 @@ class Partition:
             acks: -1, 0 or 1.
             now_ms: Its clock.
             settings: The topic's.
+            least_in_sync: How many replicas have to be in sync for acks=-1.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -245,7 +256,7 @@ class Partition:
         if acks not in {-1, 0, 1}:
             raise RefusedError(INVALID_REQUIRED_ACKS)
         log = self.check_leader(node)
-        if acks == -1 and len(self.in_sync) < int(settings["min.insync.replicas"]):
+        if acks == -1 and len(self.in_sync) < least_in_sync:
             raise RefusedError(NOT_ENOUGH_REPLICAS)
         by_broker = settings["message.timestamp.type"] == "LogAppendTime"
         header = admit(

@@ -34,6 +34,8 @@ class Profile:
         creating_code: Error code of a topic that metadata make the broker create.
         brokers_control: One of the brokers is the controller, so nobody sees the last one die.
         verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
+        caps_in_sync: As since Kafka 4: `min.insync.replicas` counts as at most the number of replicas, and while
+            fewer are in sync, the high watermark stands still.
         least: The least that topics' settings may be, where it is more than in `_LEAST`.
         lacking: Topics' settings of other versions, which this one does not know.
         unmodelled: Topics' settings that it knows and the fake does not model.
@@ -46,6 +48,7 @@ class Profile:
     verifies_transactions: bool = True
     creating_code: int = 3
     brokers_control: bool = False
+    caps_in_sync: bool = True
     least: Mapping[str, int] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
     unmodelled: frozenset[str] = frozenset()
@@ -183,6 +186,7 @@ _OLD: Final = Profile(
     verifies_transactions=False,
     creating_code=5,
     brokers_control=True,
+    caps_in_sync=False,
     lacking=frozenset({"message.timestamp.after.max.ms", "message.timestamp.before.max.ms"}),
     unmodelled=frozenset({"message.format.version", "message.timestamp.difference.max.ms"}),
 )

@@ -110,6 +110,11 @@ class Transactions:
             if known.ending and now_ms >= known.complete_ms:
                 self._complete(known, now_ms)
 
+    @property
+    def ending(self) -> bool:
+        """Whether the end of a transaction is decided, and some of its markers are not written yet."""
+        return any(known.ending for known in self._known.values())
+
     def next_due_ms(self) -> int | None:
         """When `advance` has something to do next."""
         known = self._known.values()

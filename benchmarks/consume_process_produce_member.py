@@ -1,0 +1,361 @@
+"""A member of the group that benchmarks/consume_process_produce.py disturbs: it reads, changes and writes records.
+
+It does what a program may do: it collects the records of one poll or of several, has up to ten atomic batches under
+way, pauses partitions, closes its producer and opens another one on the same spool, is interrupted in the middle of a
+commit. The seed draws which of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kafka.errors import FencedInstanceIdError, MessageSizeTooLargeError
+
+SOURCE, OUT, AUDIT, GROUP = "numbers", "changed", "audit", "changers"
+DEPTH = 10
+"""Atomic batches that may be under way."""
+SETTLE_S = 300.0
+LARGE = 200_000
+"""Bytes of a record that the topic `changed` does not take."""
+ASSIGNORS = ("cooperative", "range", "sticky")
+
+
+class Member:
+    """What the two kinds of members share: settings, books, and what becomes of records."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.folder = Path(options.folder)
+        self.options = options
+        self.dice = random.Random(options.seed)
+        self.servers = options.servers.split(",")
+        self.until = time.monotonic() + options.seconds
+        self.depth = self.dice.choice((1, DEPTH, DEPTH, DEPTH))
+        self.collects = self.dice.choice((1, 1, 400, 2000))
+        """It makes a batch when it has so many records, or when no more come."""
+        self.most = self.dice.choice((20, 100, 500))
+        self.ending = False
+        self.generation = -2
+        self.consumer: Any = None
+        signal.signal(signal.SIGUSR1, self.tell)
+        self._book = os.open(self.folder / "book", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, what: str, count: int = 1) -> None:
+        """A line that is there also after SIGKILL."""
+        os.write(self._book, f"{what}\t{count}\n".encode())
+
+    def event(self, event: Any) -> None:
+        """Of the consumer."""
+        if type(event).__name__ == "PositionRewound":
+            self.note(f"rewound, {event.reason}")
+
+    def look_at(self, generation: int) -> None:
+        """Counts generations of the group that it was a member of."""
+        if generation != self.generation:
+            self.generation = generation
+            self.note("generations")
+
+    def tell(self, *_: object) -> None:
+        """Where the consumer is, into the log: of a member that seems to hang (`kill -USR1`)."""
+        inner = getattr(self.consumer, "client", self.consumer)
+        if inner is None:
+            return
+        print(inner.group_metadata(), "paused as the program knows it:", self.consumer.paused())
+        for tp, state in dict(inner._subscription.assignment).items():
+            run = inner._rereading._readings.get(tp)
+            waits = None if run is None else (run.waits, run.broken, run.handed)
+            print(tp, {name: value for name, value in vars(state).items() if value}, waits)
+        print(inner._rereading.__dict__, flush=True)
+
+    def of_consumer(self) -> dict[str, Any]:
+        from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+        from kafka.coordinator.assignors.range import RangePartitionAssignor
+        from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+        kinds: Sequence[Any] = (CooperativeStickyAssignor, RangePartitionAssignor, StickyPartitionAssignor)
+        return {
+            "bootstrap_servers": self.servers,
+            "group_id": GROUP,
+            "group_instance_id": f"static-{self.folder.name}" if self.options.static else None,
+            "client_id": self.folder.name,
+            "partition_assignment_strategy": [
+                dict(zip(ASSIGNORS, kinds, strict=True))[self.options.assignor]
+            ],
+            "enable_auto_commit": self.options.kind == "naive",
+            "auto_commit_interval_ms": 300,
+            "auto_offset_reset": "earliest",
+            "max_poll_records": self.most,
+            "session_timeout_ms": 4000,
+            "heartbeat_interval_ms": 400,
+            "on_event": self.event,
+        }
+
+    def of_producer(self) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self.servers,
+            "spool_dir": self.folder / "spool",
+            "spool_max_bytes": 256 * 1024 * 1024,
+            "spool_segment_bytes": 2 * 1024 * 1024,
+            "request_timeout_ms": 5000,
+            "max_block_ms": 5000,
+            "linger_ms": self.dice.choice((0, 1, 5)),
+            "compression_type": self.dice.choice((None, "gzip", "lz4")),
+            "spool": self.dice.choice(("always", "on_error")),
+            "transaction_timeout_ms": 10_000,
+        }
+
+    def fill(self, batch: Any, records: Sequence[Any]) -> None:
+        """Each record changed, of the same key; and for each run of them of a partition what was read."""
+        runs: dict[int, list[int]] = {}
+        for record in records:
+            number = int(record.value[:10])
+            batch.send(OUT, changed(record), record.key)
+            runs.setdefault(record.partition, []).append(number)
+        by = (
+            f"{self.folder.name}, process {os.getpid()}, generation {self.generation}, {time.monotonic():.2f}"
+        )
+        for partition, numbers in runs.items():
+            note = b"%d %s" % (partition, b" ".join(b"%d" % number for number in numbers))
+            batch.send(AUDIT, note, headers=[("by", by.encode())])
+        if self.options.poison and self.dice.random() < self.options.poison:
+            batch.send(OUT, os.urandom(LARGE), b"large")  # no codec makes it small
+            self.note("too large")
+
+    def note_batch(self, records: Sequence[Any]) -> None:
+        self.note("batches")
+        self.note("handed over", len(records))
+
+    def pause_some(self, consumer: Any) -> None:
+        """Now and then a partition is paused, and sooner resumed."""
+        if self.dice.random() < 0.02 and (assigned := consumer.assignment()):
+            consumer.pause(self.dice.choice(sorted(assigned)))
+            self.note("paused")
+        if self.dice.random() < 0.1:
+            consumer.resume(*consumer.paused())
+
+    def note_error(self, error: Any) -> None:
+        """Of an outcome."""
+        kind = "rejected" if error.code == MessageSizeTooLargeError.errno else "dropped"
+        self.note(f"outcomes, {kind}")
+        print(f"{time.monotonic():.2f} {kind}: {error}", flush=True)
+
+
+def changed(record: Any) -> bytes:
+    """Where a record was, and what it had."""
+    made: bytes = b"%02d %s" % (record.partition, record.value.upper())
+    return made
+
+
+# --- with threads -----------------------------------------------------------------------------------------------------
+
+
+def threaded(member: Member) -> None:
+    from kafkasafe import SafeConsumer, SafeProducer
+    from kafkasafe.errors import BatchDroppedError
+
+    def end(*_: object) -> None:
+        member.ending = True
+
+    producer = SafeProducer(**member.of_producer())
+    consumer = member.consumer = SafeConsumer(SOURCE, **member.of_consumer())
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    outcomes: collections.deque[Any] = collections.deque()
+    collected: list[Any] = []
+    dice = member.dice
+    try:
+        while not member.ending and time.monotonic() < member.until:
+            records = [each for some in consumer.poll(100).values() for each in some]
+            collected += records
+            member.look_at(consumer.group_metadata().generation_id)
+            if collected and (len(collected) >= member.collects or not records):
+                try:
+                    with producer.batch() as batch:
+                        member.fill(batch, collected)
+                        batch.send_offsets(consumer)
+                    member.note_batch(collected)
+                    outcomes.append(batch.outcome)
+                except BatchDroppedError as error:
+                    member.note("refused, to be read again")
+                    print(f"{time.monotonic():.2f} refused: {error}", flush=True)
+                collected = []
+            while outcomes and (len(outcomes) >= member.depth or outcomes[0].is_done):
+                try:
+                    outcomes.popleft().get(SETTLE_S)
+                except BatchDroppedError as error:
+                    member.note_error(error)
+            member.pause_some(consumer)
+            if dice.random() < member.options.reopen:
+                # What it leaves in the spool the next one delivers, and tells nobody here.
+                producer.close(timeout=dice.choice((0, 0.05, 2)))
+                outcomes.clear()
+                producer = SafeProducer(**member.of_producer())
+                member.note("reopened")
+    except KeyboardInterrupt:
+        member.note("interrupted")
+        producer.close(timeout=5)
+        sys.exit(0)
+    for each in dice.sample((consumer, producer), 2):
+        each.close(timeout=10)
+
+
+# --- in an event loop -------------------------------------------------------------------------------------------------
+
+
+async def looped(member: Member) -> None:
+    from kafkasafe.aio import SafeConsumer, SafeProducer
+    from kafkasafe.errors import BatchDroppedError, UsageError
+
+    def end() -> None:
+        member.ending = True
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+    dice = member.dice
+    outcomes: collections.deque[Any] = collections.deque()
+    collected: list[Any] = []
+    producer = SafeProducer(**member.of_producer())
+    await producer.start()
+    consumer = member.consumer = SafeConsumer(SOURCE, **member.of_consumer())
+    await consumer.start()
+
+    async def some() -> list[Any]:
+        """The next records: many at once, or one after the other. What is cancelled takes none."""
+        found: list[Any] = []
+        with contextlib.suppress(TimeoutError):
+            if dice.random() < 0.5:
+                got = await asyncio.wait_for(
+                    consumer.getmany(timeout_ms=100, max_records=member.most), dice.choice((0.02, 5))
+                )
+                found = [each for records in got.values() for each in records]
+            else:
+                for _ in range(dice.randint(1, member.most)):
+                    found.append(await asyncio.wait_for(consumer.getone(), 0.05))
+        return found
+
+    async def deliver(records: list[Any]) -> None:
+        batch = producer.batch()
+        member.fill(batch, records)
+        await batch.send_offsets(consumer)
+        if dice.random() < 0.1:
+            try:
+                await asyncio.wait_for(batch.commit(), dice.choice((0.0001, 0.001)))
+            except TimeoutError:
+                try:
+                    batch.outcome  # noqa: B018
+                except UsageError:
+                    # Nothing of it was accepted.
+                    member.note("commits cancelled")
+                    await deliver(records)
+                    return
+        else:
+            await batch.commit()
+        member.note_batch(records)
+        outcomes.append(batch.outcome)
+
+    while not member.ending and time.monotonic() < member.until:
+        records = await some()
+        collected += records
+        member.look_at(consumer.client.group_metadata().generation_id)
+        if collected and (len(collected) >= member.collects or not records):
+            try:
+                await deliver(collected)
+            except BatchDroppedError as error:
+                member.note("refused, to be read again")
+                print(f"{time.monotonic():.2f} refused: {error}", flush=True)
+            collected = []
+        while outcomes and (len(outcomes) >= member.depth or outcomes[0].done()):
+            try:
+                await asyncio.wait_for(_of(outcomes.popleft()), SETTLE_S)
+            except BatchDroppedError as error:
+                member.note_error(error)
+        member.pause_some(consumer)
+        if dice.random() < member.options.reopen:
+            await producer.close(timeout=dice.choice((0, 0.05, 2)))
+            outcomes.clear()
+            producer = SafeProducer(**member.of_producer())
+            await producer.start()
+            member.note("reopened")
+    for each in dice.sample((consumer, producer), 2):
+        await each.close(timeout=10)
+
+
+async def _of(outcome: Any) -> Any:
+    return await outcome
+
+
+# --- the control ------------------------------------------------------------------------------------------------------
+
+
+def naive(member: Member) -> None:
+    """What one writes first: offsets are committed now and then, beside the records."""
+    from kafkasafe import SafeConsumer, SafeProducer
+
+    def end(*_: object) -> None:
+        member.ending = True
+
+    signal.signal(signal.SIGTERM, end)
+    producer = SafeProducer(**member.of_producer())
+    consumer = member.consumer = SafeConsumer(SOURCE, **member.of_consumer())
+    try:
+        while not member.ending and time.monotonic() < member.until:
+            records = [each for some in consumer.poll(100).values() for each in some]
+            member.look_at(consumer.group_metadata().generation_id)
+            for record in records:
+                producer.send(OUT, changed(record), record.key)
+            if records:
+                member.note_batch(records)
+    except KeyboardInterrupt:
+        member.note("interrupted")
+        producer.close(timeout=5)
+        sys.exit(0)
+    consumer.close(timeout=10)
+    producer.close(timeout=10)
+
+
+def run(member: Member, kind: str) -> None:
+    """One life."""
+    match kind:
+        case "threads":
+            threaded(member)
+        case "naive":
+            naive(member)
+        case "asyncio":
+            try:
+                asyncio.run(looped(member))
+            except KeyboardInterrupt:
+                member.note("interrupted")
+
+
+def main() -> None:
+    """One process; started by benchmarks/consume_process_produce.py."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("threads", "asyncio", "naive"))
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--assignor", choices=ASSIGNORS, default="cooperative")
+    parser.add_argument("--static", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument(
+        "--poison", type=float, default=0.0, help="of how many batches one record is too large"
+    )
+    parser.add_argument("--reopen", type=float, default=0.0, help="how often it opens another producer")
+    options = parser.parse_args()
+    member = Member(options)
+    with contextlib.suppress(FencedInstanceIdError):
+        # A late join of the life before took the place of this one in the group: it ends, as a program would.
+        run(member, options.kind)
+
+
+if __name__ == "__main__":
+    main()

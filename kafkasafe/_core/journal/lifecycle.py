@@ -1,0 +1,143 @@
+"""What a batch can be, what can happen to it, and what it is then: `STATE`.
+
+Nothing is decided in here. An event that `STATE` does not have in a state is a bug, and raises.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+__all__ = ["STATE", "BatchEvent", "State"]
+
+
+class State(enum.Enum):
+    """Where a batch is between `send()` and the end."""
+
+    SEALED = "sealed"
+    JOINED = "joined"
+    """Part of a unit, which delivers it (`units`)."""
+    PREPARED = "prepared"
+    """It may be sent: it has an id, and it is durable with its id, or need not be."""
+    SENT = "sent"
+    IN_DOUBT = "in_doubt"
+    ACKED = "acked"
+    COMMITTED = "committed"
+    """The mark that it is acknowledged is durable."""
+    REFUSED = "refused"
+    """It waits until everything that was sent beside it has its answer."""
+    REJECTED = "rejected"
+    REPLACED = "replaced"
+    UNDECIDABLE = "undecidable"
+    """The user decides."""
+
+    __hash__ = object.__hash__  # Enum's is Python, and runs at each event
+
+
+class BatchEvent(enum.Enum):
+    """What can happen to a batch."""
+
+    DURABLE = "durable"
+    """It is on disk, with an id."""
+    ID_DURABLE = "id durable"
+    """It was on disk, and the mark that gives it an id is durable."""
+    ID_IN_MEMORY = "id in memory"
+    """It got an id, and need not be on disk before it is sent."""
+    ID_TAKEN_BACK = "id taken back"
+    """It was not appended under its id, and gets another one."""
+    SENDS = "sends"
+    """A request with it begins: also with one in doubt, as a probe of what the leader says it has."""
+    ACKNOWLEDGED = "acknowledged"
+    NOT_APPENDED = "not appended"
+    """The answer proves that it was not appended, for a reason that passes."""
+    UNCERTAIN = "uncertain"
+    """No answer came, or one that does not say whether it was appended."""
+    REFUSED = "refused"
+    """It was not appended, for a reason that does not pass."""
+    PASSED_BY = "passed by"
+    """It was refused, and is sent again in its turn: the answer was to another id, or to a gap before it."""
+    MAY_BE_THERE = "may be there"
+    """A request with it, of this or an earlier incarnation, may have been appended."""
+    FOUND = "found"
+    """It is in the log."""
+    ABSENT = "absent"
+    """It is not in the log."""
+    ABSENT_CONDEMNED = "absent and condemned"
+    """It is not in the log, and was only to be looked for before it is refused."""
+    UNKNOWABLE = "unknowable"
+    """Nothing can tell whether it is in the log."""
+    RESENT = "resent"
+    """The user wants an undecidable batch sent."""
+    RESENT_UNCHOSEN = "resent without a partition"
+    """The same, of one whose partition was not even chosen."""
+    SKIPPED = "skipped"
+    """The user takes an undecidable batch as delivered."""
+    COMMITTED = "committed"
+    """The mark that it is acknowledged is durable, or not needed."""
+    LOST = "lost"
+    """The cluster lost it after all, and it is sent again."""
+    KEPT = "kept"
+    """A copy of it is durable in `rejected/`."""
+    DIVIDED = "divided"
+    MERGED = "merged"
+    """It becomes one with the batches around it."""
+    UNIT_COMMITTED = "unit committed"
+    UNIT_ENDED = "unit ended"
+    """Its unit was given up."""
+
+    __hash__ = object.__hash__
+
+
+STATE: Final[dict[State, dict[BatchEvent, State]]] = {
+    State.SEALED: {
+        BatchEvent.DURABLE: State.PREPARED,
+        BatchEvent.ID_DURABLE: State.PREPARED,
+        BatchEvent.ID_IN_MEMORY: State.PREPARED,
+        BatchEvent.DIVIDED: State.REPLACED,
+        BatchEvent.KEPT: State.REJECTED,
+        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
+    },
+    State.JOINED: {
+        BatchEvent.UNIT_COMMITTED: State.ACKED,
+        BatchEvent.UNIT_ENDED: State.REJECTED,
+        BatchEvent.DIVIDED: State.REPLACED,
+        BatchEvent.KEPT: State.REJECTED,
+    },
+    State.PREPARED: {
+        BatchEvent.SENDS: State.SENT,
+        BatchEvent.MAY_BE_THERE: State.IN_DOUBT,
+        BatchEvent.ID_TAKEN_BACK: State.SEALED,
+        BatchEvent.DIVIDED: State.REPLACED,
+        BatchEvent.MERGED: State.REPLACED,
+        BatchEvent.KEPT: State.REJECTED,
+    },
+    State.SENT: {
+        BatchEvent.ACKNOWLEDGED: State.ACKED,
+        BatchEvent.NOT_APPENDED: State.PREPARED,
+        BatchEvent.UNCERTAIN: State.IN_DOUBT,
+        BatchEvent.REFUSED: State.REFUSED,
+    },
+    State.IN_DOUBT: {
+        BatchEvent.SENDS: State.SENT,
+        BatchEvent.FOUND: State.ACKED,
+        BatchEvent.ABSENT: State.PREPARED,
+        BatchEvent.ABSENT_CONDEMNED: State.REFUSED,
+        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
+        BatchEvent.KEPT: State.REJECTED,
+    },
+    State.ACKED: {BatchEvent.COMMITTED: State.COMMITTED},
+    State.REFUSED: {
+        BatchEvent.PASSED_BY: State.PREPARED,
+        BatchEvent.MAY_BE_THERE: State.IN_DOUBT,
+        BatchEvent.DIVIDED: State.REPLACED,
+        BatchEvent.KEPT: State.REJECTED,
+    },
+    State.UNDECIDABLE: {
+        BatchEvent.RESENT: State.PREPARED,
+        BatchEvent.RESENT_UNCHOSEN: State.SEALED,
+        BatchEvent.SKIPPED: State.ACKED,
+    },
+    State.COMMITTED: {BatchEvent.LOST: State.SEALED},
+    State.REJECTED: {},
+    State.REPLACED: {},
+}

@@ -1,0 +1,83 @@
+"""Order across lanes and incarnations: what is delivered before batches of this lane, and which of these wait for it.
+
+Which batches of other lanes are unfinished, and what follows from it, is found out in `kafkasafe._core.order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.states import Batch
+from kafkasafe._core.order import NEVER, Address, held_from
+
+__all__ = ["Precedence"]
+
+
+class Precedence:
+    """The debts that come before batches of this lane, and what is not sent because of them, or because of a handover.
+
+    Written by the journal. `is_held` may be called from any thread.
+    """
+
+    __slots__ = ("_afters", "_halted", "_holds")
+
+    def __init__(self) -> None:
+        self._afters: list[m.After] = []
+        self._holds: Mapping[Address | None, int] = {}
+        self._halted = False
+
+    # -- debts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def afters(self) -> Sequence[m.After]:
+        """The debts that are not known to be paid, by the position from which on batches wait for them."""
+        return tuple(self._afters)
+
+    def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
+        """Batches from this position on wait for these debts as well. The mark that says so.
+
+        The log remembers one mark for each position, the last one, so the mark repeats the debts that are known.
+        """
+        known = [debt for each in self._afters if each.position == position for debt in each.debts]
+        after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
+        self.read(after)
+        return after
+
+    def read(self, after: m.After) -> None:
+        """A mark replaces an earlier one of its position: a new segment repeats it, without debts that were paid."""
+        self._afters = [each for each in self._afters if each.position != after.position]
+        self._afters.append(after)
+
+    def paid(self, debt: m.Debt) -> None:
+        """All batches of this debt are delivered."""
+        rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
+        self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
+
+    # -- what waits ----------------------------------------------------------------------------------------------------
+
+    def hold_back(self, held: Mapping[Address | None, int]) -> bool:
+        """Nothing is sent of these addresses that was written at these positions or later. Whether that is news."""
+        if held == self._holds:
+            return False
+        self._holds = held
+        return True
+
+    def halt(self, *, halted: bool) -> bool:
+        """Nothing at all is sent. Whether that is news."""
+        if self._halted is halted:
+            return False
+        self._halted = halted
+        return True
+
+    def is_held(self, partition: Partition, batch: Batch) -> bool:
+        """Whether this batch waits for batches of other lanes."""
+        if not self._holds:
+            return False
+        position = held_from(self._holds, partition.topic, partition.partition)
+        return position < NEVER and batch.written_at >= position
+
+    def stops(self, partition: Partition, batch: Batch) -> bool:
+        """Whether this batch must not be sent now."""
+        return self._halted or self.is_held(partition, batch)

@@ -1,0 +1,77 @@
+"""The batches of one partition that are not finished, in order: how many are in flight, and which are in doubt.
+
+How long backlogs are packed is in `kafkasafe._core.backlog`.
+"""
+
+from __future__ import annotations
+
+from kafkasafe._core.backlog import Backlog
+from kafkasafe._core.journal.states import Batch, State, id_fields
+
+__all__ = ["PartitionQueue"]
+
+
+class PartitionQueue(Backlog[Batch]):
+    """Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones.
+
+    Attributes:
+        in_flight: How many batches were sent and have no answer yet.
+    """
+
+    __slots__ = ("in_flight",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_flight = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def send(self, batch: Batch) -> None:
+        """A request with this batch begins."""
+        batch.send()
+        self.in_flight += 1
+
+    def answered(self) -> None:
+        """A request ended, with an answer or without one."""
+        self.in_flight -= 1
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Batch | None:
+        """The first batch that is not acknowledged."""
+        return next((batch for batch in self if batch.state is not State.ACKED), None)
+
+    @property
+    def last_has_id(self) -> bool:
+        """Whether the last batch, which may be packed, has an id."""
+        last = self.last
+        return self.packed_identified if last is None else last.identity is not None
+
+    @property
+    def doubt(self) -> list[Batch]:
+        """The first batches in doubt that have the same producer id and epoch."""
+        doubt: list[Batch] = []
+        for batch in self:
+            if batch.state is State.IN_DOUBT and batch.identity is not None:
+                first = doubt[0].identity if doubt else batch.identity
+                if first is not None and id_fields(first)[:2] != id_fields(batch.identity)[:2]:
+                    break
+                doubt.append(batch)
+        return doubt
+
+    def follows_failure(self, batch: Batch) -> bool:
+        """Whether a batch before this one was not appended. A gap in the sequences is then no sign of a loss."""
+        return self._has_before(batch, frozenset({State.PREPARED, State.REFUSED}))
+
+    def explains_gap(self, batch: Batch) -> bool:
+        """Whether what the leader misses before this batch is still to be sent, or was refused."""
+        return self._has_before(batch, frozenset({State.SEALED, State.PREPARED, State.REFUSED}))
+
+    def _has_before(self, batch: Batch, states: frozenset[State]) -> bool:
+        for earlier in self:
+            if earlier is batch:
+                return False
+            if earlier.state in states:
+                return True
+        return False

@@ -1,0 +1,72 @@
+"""When no request of this lane can be appended any more, in the log: so the next incarnation need not wait for it.
+
+1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
+2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
+3. Before the next incarnation sends anything, it takes the mark back, durably. Otherwise a third incarnation would
+   believe the mark, and not wait for the requests of the second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe._core import marks as m
+from kafkasafe._core.journal.clock import Clock
+from kafkasafe._core.journal.groups import SilenceBroken
+from kafkasafe._core.journal.messages import Ready
+from kafkasafe._core.journal.states import Batch
+
+__all__ = ["Quiescence"]
+
+
+class Quiescence:
+    """Whether the log says when all requests are dead, and until when requests of earlier incarnations may be alive.
+
+    Attributes:
+        is_announced: The log says it. The mark has to be taken back before anything is sent.
+        dead_at: From then on (seconds) no request of an earlier incarnation can be appended.
+    """
+
+    __slots__ = ("_held", "dead_at", "is_announced")
+
+    def __init__(self) -> None:
+        self.is_announced = False
+        self.dead_at = 0.0
+        # To be sent when the mark is taken back; None before that began.
+        self._held: list[Batch] | None = None
+
+    def begin(self, dead_at: float, *, announced: bool) -> None:
+        """The log is read."""
+        self.dead_at, self.is_announced = dead_at, announced
+
+    def sleep(self, seconds: float, before: float) -> None:
+        """The machine slept so long. Requests that were alive before that are alive for longer."""
+        if self.dead_at > before:
+            self.dead_at += seconds
+
+    def mark(self, dead_at: Iterable[float], now: float, clock: Clock) -> m.Quiet:
+        """For the last group of an owner that sends nothing any more.
+
+        Args:
+            dead_at: Of each partition, when its own requests are dead.
+            now: Seconds.
+            clock: The same, for another incarnation.
+        """
+        left_ms = int(max(0.0, max((self.dead_at, *dead_at)) - now) * 1000) + 1
+        return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
+
+    def gate(self, ready: Ready) -> None:
+        """Batches that are to be sent wait until the mark is taken back durably."""
+        if self._held is None:
+            if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
+                return
+            self._held = []
+            ready.persist.marks.append(m.Quiet(-1, 0, bytes(16), 0))
+            ready.persist.after.append(SilenceBroken())
+        self._held += ready.sends
+        ready.sends.clear()
+
+    def taken_back(self) -> list[Batch]:
+        """The mark is taken back, durably. The batches that may be sent now."""
+        self.is_announced = False
+        return self._held or []

@@ -1,0 +1,53 @@
+"""Batches of one partition on their way to `rejected/`: in portions, and other partitions have their turn in between.
+
+Which batches are rejected is decided in `rejecting`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkasafe._core.journal.states import Batch
+
+__all__ = ["Rejection"]
+
+_PORTION_BYTES: Final = 1024 * 1024
+"""The largest portion, unless a single batch is larger: other partitions are delivered in between."""
+
+
+@dataclass(slots=True)
+class Rejection:
+    """What one partition still has to reject.
+
+    Attributes:
+        waiting: The batches after the portion that is being written, in the order of the queue.
+    """
+
+    waiting: deque[Batch] = field(default_factory=deque)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no portion is left."""
+        return not self.waiting
+
+    def begin(self, batches: Iterable[Batch]) -> None:
+        """These batches are rejected, in this order."""
+        self.waiting = deque(batches)
+
+    def stop(self) -> None:
+        """The rest is not rejected now: a copy could not be written, or the topic exists after all."""
+        self.waiting.clear()
+
+    def take_portion(self, most_batches: int) -> tuple[Batch, ...]:
+        """The next batches to be copied: at least one, and at most so many."""
+        portion: list[Batch] = []
+        size = 0
+        while self.waiting and len(portion) < most_batches:
+            size += self.waiting[0].size_bytes
+            if portion and size > _PORTION_BYTES:
+                break
+            portion.append(self.waiting.popleft())
+        return tuple(portion)

@@ -1,0 +1,135 @@
+"""How far `send` may run ahead of a cluster that answers.
+
+A program that only sends is faster than any cluster. Without a limit, the spool absorbs the difference: the producer
+reads nearly every batch back from disk before it sends it, and the kernel needs new page cache for each batch. With a
+limit, a batch is still in memory when the producer sends it.
+
+The limit only serves speed, so a sender must not wait for an outage. Therefore only partitions that answer count:
+
+1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
+2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
+3. The sender continues. Its records for broker 2 are buffered on disk. Its records for broker 1 stay within the limit.
+
+After an outage a partition may answer again with 1 GB outstanding. If a sender had to wait until 14 MB are left, it
+would wait for almost the whole delivery. So the limit is raised to the outstanding bytes, and falls by half of each
+delivery. A sender that is slower than half the delivery does not wait. A faster one is slowed down to that rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["PATIENCE_S", "RUN_AHEAD_BYTES", "RunAhead"]
+
+RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
+"""The default: less than the producer keeps in memory, so that batches are not read back."""
+
+PATIENCE_S: Final = 0.5
+"""A partition that has acknowledged nothing for this long, although batches wait, does not count."""
+
+Address = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The outstanding batches of one partition.
+
+    Attributes:
+        size_bytes: Their size.
+        since: When the partition last acknowledged a batch, or when its first batch was accepted. Monotonic seconds.
+        counts: Whether the partition answers.
+    """
+
+    size_bytes: int
+    since: float
+    counts: bool = True
+
+
+class RunAhead:
+    """Counts outstanding bytes, that is, accepted and not acknowledged, and decides whether a sender should wait.
+
+    Args:
+        limit_bytes: How many bytes may be outstanding while the cluster answers.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[Address, _Waiting] = {}
+        self._outstanding_bytes = 0
+        self._ceiling_bytes: float = limit_bytes
+        self._look_at = 0.0
+        """The earliest time at which a partition can stop counting."""
+
+    def is_reached(self, more_bytes: int = 0) -> bool:
+        """Return whether a sender should wait. `more_bytes` are accepted but not counted yet. For any thread."""
+        return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
+
+    def has_eased(self, more_bytes: int = 0) -> bool:
+        """Return whether a waiting sender should continue. A lower threshold wakes senders less often."""
+        return self._outstanding_bytes + more_bytes < self._ceiling_bytes - self._limit_bytes // 4
+
+    def accepted(self, address: Address, size_bytes: int, now: float) -> None:
+        """Count a batch that was accepted for a partition."""
+        waiting = self._waiting.get(address)
+        if waiting is None:
+            waiting = self._waiting[address] = _Waiting(0, now)
+            self._look_at = min(self._look_at, now + PATIENCE_S)
+        waiting.size_bytes += size_bytes
+        if waiting.counts:
+            self._outstanding_bytes += size_bytes
+
+    def answered(self, address: Address, size_bytes: int, now: float) -> None:
+        """Release a batch whose fate is known. This shows that the partition answers."""
+        waiting = self._waiting[address]
+        if not waiting.counts:
+            waiting.counts = True
+            self._outstanding_bytes += waiting.size_bytes
+            self._ceiling_bytes += waiting.size_bytes
+            self._look_at = min(self._look_at, now + PATIENCE_S)
+        waiting.since = now
+        self._leave(address, waiting, size_bytes)
+        self._lower(size_bytes // 2)
+
+    def withdrawn(self, address: Address, size_bytes: int) -> None:
+        """Release a batch that is no longer in memory."""
+        self._leave(address, self._waiting[address], size_bytes)
+        self._lower(size_bytes)
+
+    def expire(self, now: float) -> None:
+        """Stop counting partitions that do not answer (`PATIENCE_S`). Call it repeatedly while a sender waits."""
+        if now < self._look_at:
+            return
+        self._look_at = now + PATIENCE_S
+        for waiting in self._waiting.values():
+            if not waiting.counts:
+                continue
+            if now - waiting.since >= PATIENCE_S:
+                waiting.counts = False
+                self._outstanding_bytes -= waiting.size_bytes
+                self._lower(waiting.size_bytes)
+            else:
+                self._look_at = min(self._look_at, waiting.since + PATIENCE_S)
+
+    @property
+    def silent(self) -> frozenset[Address]:
+        """Partitions that are not counted, as of the last `expire`."""
+        return frozenset(address for address, waiting in self._waiting.items() if not waiting.counts)
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        self._waiting.clear()
+        self._outstanding_bytes = 0
+        self._ceiling_bytes = self._limit_bytes
+
+    def _leave(self, address: Address, waiting: _Waiting, size_bytes: int) -> None:
+        waiting.size_bytes -= size_bytes
+        if waiting.counts:
+            self._outstanding_bytes -= size_bytes
+        if not waiting.size_bytes:
+            del self._waiting[address]
+
+    def _lower(self, by_bytes: int) -> None:
+        """Lower the ceiling: never below the limit, and never more than the limit above the outstanding bytes."""
+        ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
+        self._ceiling_bytes = max(self._limit_bytes, ceiling)

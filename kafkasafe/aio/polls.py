@@ -1,0 +1,75 @@
+"""What the consumer's thread knows about its polls, and about the records that are still on their way to the loop."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+__all__ = ["Polls"]
+
+
+class Polls:
+    """Notes about the polls of one consumer. Only the consumer's thread may use it, except for `lost`.
+
+    Attributes:
+        number: Number of the latest poll.
+        unhanded: By partition, the first offset that is fetched and not yet returned to the program.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.unhanded: dict[TopicPartition, int] = {}
+        self._sent: collections.deque[tuple[int, dict[TopicPartition, int]]] = collections.deque()
+        """Polls whose records may still be on their way to the loop: (number, first offset by partition)."""
+        self._lost: collections.deque[tuple[int, frozenset[TopicPartition]]] = collections.deque(maxlen=16)
+        """For each of the newest polls: (number, partitions that were revoked or moved back)."""
+        self._states: dict[TopicPartition, object] = {}
+        """kafka-python's states of the assigned partitions, after the last poll."""
+
+    def lost(self, states: Mapping[TopicPartition, object]) -> list[TopicPartition]:
+        """Return the partitions that were revoked since the last poll. They may have been assigned again."""
+        return [tp for tp, state in self._states.items() if states.get(tp) is not state]
+
+    def ended(
+        self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
+    ) -> list[TopicPartition]:
+        """Note that a poll has ended, perhaps with an error. Return the partitions that were revoked in it."""
+        self.number += 1
+        gone = self.lost(states)
+        self.forget(gone)
+        self._states = states
+        self._lost.append((self.number, frozenset(gone)))
+        if records:
+            first = {tp: found[0].offset for tp, found in records.items()}
+            self._sent.append((self.number, first))
+            self.unhanded = {**first, **self.unhanded}
+        return gone
+
+    def know(self, unhanded: dict[TopicPartition, int], kept: int) -> None:
+        """Note which records the loop has: those of all polls up to number `kept`.
+
+        Of these records, those from `unhanded` on have not been returned to the program yet.
+        """
+        while self._sent and self._sent[0][0] <= kept:
+            self._sent.popleft()
+        for _, first in self._sent:
+            for tp, offset in first.items():
+                unhanded.setdefault(tp, offset)
+        self.unhanded = unhanded
+
+    def lost_after(self, kept: int, partitions: set[TopicPartition]) -> bool:
+        """Return whether one of these partitions was revoked in a poll after number `kept`."""
+        return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
+
+    def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
+        """Return the first offsets of each poll after number `kept`."""
+        return [first for number, first in self._sent if number > kept]
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget the records that were fetched from these partitions."""
+        for tp in partitions:
+            for first in (self.unhanded, *(first for _, first in self._sent)):
+                first.pop(tp, None)

@@ -1,0 +1,12 @@
+"""Exit codes of the commands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["EXIT_BROKEN", "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE"]
+
+EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130

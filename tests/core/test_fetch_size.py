@@ -1,0 +1,68 @@
+"""Sizes of fetch requests: they grow only where responses come soon."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkasafe._core.fetch_size import FetchSize
+
+MB = 1024 * 1024
+
+
+def test_it_doubles_after_full_responses_that_come_soon():
+    size = FetchSize(MB, 8 * MB, 30)
+    sizes = []
+    for _ in range(5):
+        sizes.append(size.bytes)
+        size.answered(size.bytes, 0.05)
+    assert sizes == [MB, 2 * MB, 4 * MB, 8 * MB, 8 * MB]
+
+
+def test_small_responses_say_nothing():
+    size = FetchSize(MB, 8 * MB, 30)
+    size.answered(MB // 2 - 1, 0.01)
+    assert size.bytes == MB
+    size.answered(MB // 2, 0.01)
+    assert size.bytes == 2 * MB
+    # No records came until `fetch_max_wait_ms` was over.
+    size.answered(0, 20)
+    assert size.bytes == 2 * MB
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 2, 30])
+@pytest.mark.parametrize("partitions", [1, 6, 50])
+@pytest.mark.parametrize("bytes_per_s", [100_000, 1_250_000, 50_000_000, 2_000_000_000])
+def test_no_request_is_larger_than_the_network_carries_in_time(timeout_s, partitions, bytes_per_s):
+    size = FetchSize(MB, 8 * MB, timeout_s)
+    for _ in range(50):
+        took_s = min(50 * MB, size.bytes * partitions) / bytes_per_s
+        assert took_s < timeout_s / 2 or size.bytes == MB
+        size.answered(size.bytes, took_s)
+    if 50 * MB / bytes_per_s < min(1, timeout_s / 8):
+        assert size.bytes == 8 * MB
+
+
+def test_it_shrinks_when_the_network_becomes_slow_and_does_not_swing():
+    size = FetchSize(MB, 8 * MB, 30)
+    for _ in range(5):
+        size.answered(size.bytes, 0.01)
+    sizes = []
+    for _ in range(20):
+        sizes.append(size.bytes)
+        size.answered(size.bytes, size.bytes / 1_500_000)
+    assert sizes[:3] == [8 * MB, 4 * MB, 2 * MB]
+    assert set(sizes[2:]) == {2 * MB}
+
+
+def test_a_request_that_fails_begins_again():
+    size = FetchSize(MB, 8 * MB, 30)
+    for _ in range(5):
+        size.answered(size.bytes, 0.01)
+    size.failed()
+    assert size.bytes == MB
+
+
+def test_the_first_size_may_be_the_largest():
+    size = FetchSize(4 * MB, MB, 30)
+    size.answered(4 * MB, 0.01)
+    assert size.bytes == 4 * MB

@@ -1,0 +1,118 @@
+"""Responses as kafka-python decodes them from the sockets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.frame import KafkaBytes
+from kafka.protocol.parser import KafkaProtocol
+
+from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe._io.transport import sockets
+
+
+def received(size: int) -> sockets._Incoming:
+    """A response that has come as a whole; its first four bytes are read."""
+    frame = KafkaBytes(size)
+    sockets._Incoming.become(SimpleNamespace(_rbuffer=frame))
+    frame.write(bytes(range(256)) * (size // 256))
+    frame.seek(0)
+    assert frame.read(4) == b"\0\1\2\3"
+    return frame
+
+
+def test_a_large_response_is_decoded_where_it_is():
+    frame = received(256 * 1024)
+    rest = frame.read()
+    assert isinstance(rest, memoryview)
+    assert rest.obj is frame
+    assert bytes(rest[:4]) == b"\4\5\6\7"
+    assert len(rest) == 256 * 1024 - 4
+    assert frame.read() == b""
+
+
+def test_a_small_response_is_bytes():
+    """As SASL tokens have to be."""
+    rest = received(1024).read()
+    assert isinstance(rest, bytes)
+    assert len(rest) == 1020
+
+
+def answered(version: int) -> list[FetchResponse]:
+    """A response with much and little of partitions, in its two halves: as it is and as views."""
+    row = FetchResponse.FetchableTopicResponse.PartitionData
+    partitions = [
+        row(
+            partition_index=index,
+            high_watermark=10**12,
+            records=records,
+            preferred_read_replica=-1,
+            aborted_transactions=[row.AbortedTransaction(producer_id=7, first_offset=index)],
+            diverging_epoch=row.EpochEndOffset(epoch=3, end_offset=index - 1),
+        )
+        for index, records in enumerate((bytes(range(256)) * 1000, b"few", None, b"y" * 300_000, b""))
+    ]
+    message = FetchResponse[version](
+        throttle_time_ms=7,
+        session_id=9,
+        responses=[FetchResponse.FetchableTopicResponse(topic="orders", partitions=partitions)],
+    )
+    flexible = b"\0" if version >= 12 else b""
+    found = []
+    for views in (False, True):
+        parser = KafkaProtocol(client_id="c")
+        request = FetchRequest(min_version=version, max_version=version)
+        request.API_VERSION = version
+        number = parser.send_request(request)
+        body = number.to_bytes(4, "big") + flexible + bytes(message.encode())
+        data = len(body).to_bytes(4, "big") + body
+        assert parser.receive_bytes(data[:100]) == []
+        if views:
+            sockets._Incoming.become(parser)
+            sockets._Incoming.become(parser)
+        [(correlation_id, response)] = parser.receive_bytes(data[100:])
+        assert correlation_id == number
+        found.append(response)
+    return found
+
+
+@pytest.mark.parametrize("version", range(4, 13))
+def test_large_records_of_a_response_are_views_and_all_else_is_the_same(version):
+    copied, viewed = answered(version)
+    rows = [row for topic in viewed.responses for row in topic.partitions]
+    assert [type(row.records) for row in rows] == [memoryview, bytes, type(None), memoryview, bytes]
+    for row in rows:
+        row.records = row.records if row.records is None else bytes(row.records)
+    assert viewed == copied
+    assert (viewed.API_VERSION, viewed.to_dict()) == (version, copied.to_dict())
+    assert rows[3].records == b"y" * 300_000
+
+
+@pytest.mark.parametrize("kind", ["arrow", "records"])
+def test_what_was_fetched_is_not_copied_as_a_whole(fake_kafka, tmp_path, monkeypatch, kind):
+    viewed = []
+    read = sockets._Incoming.read
+    monkeypatch.setattr(
+        sockets._Incoming,
+        "read",
+        lambda frame, *size: viewed.append(type(found := read(frame, *size))) or found,
+    )
+    servers = fake_kafka.bootstrap_servers
+    fake_kafka.create_topic("t", partitions=1)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+        for number in range(1000):
+            producer.send("t", b"%d" % number + b"x" * 1024)
+        producer.flush(30)
+    with SafeConsumer(
+        "t", bootstrap_servers=servers, auto_offset_reset="earliest", group_id=None
+    ) as consumer:
+        values: list[bytes] = []
+        while len(values) < 1000:
+            if kind == "arrow":
+                values += consumer.poll_arrow(1000)["value"].to_pylist()
+            else:
+                values += [each.value for some in consumer.poll(1000).values() for each in some]
+    assert values == [b"%d" % number + b"x" * 1024 for number in range(1000)]
+    assert memoryview in viewed
