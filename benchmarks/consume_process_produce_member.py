@@ -92,7 +92,6 @@ class Member:
                 dict(zip(ASSIGNORS, kinds, strict=True))[self.options.assignor]
             ],
             "enable_auto_commit": self.options.kind == "naive",
-            "auto_commit_interval_ms": 300,
             "auto_offset_reset": "earliest",
             "max_poll_records": self.most,
             "session_timeout_ms": 4000,

@@ -38,10 +38,10 @@ def test_what_a_group_copies_is_there_once_in_order_whatever_is_disturbed(tmp_pa
 
 
 def test_a_program_that_commits_by_itself_fails_the_same_count(tmp_path):
-    # In some runs a member copies all records before anything disturbs it.
+    # In some runs all records are copied before anything disturbs a member, or after the last disturbance.
     for seed in range(SEED, SEED + 8):
         done, found = run(tmp_path / f"said-{seed}", "--naive", seed=seed)
-        if done.returncode:
+        if found["counts"]["lost"] + found["counts"]["twice"]:
             break
-    assert done.returncode == 1, f"seed {seed}\n{done.stdout}\n{done.stderr}"
-    assert found["counts"]["lost"] + found["counts"]["twice"] > 0
+    assert found["counts"]["lost"] + found["counts"]["twice"] > 0, f"seed {SEED}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 1
