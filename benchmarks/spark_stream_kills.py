@@ -629,7 +629,9 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 kills = [("driver", number) for number in range(options.drivers)]
                 kills += [("executor", number) for number in range(options.executors)]
-                plan = [(what, ("between", "writing")[number % 2]) for what, number in kills]
+                # Drivers and executors begin with different ones, so that one kill of each is one of either kind.
+                aims = {"driver": ("between", "writing"), "executor": ("writing", "between")}
+                plan = [(what, aims[what][number % 2]) for what, number in kills]
                 running.dice.shuffle(plan)
                 if ("driver", "between") in plan:  # in the very first micro-batch
                     plan.remove(("driver", "between"))

@@ -24,6 +24,10 @@ SAYS = {
 }
 
 
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a Spark that lives for a minute: it is not worth compiling twice."""
+
+
 def run(tmp_path, name, *arguments, timeout_s=240):
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
@@ -32,7 +36,7 @@ def run(tmp_path, name, *arguments, timeout_s=240):
         timeout=timeout_s,
         check=False,
         cwd=tmp_path,
-        env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")},
+        env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool"), "SPARK_SUBMIT_OPTS": QUICK_JAVA},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr

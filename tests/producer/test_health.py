@@ -52,7 +52,7 @@ def test_an_outage_leaves_it_ready_until_the_spool_is_full(some_broker, producer
     some_broker.proxy.cut()
     began = time.monotonic()
     sent = 0
-    outage_s = 2.0 if isinstance(some_broker.cluster, FakeCluster) else 60.0
+    outage_s = 2.0 if isinstance(some_broker.cluster, FakeCluster) else 10.0
 
     def over() -> bool:
         nonlocal sent

@@ -18,7 +18,7 @@ from kafkasafe.testing import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
-KILLS = 12
+KILLS = 8
 PARTITIONS = 3
 
 # To repeat a failure: KAFKASAFE_TEST_SEED=<the seed it names>.
