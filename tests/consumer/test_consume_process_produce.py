@@ -43,5 +43,7 @@ def test_a_program_that_commits_by_itself_fails_the_same_count(tmp_path):
         done, found = run(tmp_path / f"said-{seed}", "--naive", seed=seed)
         if found["counts"]["lost"] + found["counts"]["twice"]:
             break
-    assert found["counts"]["lost"] + found["counts"]["twice"] > 0, f"seed {SEED}\n{done.stdout}\n{done.stderr}"
+    assert found["counts"]["lost"] + found["counts"]["twice"] > 0, (
+        f"seed {SEED}\n{done.stdout}\n{done.stderr}"
+    )
     assert done.returncode == 1
