@@ -24,6 +24,14 @@ MIB = 1024 * 1024
 SMALL = {"spool_max_bytes": 16 * MIB, "spool_segment_bytes": 2 * MIB, "max_request_size": 300_000}
 
 
+BLOCK = 4096
+
+
+def _taken(status: os.stat_result) -> int:
+    """Bytes of the disk that a file takes, also those that are reserved for it."""
+    return max(-(-status.st_size // BLOCK) * BLOCK, status.st_blocks * 512)
+
+
 class Quota(OsFiles):
     """The operating system's files, with so many bytes of room under a directory.
 
@@ -51,6 +59,7 @@ class Quota(OsFiles):
             self.room, self.greedy = self._used(), True
 
     def _used(self) -> int:
+        """In whole blocks, as they are taken and given back."""
         used = 0
         for path in self.directory.rglob("*"):
             try:
@@ -58,7 +67,7 @@ class Quota(OsFiles):
             except FileNotFoundError:
                 continue
             if path.is_file():
-                used += max(status.st_size, status.st_blocks * 512)
+                used += _taken(status)
         return used
 
     def _strike(self, method: str) -> None:
@@ -70,13 +79,12 @@ class Quota(OsFiles):
         self._strike("writev")
         data = b"".join(buffers)
         with self._lock:
-            size, reserved = os.fstat(handle).st_size, os.fstat(handle).st_blocks * 512
-            grows = max(0, offset + len(data) - max(size, reserved))
-            missing = grows - max(0, self.room - self._used())
-            if missing >= len(data):
+            left = max(0, self.room - self._used())
+            end = min(offset + len(data), _taken(os.fstat(handle)) + left // BLOCK * BLOCK)
+            if end <= offset:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             # Like the kernel: what fits is written, the next call fails.
-            return super().writev(handle, [data[: len(data) - max(0, missing)]], offset)
+            return super().writev(handle, [data[: end - offset]], offset)
 
     def preallocate(self, handle, size):
         with self._lock:
