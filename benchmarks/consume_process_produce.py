@@ -52,6 +52,8 @@ PARTITIONS = {SOURCE: 8, OUT: 5, AUDIT: 2}
 KEYS = 97
 ENDS = ("kill", "kill", "terminate", "terminate", "interrupt")
 HANG_S = 60.0
+_TOLD = 6000
+"""Characters of a member's log that are shown where it ended as it must not."""
 SESSION_S = 4.0
 MEMBERS = (("threads", False), ("threads", True), ("asyncio", False), ("asyncio", True))
 """Which kind, and whether it is a static member."""
@@ -126,6 +128,7 @@ class Slot(threading.Thread):
         # A signal before the handlers are there ends the process as such.
         if child.returncode not in {0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130}:
             self._say(f"a process ended with exit code {child.returncode} ({how})")
+            print((self.folder / "log").read_text(errors="replace")[-_TOLD:], flush=True)
 
     def _say(self, what: str) -> None:
         self.wrong.append(what)
