@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -127,6 +127,28 @@ class LookUps:
         self._isolation = isolation
         self._level: IsolationLevel = "read_committed" if isolation else "read_uncommitted"
         self._note = note
+        self._given: dict[tuple[str, int, int], OffsetListed] = {}
+
+    def ask_at_once(
+        self, partitions: Sequence[tuple[str, int]], timestamp: int
+    ) -> Procedure[Mapping[tuple[str, int], OffsetListed]]:
+        """What leaders answer about many partitions to one request each. Leaves out partitions without an offset."""
+        transport = self._network()
+        answer: Mapping[tuple[str, int], OffsetListed] | Failure = yield Ask(
+            lambda reply: transport.list_offsets(
+                partitions, timestamp, reply, isolation_level=self._isolation
+            )
+        )
+        return {} if isinstance(answer, Failure) else answer
+
+    def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
+        """Uses each of these answers once, instead of the next request for it."""
+        for (topic, partition), answer in answers.items():
+            self._given[topic, partition, timestamp] = answer
+
+    def forget_given(self) -> None:
+        """Drops the given answers that were not used."""
+        self._given.clear()
 
     def listed(
         self, topic: str, partition: int, timestamp: int, note: Note | None = None
@@ -142,6 +164,10 @@ class LookUps:
         Raises:
             KafkaError: One that no retry helps.
         """
+        if self._given:
+            given = self._given.pop((topic, partition, timestamp), None)
+            if given is not None:
+                return given
         transport = self._network()
         since: float | None = None
 

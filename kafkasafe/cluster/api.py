@@ -30,7 +30,7 @@ The rules, for callers and for whoever implements it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 import kafka.errors as kafka_errors
@@ -368,6 +368,24 @@ class Cluster(Transactions, Protocol):
                 `unsupported` where the broker is too old for it), or ms since the epoch: the first record with this
                 timestamp or a later.
             reply: Gets `OffsetListed` or `Failure`.
+            isolation_level: 1 (read_committed): the end is the last stable offset.
+        """
+
+    def list_offsets(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timestamp: int,
+        reply: Reply[Mapping[tuple[str, int], OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """Where something is in many logs, in one request for up to 500 partitions of a leader.
+
+        Args:
+            partitions: (topic, partition), each at most once.
+            timestamp: As for `list_offset`, the same for all.
+            reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, its
+                broker did not answer, or the answer is an error or no offset: `list_offset` then tells which.
             isolation_level: 1 (read_committed): the end is the last stable offset.
         """
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -51,7 +51,7 @@ from kafkasafe._io.inquiry import Ask, Desk, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
-from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, TopicInfo, TopicsListed
 from kafkasafe.errors import ConfigError, DataLossError, RemoteStorageNotReadyError, SparkError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
@@ -82,6 +82,8 @@ _UNKNOWN_TOPIC: Final = 3
 # after this number of seconds.
 _MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
+# How long a plan waits for answers about all partitions at once. After that, it asks about each partition.
+_AT_ONCE_S: Final = 5.0
 
 
 class SourceUnavailableError(SparkError, TimeoutError):
@@ -248,7 +250,12 @@ class Planner:
             partition: self._advance(partition, start.marks.get(partition), start.topic_ids.get(partition[0]))
             for partition in {*partitions, *start.marks}
         }
-        found = self._gather(procedures)
+        began = time.monotonic()
+        self._ask_at_once(partitions, start)
+        try:
+            found = self._gather(procedures, began)
+        finally:
+            self._lookups.forget_given()
         positions = {partition: mark.offset for partition, mark in start.marks.items()}
         self._tell_losses(positions, found, is_first=start.initial)
         self.seen = Positions({partition: Mark(state.end) for partition, state in found.items()}, ids)
@@ -463,6 +470,39 @@ class Planner:
         if self._options.fail_on_data_loss:
             raise _loss_error([(partition, why, position, resumed_at, lost)], is_first=True)
         self._notices.tell(SourceDataLost(*partition, why, position, resumed_at, lost))
+
+    # --- all partitions at once ---------------------------------------------------------------------------------------
+
+    def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> None:
+        """Asks each leader once for the ends of all its partitions, and then for the starts that `_advance` needs.
+
+        This only saves CPU: `_advance` decides, and it uses these answers instead of its first requests. It sends a
+        request of its own for each partition about which a leader did not answer, or answered with an error.
+        """
+        ends = self._at_once(partitions, LATEST)
+        self._lookups.give(LATEST, ends)
+        # `_advance` asks where a log begins only after it knows where the log ends. Keep that order.
+        nowhere = Mark(-1)
+        moved = [
+            partition
+            for partition, end in ends.items()
+            if end.offset > start.marks.get(partition, nowhere).offset
+        ]
+        if moved:
+            self._lookups.give(EARLIEST, self._at_once(moved, EARLIEST))
+
+    def _at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
+        desk = Desk()
+        inquiry = desk.begin(self._lookups.ask_at_once(partitions, timestamp))
+        deadline = time.monotonic() + min(_AT_ONCE_S, self._options.stall_timeout_s / 4)
+        while not inquiry.done:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                inquiry.cancel()
+                return {}
+            desk.wait(left)
+            desk.work()
+        return inquiry.result or {}
 
     # --- procedures: one partition ------------------------------------------------------------------------------------
 
@@ -809,8 +849,12 @@ class Planner:
 
     _last_problem: Exception | None = None
 
-    def _gather(self, procedures: Mapping[K, Procedure[T]]) -> dict[K, T]:
+    def _gather(self, procedures: Mapping[K, Procedure[T]], began: float | None = None) -> dict[K, T]:
         """Runs the procedures concurrently and returns their results under the same keys.
+
+        Args:
+            procedures: The procedures.
+            began: Moment from which the timeout counts; None: now.
 
         Raises:
             SourceUnavailableError: A procedure did not finish in time.
@@ -818,7 +862,7 @@ class Planner:
         """
         desk = Desk()
         self._last_problem = None
-        deadline = time.monotonic() + self._options.stall_timeout_s
+        deadline = (time.monotonic() if began is None else began) + self._options.stall_timeout_s
         inquiries = dict(zip(procedures, desk.begin_all(procedures.values()), strict=True))
         while any(not inquiry.done for inquiry in inquiries.values()):
             left = deadline - time.monotonic()

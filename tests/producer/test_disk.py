@@ -98,7 +98,8 @@ class Quota(OsFiles):
             before = self._used()
             yield
             if self.greedy:
-                self.room -= max(0, before - self._used())
+                # A file system takes blocks for its own lists as well, and nobody else can take those that are in use.
+                self.room = max(self.room - max(0, before - self._used()), self._used())
 
     def truncate(self, handle, size):
         with self._gives_back():

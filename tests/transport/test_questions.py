@@ -12,7 +12,7 @@ import pytest
 
 from kafkasafe._io.at_once import at_once, held
 from kafkasafe._io.transport import Transport
-from kafkasafe._io.transport.calls import EpochsWanted, PartitionQuestion
+from kafkasafe._io.transport.calls import EpochsWanted, OffsetsWanted, PartitionQuestion
 from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -154,3 +154,66 @@ def test_an_old_broker_is_not_asked_for_the_largest_timestamp(version: str) -> N
     else:
         assert answer.unsupported
         assert not answer.sent
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+@pytest.mark.parametrize("isolation", [0, 1])
+def test_all_partitions_at_once_have_the_answers_of_each(
+    transport: Transport, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, version: int, isolation: int
+) -> None:
+    """Without those that have none, whatever the reason is."""
+    monkeypatch.setattr(OffsetsWanted, "maximum", version)
+    codes = dict(enumerate((-1, 1, 3, 5, 6, 7, 9, 29, 56, 74, 75, 78), 1))
+    for number, code in codes.items():
+        proxy.on("ListOffsets", topic="t", partition=number).answer(code=code)
+    proxy.on("ListOffsets", topic="t", partition=20).leave_out()
+    proxy.on("ListOffsets", topic="t", partition=21).set(offset=2**62)
+    proxy.on("ListOffsets", topic="t", partition=22).set(offset=-1)
+    proxy.on("ListOffsets", topic="t", partition=23).set(offset=2**62 - 1, timestamp=99)
+    if version >= 4:
+        proxy.on("ListOffsets", topic="t", partition=24).set(leader_epoch=9)
+        proxy.on("ListOffsets", topic="t", partition=25).set(leader_epoch=-7)
+    asked = [("t", number) for number in range(700)]
+    answers = Answers()
+    since = len(named(proxy, "ListOffsets"))
+    transport.list_offsets([*asked, ("t", 700)], -1, answers.of("all"), isolation_level=isolation)
+    found = answers.take(1)["all"]
+    if isolation and version == 1:  # which has no isolation level
+        assert found == {}
+        return
+    assert named(proxy, "ListOffsets", since) == [500, 200]
+    with at_once():
+        for target in asked:
+            transport.list_offset(*target, -1, answers.of(target), isolation_level=isolation)
+    each = answers.take(700)
+    plain = {
+        target: answer
+        for target, answer in each.items()
+        if isinstance(answer, OffsetListed) and not answer.error_code and answer.offset >= 0
+    }
+    assert found == plain
+    assert set(asked) - set(found) == {("t", number) for number in (*codes, 20, 21, 22)}
+    assert {each["t", number].error_code for number in codes} == set(codes.values())
+
+
+def test_brokers_that_do_not_answer_leave_their_partitions_out() -> None:
+    answers = Answers()
+    with FakeCluster(brokers=3) as cluster:
+        cluster.create_topic("t", 30)
+        made = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        made.start()
+        made.list_offsets([("t", 0)], -1, answers.of("unknown"))
+        assert answers.take(1) == {"unknown": {}}
+        made.refresh_metadata(["t"], answers.of("metadata"))
+        answers.take(1)
+        asked = [("t", number) for number in range(30)]
+        made.list_offsets(asked, -1, answers.of("all"))
+        assert set(answers.take(1)["all"]) == set(asked)
+        lost = cluster.leader("t", 0)
+        of_lost = {target for target in asked if cluster.leader(*target) == lost}
+        cluster.kill(lost)
+        made.list_offsets(asked, -1, answers.of("all"))
+        assert set(asked) - set(answers.take(1)["all"]) <= of_lost
+        made.close(TIMEOUT_S)
+        made.list_offsets(asked, -1, answers.of("closed"))
+        assert isinstance(answers.take(1)["closed"], Failure)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import kafka.errors as kafka_errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
+from kafkasafe._io.transport.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
 from kafkasafe._io.transport.terms import TopicPartition, safely
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Buffer, Failure, Reached, Reply
@@ -22,6 +23,7 @@ __all__ = [
     "EpochsWanted",
     "KafkaCall",
     "MetadataCall",
+    "OffsetsCall",
     "OffsetsWanted",
     "PartitionQuestion",
     "QuestionsCall",
@@ -256,6 +258,55 @@ class QuestionsCall(Call):
         for question in failed:
             question.fail(error, sent=False)
         return bool(self.questions)
+
+
+class OffsetsCall(Call):
+    """One ListOffsets request about many partitions, with one timestamp for all of them."""
+
+    __slots__ = ("kind", "numbers", "reply", "timestamp")
+
+    def __init__(
+        self,
+        numbers: Mapping[str, Sequence[int]],
+        timestamp: int,
+        isolation_level: int,
+        reply: Callable[[Sequence[tuple[str, Sequence[OffsetRow]]]], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(timeout_s, tuple((topic, number) for topic in numbers for number in numbers[topic]))
+        self.kind = OffsetsWanted(-1, isolation_level, min(timestamp, 0))
+        self.numbers = numbers
+        self.timestamp = timestamp
+        self.reply = reply
+
+    def frame(self, versions: Any) -> Frame:
+        kind = self.kind
+        version = versions.api_version(kind.request, min_version=kind.minimum, max_version=kind.maximum)
+
+        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
+            encoded = encode_offsets(
+                version,
+                correlation_id,
+                client_id,
+                self.numbers,
+                self.timestamp,
+                kind.isolation_level,
+                int(self.timeout_s * 1000),
+            )
+            return OffsetsHeader(version, correlation_id), [encoded]
+
+        return Frame(f"ListOffsetsRequest({len(self.targets)} partitions)", version, encoder)
+
+    def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
+        if not self.done:
+            self.done = True
+            safely(self.reply, response.rows)
+
+    def fail(self, error: BaseException, *, sent: bool) -> None:  # noqa: ARG002  # left out of the answer
+        if not self.done:
+            self.done = True
+            safely(self.reply, ())
 
 
 class ReachCall(Call):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -10,9 +11,10 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import FetchRequest
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe._io.transport.calls import EpochsWanted, OffsetsWanted
+from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted
+from kafkasafe._io.transport.offsets_wire import OffsetRow
 from kafkasafe._io.transport.routing import Routing
-from kafkasafe._io.transport.terms import MAX_OFFSET, absurd, plausible
+from kafkasafe._io.transport.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 from kafkasafe.cluster.api import (
     Buffer,
     EpochEnd,
@@ -31,6 +33,8 @@ _MAX_FETCH: Final = 12
 
 # Oldest version that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
+
+_MAX_OFFSETS: Final = 500  # partitions in one request
 
 # Of a batch: offset and length, then what `length` counts; the magic byte; the last offset's delta (v2).
 _LOG_OVERHEAD: Final = 12
@@ -225,6 +229,41 @@ class Questions(Routing):
         """
         self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
 
+    def list_offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        timestamp: int,
+        reply: Reply[Mapping[TopicPartition, OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """Asks leaders about many partitions in few requests; see `Cluster`."""
+
+        def run() -> None:
+            by_leader: dict[int, list[TopicPartition]] = {}
+            for target in partitions:
+                leader = self._leader(*target)
+                if isinstance(leader, int):
+                    by_leader.setdefault(leader, []).append(target)
+            shares = [
+                (leader, asked[at : at + _MAX_OFFSETS])
+                for leader, asked in by_leader.items()
+                for at in range(0, len(asked), _MAX_OFFSETS)
+            ]
+            gathered = _Offsets(len(shares), reply)
+            if not shares:
+                safely(reply, {})
+            for leader, asked in shares:
+                numbers: dict[str, list[int]] = {}
+                for topic, number in asked:
+                    numbers.setdefault(topic, []).append(number)
+                timeout_s = self._request_timeout_s
+                self._link(leader).submit(
+                    OffsetsCall(numbers, timestamp, isolation_level, gathered.add, timeout_s=timeout_s)
+                )
+
+        self._post(run, not_sent(reply))
+
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.
 
@@ -298,6 +337,27 @@ class Questions(Routing):
             }
 
         self._question(topic, partition, EpochsWanted(), wanted, parse, reply)
+
+
+class _Offsets:
+    """Gathers the answers of several brokers. Leaves out what is no plain offset."""
+
+    __slots__ = ("_found", "_left", "_reply")
+
+    def __init__(self, left: int, reply: Reply[Mapping[TopicPartition, OffsetListed]]) -> None:
+        self._found: dict[TopicPartition, OffsetListed] = {}
+        self._left = left
+        self._reply = reply
+
+    def add(self, answered: Sequence[tuple[str, Sequence[OffsetRow]]]) -> None:
+        """Takes the answer of one broker, which is empty after a failure. The last one completes the reply."""
+        for topic, rows in answered:
+            for number, code, time_ms, offset, epoch in rows:
+                if not code and 0 <= offset < MAX_OFFSET:
+                    self._found[topic, number] = OffsetListed(0, offset, plausible(epoch), time_ms)
+        self._left -= 1
+        if not self._left:
+            safely(self._reply, self._found)
 
 
 def _next_offset(records: Buffer, offset: int) -> int:

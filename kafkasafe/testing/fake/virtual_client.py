@@ -7,6 +7,7 @@ the next metadata, nothing goes to a new leader while something is outstanding a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
 from typing import TYPE_CHECKING, Any
@@ -496,6 +497,30 @@ class VirtualClient(Coordinated, Metadata):
     ) -> None:
         """See `Cluster`."""
         self._list_offset(topic, partition, timestamp, reply, -1, isolation_level)
+
+    def list_offsets(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timestamp: int,
+        reply: Reply[Mapping[tuple[str, int], OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`. One request for each partition."""
+        found: dict[tuple[str, int], OffsetListed] = {}
+        left = set(partitions)
+        if not left:
+            safely(reply, found)
+
+        def answered(at: tuple[str, int], listed: OffsetListed | Failure) -> None:
+            left.discard(at)
+            if isinstance(listed, OffsetListed) and not listed.error_code and listed.offset >= 0:
+                found[at] = listed
+            if not left:
+                safely(reply, found)
+
+        for at in partitions:
+            self._list_offset(*at, timestamp, functools.partial(answered, at), -1, isolation_level)
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """See `Cluster`."""

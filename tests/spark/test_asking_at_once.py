@@ -1,0 +1,141 @@
+"""A plan asks each leader once about all its partitions. It finds what it finds by asking about each partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sourcing import Source, write
+
+from kafkasafe.spark.positions import Positions
+from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[FakeCluster, FaultProxy]]:
+    with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+        cluster.create_topic("t", PARTITIONS)
+        for number in range(PARTITIONS):
+            write(cluster, "t", [b"%d" % at for at in range(10 + number)], partition=number)
+        yield cluster, proxy
+
+
+def plan(
+    servers: Any, start: Positions | None, spoil: Callable[[], None], *, is_at_once: bool, **options: str
+) -> tuple[Any, ...]:
+    """What a plan finds: the positions as text, or the error; and the events."""
+    with Source(servers, subscribe="t", **options) as source:
+        planner: Any = source.planner
+        if not is_at_once:
+            planner._ask_at_once = lambda *_: None
+        began = planner.first() if start is None else start
+        spoil()
+        try:
+            found = json.dumps(planner.latest(began).encode())
+        except Exception as failed:
+            found = f"{type(failed).__name__}: {failed}"
+        return found, source.events
+
+
+def same_plans(
+    proxied: tuple[FakeCluster, FaultProxy],
+    start: Positions | None,
+    spoil: Callable[[FaultProxy], None],
+    **options: str,
+) -> str:
+    proxy = proxied[1]
+    plans = []
+    for is_at_once in (False, True):
+        proxy.clear()
+        proxy.forget()
+        plans.append(plan(proxy, start, lambda: spoil(proxy), is_at_once=is_at_once, **options))
+    proxy.clear()
+    assert plans[0] == plans[1]
+    return str(plans[1][0])
+
+
+STARTS = {
+    "first": None,
+    "behind": Positions.decode({"t": {str(number): 3 for number in range(PARTITIONS)}}),
+    "at the end": Positions.decode({"t": {str(number): 10 + number for number in range(PARTITIONS)}}),
+    "ahead": Positions.decode({"t": {str(number): 50 for number in range(PARTITIONS)}}),
+    "lacks one": Positions.decode({"t": {"0": 3, "1": 4, "2": 5}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "isolation", "code"),
+    [("behind", "read_uncommitted", code) for code in (0, 3, 5, 6, 7, 9, 29, 56, 74, 75, 78)]
+    + [(name, "read_committed", code) for name in STARTS for code in (0, 6)],
+)
+def test_errors_of_one_partition(
+    proxied: tuple[FakeCluster, FaultProxy], name: str, isolation: str, code: int
+) -> None:
+    def spoil(proxy: FaultProxy) -> None:
+        if code:
+            proxy.on("ListOffsets", topic="t", partition=1).answer(code=code, times=None if code == 29 else 2)
+
+    options = {"startingOffsets": "earliest", "kafka__isolation__level": isolation}
+    found = same_plans(proxied, STARTS[name], spoil, **options)
+    assert ("Error" in found) == (code == 29)
+
+
+@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize(
+    "fields", [{"offset": 5}, {"leader_epoch": -1}, {"leader_epoch": 6}, {"offset": 8, "leader_epoch": -1}]
+)
+def test_answers_of_other_leaders(
+    proxied: tuple[FakeCluster, FaultProxy], name: str, fields: dict[str, int]
+) -> None:
+    same_plans(
+        proxied,
+        STARTS[name],
+        lambda proxy: proxy.on("ListOffsets", topic="t", partition=2).set(**fields) and None,
+        startingOffsets="earliest",
+        failOnDataLoss="false",
+    )
+
+
+def test_each_leader_is_asked_once_for_ends_and_once_for_starts(
+    proxied: tuple[FakeCluster, FaultProxy],
+) -> None:
+    proxy = proxied[1]
+    with Source(proxy, subscribe="t", startingOffsets="earliest") as source:
+        end = source.latest(source.planner.first())
+        proxy.forget()
+        assert source.latest(end).encode() == end.encode()
+        assert [len(call.partitions) for call in proxy.requests("ListOffsets", topic="t")] == [PARTITIONS]
+        proxy.forget()
+        source.latest(STARTS["behind"] or end)
+        asked = [len(call.partitions) for call in proxy.requests("ListOffsets", topic="t")]
+        assert asked == [PARTITIONS, PARTITIONS]
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_elections_and_retention_between_plans(*, is_at_once: bool) -> None:
+    """Leaders move, one loses records, retention removes some: each plan says what it says without shared requests."""
+    with FakeCluster(brokers=3) as cluster:
+        cluster.create_topic("t", PARTITIONS)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            planner: Any = source.planner
+            if not is_at_once:
+                planner._ask_at_once = lambda *_: None
+            end = source.latest(planner.first())
+            for round_ in range(3):
+                for number in range(PARTITIONS):
+                    write(cluster, "t", [b"x"] * 5, partition=number)
+                    cluster.move_leader("t", number)
+                before, end = end, source.latest(end)
+                assert len(source.values(before, end)) == 5 * PARTITIONS
+                assert {mark.offset for mark in end.marks.values()} == {5 * (round_ + 1)}
+                assert all(len(mark.lineage.entries) == round_ + 1 for mark in end.marks.values())
+            write(cluster, "t", [b"y"] * 5, partition=0)
+            cluster.delete_records("t", 0, 18)
+            end = source.latest(end)
+            assert (end.marks["t", 0].why, end.marks["t", 0].begin) == ("retention", 18)
+            assert [(event.partition, event.lost) for event in source.events] == [(0, (15, 17))]
