@@ -23,6 +23,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.testing import jars
+from kafkasafe.testing._real.topics import Topics
 from kafkasafe.testing.broker import (
     CONTROLLER,
     ClusterError,
@@ -177,8 +178,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(setting, says):
 )
 def test_internal_settings_and_those_of_plugins_are_taken(config):
     cluster = KafkaCluster(1, config=config)
-    cluster._java = jars.find_java()
-    cluster._check_settings(jars.resolve())
+    cluster._files.check_settings(cluster._release.open())
     cluster.close()
 
 
@@ -438,17 +438,17 @@ def test_a_topic_is_there_when_its_leader_knows_that_it_leads(kafka, mocker):
 @pytest.mark.kafka
 def test_a_topic_is_there_when_each_broker_tells_of_it(kafka_cluster, mocker):
     """A client that asked another one was told that it is not there."""
-    ask, asked = KafkaCluster._told, []
+    ask, asked = Topics._told, []
 
-    def not_yet(cluster, node, topic):
+    def not_yet(topics, node, topic):
         asked.append(node)
-        return ask(cluster, node, topic) if asked.count(node) == 3 else None
+        return ask(topics, node, topic) if asked.count(node) == 3 else None
 
-    mocker.patch.object(KafkaCluster, "_told", autospec=True, side_effect=not_yet)
+    mocker.patch.object(Topics, "_told", autospec=True, side_effect=not_yet)
     kafka_cluster.create_topic("broker-told", partitions=2)
     assert asked == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert ask(kafka_cluster, 2, "broker-told") == 2
-    assert ask(kafka_cluster, 2, "broker-untold") is None
+    assert ask(kafka_cluster._topics, 2, "broker-told") == 2
+    assert ask(kafka_cluster._topics, 2, "broker-untold") is None
 
 
 def kafka_error(name: str) -> type[BaseException]:

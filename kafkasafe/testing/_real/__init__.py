@@ -1,6 +1,7 @@
-"""What `kafkasafe.testing.broker.KafkaCluster` is made of: part classes in a chain, each above what it calls.
+"""What `kafkasafe.testing.broker.KafkaCluster` is made of: objects that own their state, each handed what it calls.
 
-`places.py` (where things are, and the state that is shared), `asking.py` (the admin client), `defining.py` (how nodes
-are started), `running.py`, `topics.py`, `disasters.py`. Below them stand `node.py`, `processes.py` and `boot.py`, which
-know no cluster, and `values.py`: what a cluster tells, under public names of `kafkasafe.testing.broker`.
+`Layout` (fixed: brokers, settings, ports), `Workspace` (the directory and its logs), `Release` (version, jars, Java),
+`Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users), `NodeFiles` (settings
+and commands), `Topics`, `Disasters`. Below them stand `node.py`, `processes.py`, `admin_client.py` and `boot.py`, which
+know no cluster, and `values.py`: values and errors under the public names of `kafkasafe.testing.broker`.
 """

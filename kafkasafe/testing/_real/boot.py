@@ -15,7 +15,7 @@ from pathlib import Path
 from kafka.errors import KafkaError
 
 from kafkasafe.testing import jars
-from kafkasafe.testing._real.asking import open_admin
+from kafkasafe.testing._real.admin_client import open_admin
 from kafkasafe.testing._real.node import POLL_S, random_id, tail
 from kafkasafe.testing._real.processes import Resources, listens, spawn
 from kafkasafe.testing._real.values import DEFAULT_JAVA_OPTIONS, ClusterError, log

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import subprocess
+import time
 import uuid
 from pathlib import Path
 from typing import Literal
+
+from kafkasafe.testing._real.processes import spawn
 
 __all__ = ["MIN_ISR", "POLL_S", "SESSION_TIMEOUT_MS", "Node", "as_text", "random_id", "tail"]
 
@@ -44,6 +47,34 @@ class Node:
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def state(self) -> str:
+        if not self.running:
+            return "down"
+        return "paused" if self.paused else "up"
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Starts the process."""
+        self.paused = False
+        self.process = spawn(self.command, self.directory, self.log)
+        return self.process
+
+    def stopped(self) -> None:
+        """Its process has shut down in order."""
+        self.process = None
+        self.killed_at = 0.0
+
+    def killed(self) -> None:
+        """Its process is gone without a shutdown."""
+        self.process, self.paused, self.killed_at = None, False, time.monotonic()
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+
+    def run_as(self, command: list[str]) -> None:
+        """Another command, from the next start on."""
+        self.command = command
 
 
 def random_id() -> str:

@@ -35,9 +35,9 @@ class Resources:
 
     def __init__(self) -> None:
         self.processes: set[subprocess.Popen[bytes]] = set()
-        self.directory: Path | None = None
-        self.logs: Path | None = None
-        self.keep_logs = False
+        self._directory: Path | None = None
+        self._logs: Path | None = None
+        self._keep_logs = False
         self.released = False
         self._owner = os.getpid()
         self._port_locks: list[int] = []
@@ -46,6 +46,17 @@ class Resources:
         port, lock = reserve_port()
         self._port_locks.append(lock)
         return port
+
+    def own_directory(self, directory: Path) -> None:
+        """A directory that `release` removes."""
+        self._directory = directory
+
+    def own_logs(self, logs: Path) -> None:
+        """Where the logs are, which `release` leaves after `keep`."""
+        self._logs = logs
+
+    def keep(self) -> None:
+        self._keep_logs = True
 
     def release(self) -> None:
         if self.released or os.getpid() != self._owner:
@@ -56,13 +67,13 @@ class Resources:
         for process in self.processes:
             process.wait()
         self.processes.clear()
-        if self.directory is not None:
-            kept = {self.logs} if self.keep_logs else set()
-            for entry in self.directory.iterdir():
+        if self._directory is not None:
+            kept = {self._logs} if self._keep_logs else set()
+            for entry in self._directory.iterdir():
                 if entry not in kept:
                     shutil.rmtree(entry, ignore_errors=True)
             if not kept:
-                shutil.rmtree(self.directory, ignore_errors=True)
+                shutil.rmtree(self._directory, ignore_errors=True)
         for lock in self._port_locks:
             os.close(lock)
         self._port_locks.clear()

@@ -13,19 +13,29 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResourceType, OffsetSpec
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
+from kafkasafe._core.batch import iter_headers
 from kafkasafe.testing import frames
+from kafkasafe.testing._real.admin import Admin
+from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.node import POLL_S, as_text
-from kafkasafe.testing._real.running import Running
+from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError, PartitionState
+from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Topics", "as_place"]
+__all__ = ["Topics", "as_place", "log_end"]
 
 _METADATA: Final = 4
 """The version of Metadata that all brokers have, from 0.11 on."""
 
 
-class Topics(Running):
-    """Part of `KafkaCluster`."""
+class Topics:
+    """Asks about topics and partitions, and waits for them. Keeps nothing itself."""
+
+    def __init__(self, layout: Layout, workspace: Workspace, nodes: Nodes, admin: Admin) -> None:
+        self._layout = layout
+        self._workspace = workspace
+        self._nodes = nodes
+        self._admin = admin
 
     def create_topic(
         self,
@@ -37,27 +47,13 @@ class Topics(Running):
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Creates a topic; returns when every partition is led, all replicas are in sync, and each broker tells of it.
-
-        Args:
-            name: Its name.
-            partitions: How many.
-            replication_factor: Default min(3, brokers).
-            config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, the preferred leader first, instead of the two numbers.
-            timeout_s: Seconds it may take.
-
-        Raises:
-            kafka.errors.TopicAlreadyExistsError: There is one of that name.
-            kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
-            ClusterError: Not ready in time.
-        """
+        """See `KafkaCluster.create_topic`."""
         options: dict[str, object] = {
             "configs": {key: as_text(value) for key, value in (config or {}).items()}
         }
         if assignments is None:
             options["num_partitions"] = partitions
-            options["replication_factor"] = replication_factor or min(3, len(self.brokers))
+            options["replication_factor"] = replication_factor or min(3, len(self._layout.brokers))
         else:
             options["assignments"] = {number: list(nodes) for number, nodes in assignments.items()}
         count = len(assignments) if assignments else partitions
@@ -74,8 +70,8 @@ class Topics(Running):
                 # An earlier try of ours was done though its answer was lost.
 
         deadline = time.monotonic() + timeout_s
-        self._admin(create, deadline, f"create topic {name}")
-        self._until_topic(
+        self._admin.run(create, deadline, f"create topic {name}")
+        self.until_topic(
             name,
             lambda states: (
                 len(states) == count and all(set(s.in_sync) == set(s.replicas) for s in states.values())
@@ -86,7 +82,7 @@ class Topics(Running):
         self._until_all_tell(name, count, deadline)
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
-        """Deletes a topic; returns when the metadata no longer has it."""
+        """See `KafkaCluster.delete_topic`."""
         deadline = time.monotonic() + timeout_s
         tries = 0
 
@@ -99,90 +95,73 @@ class Topics(Running):
                 if tries == 1:
                     raise
 
-        self._admin(delete, deadline, f"delete topic {name}")
-        self._until_topic(name, lambda states: not states, deadline, live_leader=False)
+        self._admin.run(delete, deadline, f"delete topic {name}")
+        self.until_topic(name, lambda states: not states, deadline, live_leader=False)
 
     def partition_state(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0
     ) -> PartitionState:
-        """Leader, epoch, replicas and in-sync replicas, as a living broker tells them now.
-
-        Raises:
-            ClusterError: No broker could tell within `timeout_s`, or there is no such partition.
-        """
+        """See `KafkaCluster.partition_state`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
-        states = self._until_topic(topic, lambda found: partition in found, deadline, live_leader=False)
+        states = self.until_topic(topic, lambda found: partition in found, deadline, live_leader=False)
         return states[partition]
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader; waits while there is none or the one named is killed or paused."""
+        """See `KafkaCluster.leader`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
         def led(states: Mapping[int, PartitionState]) -> bool:
-            return partition in states and self._lives(states[partition].leader)
+            return partition in states and self._nodes.lives(states[partition].leader)
 
-        return self._until_topic(topic, led, deadline, live_leader=False)[partition].leader
+        return self.until_topic(topic, led, deadline, live_leader=False)[partition].leader
 
     def wait_in_sync(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> PartitionState:
-        """Returns when all replicas of the partition are in sync and its leader lives."""
+        """See `KafkaCluster.wait_in_sync`."""
         topic, partition = as_place(topic, partition)
         deadline = time.monotonic() + timeout_s
 
         def synced(states: Mapping[int, PartitionState]) -> bool:
             state = states.get(partition)
             return (
-                state is not None and set(state.in_sync) == set(state.replicas) and self._lives(state.leader)
+                state is not None
+                and set(state.in_sync) == set(state.replicas)
+                and self._nodes.lives(state.leader)
             )
 
-        return self._until_topic(topic, synced, deadline, live_leader=False)[partition]
+        return self.until_topic(topic, synced, deadline, live_leader=False)[partition]
 
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
-        """Returns when each transaction that was committed or aborted before the call is so for every reader.
-
-        A commit is answered when it is decided; its markers are written afterwards, partition by partition. Until then
-        a `read_committed` reader ends, for a moment, before the transaction's records.
-
-        Raises:
-            ClusterError: There are transactions without their markers after `timeout_s`.
-            kafka.errors.UnsupportedVersionError: The brokers are older than 3.0 (KIP-664).
-        """
+        """See `KafkaCluster.wait_for_markers`."""
         deadline = time.monotonic() + timeout_s
-        with self.admin() as admin:
+        with self._admin.client() as admin:
             while any(admin.list_transactions(state_filters=["PrepareCommit", "PrepareAbort"]).values()):
                 if time.monotonic() > deadline:
                     raise ClusterError(f"There are transactions without their markers after {timeout_s:g} s")
                 time.sleep(0.02)
 
     def alter_topic(self, name: str, config: Mapping[str, object], timeout_s: float = 30.0) -> None:
-        """Sets topic settings; the others stay as they are."""
+        """See `KafkaCluster.alter_topic`."""
         values = {key: as_text(value) for key, value in config.items()}
-        self._alter(ConfigResourceType.TOPIC, name, values, time.monotonic() + timeout_s)
+        self._admin.alter(ConfigResourceType.TOPIC, name, values, time.monotonic() + timeout_s)
 
     def log_segments(
         self, topic: str | TopicPartition, partition: int = 0, node: int | None = None
     ) -> list[Path]:
-        """The partition's `.log` files on a broker, oldest first; what a killed broker left can be read too.
-
-        Args:
-            topic: Topic name.
-            partition: Its number.
-            node: The broker; by default the leader.
-
-        Raises:
-            ClusterError: That broker holds no such partition.
-        """
+        """See `KafkaCluster.log_segments`."""
         topic, partition = as_place(topic, partition)
         where = self.leader(topic, partition) if node is None else node
-        directory = self.data_dir(where) / f"{topic}-{partition}"
+        directory = self._nodes.data_dir(where) / f"{topic}-{partition}"
         if not directory.is_dir():
-            raise ClusterError(f"broker {where} holds no {topic}-{partition}", log_dir=self.log_dir)
+            raise ClusterError(
+                f"broker {where} holds no {topic}-{partition}", log_dir=self._workspace.log_dir
+            )
         return sorted(directory.glob("*.log"))
 
-    def _until_topic(
+    def until_topic(
         self,
         topic: str,
         condition: Callable[[Mapping[int, PartitionState]], bool],
@@ -198,20 +177,22 @@ class Topics(Running):
             while True:
                 last = _partition_states(admin.describe_topics([topic]), topic)
                 if condition(last) and not (
-                    live_leader and any(not self._lives(s.leader) for s in last.values())
+                    live_leader and any(not self._nodes.lives(s.leader) for s in last.values())
                 ):
                     return last
                 if time.monotonic() > deadline:
-                    raise self._error(f"topic {topic} did not get there in time; it is {dict(last)}", [])
+                    raise self._workspace.error(
+                        f"topic {topic} did not get there in time; it is {dict(last)}", []
+                    )
                 time.sleep(POLL_S)
 
-        return self._admin(poll, deadline, f"read the metadata of {topic}")
+        return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
         """Returns when the leaders know that they lead: a broker tells who does before it has heard of it itself."""
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
         # What it does not know yet is an error that passes, and asked again.
-        self._admin(
+        self._admin.run(
             lambda admin: admin.list_partition_offsets(newest, timeout_ms=5000),
             deadline,
             f"ask who leads {newest}",
@@ -219,10 +200,12 @@ class Topics(Running):
 
     def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
         """Returns when each broker that lives tells of so many partitions: they hear of it one after the other."""
-        for node in self.brokers:
-            while self._lives(node) and self._told(node, topic) != partitions:
+        for node in self._layout.brokers:
+            while self._nodes.lives(node) and self._told(node, topic) != partitions:
                 if time.monotonic() > deadline:
-                    raise self._error(f"broker {node} does not tell of {topic} as it is", [self._node(node)])
+                    raise self._workspace.error(
+                        f"broker {node} does not tell of {topic} as it is", [self._nodes.find(node)]
+                    )
                 time.sleep(POLL_S)
 
     def _told(self, node: int, topic: str) -> int | None:
@@ -231,7 +214,9 @@ class Topics(Running):
         fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
         try:
             with (
-                socket.create_connection(("127.0.0.1", self._inner_ports[node]), timeout=5.0) as connection,
+                socket.create_connection(
+                    ("127.0.0.1", self._layout.inner_ports[node]), timeout=5.0
+                ) as connection,
                 connection.makefile("rb") as answers,
             ):
                 connection.sendall(frames.request_frame(known, _METADATA, 1, fields))
@@ -258,3 +243,12 @@ def _partition_states(answer: Sequence[Mapping[str, Any]], topic: str) -> dict[i
         if found["name"] == topic and found["error_code"] == 0
         for row in found["partitions"]
     }
+
+
+def log_end(segments: Sequence[Path]) -> int:
+    """End offset of a replica, from its files (see `Topics.log_segments`); exact while its broker is down."""
+    last = segments[-1]
+    end = int(last.stem)
+    for _, header in iter_headers(last.read_bytes()):
+        end = header.last_offset + 1
+    return end

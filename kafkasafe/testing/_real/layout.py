@@ -1,0 +1,55 @@
+"""What a cluster consists of: its brokers, their settings and their ports. Fixed when the cluster is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from kafkasafe.errors import UsageError
+from kafkasafe.testing._real.values import CONTROLLER
+
+__all__ = ["Layout"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """The description of a cluster. Ports are reserved before it is made, so addresses are known before the start.
+
+    Attributes:
+        brokers: Node ids of the brokers.
+        combined: Whether the single broker is its own controller.
+        config: Broker settings of all nodes.
+        broker_config: Broker settings of single nodes.
+        proxy_ports: Port of the proxy before a broker, by node.
+        client_ports: Port of a broker's own client listener, by node.
+        inner_ports: Port for brokers among themselves and for this package, by node. Equal to the client's port
+            where no broker has a proxy.
+    """
+
+    brokers: tuple[int, ...]
+    combined: bool
+    config: Mapping[str, str]
+    broker_config: Mapping[int, Mapping[str, str]]
+    proxy_ports: Mapping[int, int]
+    client_ports: Mapping[int, int]
+    inner_ports: Mapping[int, int]
+
+    @property
+    def bootstrap_servers(self) -> list[str]:
+        """See `KafkaCluster.bootstrap_servers`."""
+        return [f"127.0.0.1:{self.proxy_ports.get(node, self.client_ports[node])}" for node in self.brokers]
+
+    def client_address(self, node: int) -> tuple[str, int]:
+        """See `KafkaCluster.client_address`."""
+        self.check_broker(node)
+        return "127.0.0.1", self.client_ports[node]
+
+    @property
+    def controller_node(self) -> int:
+        """See `KafkaCluster.controller_node`."""
+        return 1 if self.combined else CONTROLLER
+
+    def check_broker(self, node: int) -> None:
+        """Raises `UsageError` if there is no such broker."""
+        if node not in self.brokers:
+            raise UsageError(f"there is no broker {node}; there are {list(self.brokers)}")

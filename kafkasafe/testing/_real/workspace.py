@@ -1,0 +1,79 @@
+"""The directory that a cluster works in, its logs, and the errors that name them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.testing._real.node import POLL_S, Node, tail
+from kafkasafe.testing._real.processes import Resources
+from kafkasafe.testing._real.values import ClusterError, log
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """Owns the path of the directory; `Resources` removes it in the end."""
+
+    def __init__(self, resources: Resources, given: Path | None) -> None:
+        self._resources = resources
+        self._given = given
+        self._directory: Path | None = None
+
+    @property
+    def opened(self) -> bool:
+        """Whether `open` was called, or the cluster was closed without it."""
+        return self._directory is not None or self._resources.released
+
+    def open(self) -> Path:
+        """Makes the directory, with an empty one for logs inside."""
+        if self._given is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="kafkasafe-"))
+            self._resources.own_directory(self._directory)
+        else:
+            self._given.mkdir(parents=True, exist_ok=True)
+            if any(self._given.iterdir()):
+                raise ConfigError(
+                    f"data_dir {self._given} is not empty; a cluster starts with no data, name another directory"
+                )
+            self._directory = self._given.absolute()
+        (self._directory / "logs").mkdir()
+        self._resources.own_logs(self._directory / "logs")
+        return self._directory
+
+    @property
+    def directory(self) -> Path:
+        """The directory; `UsageError` before `open`."""
+        if self._directory is None:
+            raise UsageError("the cluster is not open")
+        return self._directory
+
+    @property
+    def log_dir(self) -> Path:
+        """See `KafkaCluster.log_dir`."""
+        return self.directory / "logs"
+
+    def keep_logs(self, reason: str = "") -> Path:
+        """See `KafkaCluster.keep_logs`."""
+        self._resources.keep()
+        logs = self.log_dir
+        if reason:
+            log.info("logs of the Kafka nodes are kept in %s: %s", logs, reason)
+        return logs
+
+    def error(self, message: str, nodes: Sequence[Node]) -> ClusterError:
+        """An error with the ends of the nodes' logs, which are kept."""
+        logs = self.keep_logs()
+        ends = "".join(f"\n--- end of {node.log}:\n{tail(node.log)}" for node in nodes[:3])
+        return ClusterError(f"{message}; logs: {logs}{ends}", log_dir=logs)
+
+    def until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
+        """Polls until `condition` holds; `ClusterError` after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise self.error(message, [])
+            time.sleep(POLL_S)
