@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_faults import ClusterFaults, read_messages, read_values
-from consume_process_produce_member import ASSIGNORS, AUDIT, GROUP, OUT, SETTLE_S, SOURCE
+from consume_process_produce_member import ASSIGNORS, AUDIT, BEGUN, GROUP, OUT, SETTLE_S, SOURCE
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError
 
@@ -117,6 +117,11 @@ class Slot(threading.Thread):
     def end_member(self, child: subprocess.Popen[bytes], how: str) -> None:
         """It ends in this way, or hangs."""
         signals = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
+        if how == "interrupt":
+            # Python itself ends with exit code 1 where SIGINT comes while it starts.
+            deadline = time.monotonic() + HANG_S
+            while not self._has_begun(child) and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
         if child.poll() is None:
             self.done[how] += 1
             child.send_signal(signals[how])
@@ -129,6 +134,12 @@ class Slot(threading.Thread):
         if child.returncode not in {0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130}:
             self._say(f"a process ended with exit code {child.returncode} ({how})")
             print((self.folder / "log").read_text(errors="replace")[-_TOLD:], flush=True)
+
+    def _has_begun(self, child: subprocess.Popen[bytes]) -> bool:
+        try:
+            return (self.folder / BEGUN).read_text() == str(child.pid)
+        except FileNotFoundError:
+            return False
 
     def _say(self, what: str) -> None:
         self.wrong.append(what)

@@ -26,6 +26,8 @@ SOURCE, OUT, AUDIT, GROUP = "numbers", "changed", "audit", "changers"
 DEPTH = 10
 """Atomic batches that may be under way."""
 SETTLE_S = 300.0
+BEGUN = "begun"
+"""File in a member's folder: the process whose own code runs."""
 LARGE = 200_000
 """Bytes of a record that the topic `changed` does not take."""
 ASSIGNORS = ("cooperative", "range", "sticky")
@@ -48,6 +50,7 @@ class Member:
         self.generation = -2
         self.consumer: Any = None
         signal.signal(signal.SIGUSR1, self.tell)
+        (self.folder / BEGUN).write_text(str(os.getpid()))
         self._book = os.open(self.folder / "book", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, what: str, count: int = 1) -> None:
