@@ -626,7 +626,10 @@ class Course:
 
     def _all_seen(self) -> bool:
         where, accepted = self.seen.where, self.accepted
-        return all(accepted[each] == where.get(each, {}).keys() for each in self.durable)
+        # Also of what was not promised: the reader may stand between two partitions of it.
+        return not self.seen.still_half() and all(
+            accepted[each] == where.get(each, {}).keys() for each in self.durable
+        )
 
     def _say_what_is_wrong(self, last: Seen) -> None:
         for name, seen in (("a reader at the end", last), ("the reader meanwhile", self.seen)):
