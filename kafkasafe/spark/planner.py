@@ -47,7 +47,7 @@ from typing import Any, Final, TypeVar
 
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
 from kafkasafe._io.connect import connect
-from kafkasafe._io.inquiry import Ask, Desk, Pause, Procedure, insist, pause_s
+from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
 from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
@@ -495,13 +495,8 @@ class Planner:
         desk = Desk()
         inquiry = desk.begin(self._lookups.ask_at_once(partitions, timestamp))
         deadline = time.monotonic() + min(_AT_ONCE_S, self._options.stall_timeout_s / 4)
-        while not inquiry.done:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                inquiry.cancel()
-                return {}
-            desk.wait(left)
-            desk.work()
+        if not _all_done(desk, [inquiry], deadline):
+            inquiry.cancel()
         return inquiry.result or {}
 
     # --- procedures: one partition ------------------------------------------------------------------------------------
@@ -864,15 +859,11 @@ class Planner:
         self._last_problem = None
         deadline = (time.monotonic() if began is None else began) + self._options.stall_timeout_s
         inquiries = dict(zip(procedures, desk.begin_all(procedures.values()), strict=True))
-        while any(not inquiry.done for inquiry in inquiries.values()):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                open_keys = [str(key) for key, inquiry in inquiries.items() if not inquiry.done]
-                for inquiry in inquiries.values():
-                    inquiry.cancel()
-                raise self._too_late(open_keys)
-            desk.wait(min(left, 1.0))
-            desk.work()
+        if not _all_done(desk, inquiries.values(), deadline):
+            open_keys = [str(key) for key, inquiry in inquiries.items() if not inquiry.done]
+            for inquiry in inquiries.values():
+                inquiry.cancel()
+            raise self._too_late(open_keys)
         for inquiry in inquiries.values():
             if inquiry.error is not None:
                 raise inquiry.error
@@ -913,6 +904,17 @@ def _none_below() -> Procedure[EpochEnd]:
 
 def _ignore(_: object) -> None:
     """Ignores the reply, because the refresh itself updates the metadata."""
+
+
+def _all_done(desk: Desk, inquiries: Collection[Inquiry[Any]], deadline: float) -> bool:
+    """Works at the desk until all inquiries are done. Returns whether that was before the deadline."""
+    while any(not inquiry.done for inquiry in inquiries):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        desk.wait(min(left, 1.0))
+        desk.work()
+    return True
 
 
 def _names(partitions: Iterable[Partition]) -> str:
