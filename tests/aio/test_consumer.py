@@ -371,11 +371,7 @@ def test_dropped_without_close_it_says_so_and_its_threads_end(options):
 
 @pytest.mark.parametrize("group", [None, "g"])
 @pytest.mark.parametrize("made", [False, True])
-def test_start_waits_for_topics_that_brokers_make_and_not_for_those_that_they_do_not(
-    monkeypatch, tmp_path, group, made
-):
-    monkeypatch.setattr("kafkasafe.aio.consumer._SETTLE_S", math.inf)
-
+def test_start_waits_for_topics_that_brokers_make_and_not_for_those_that_they_do_not(tmp_path, group, made):
     async def main(servers):
         async with SafeConsumer(
             "new", bootstrap_servers=servers, group_id=group, metadata_max_age_ms=500

@@ -146,9 +146,12 @@ def test_what_was_promised_is_delivered_after_kill_9(scene, way):
     WAYS[way](scene)
     scene.until(0, lambda: scene.seen(0))
     scene.more(0, 20)
-    # A look in the middle of a deletion finds a place that cannot be had back yet.
-    scene.until(0, lambda: scene.seen(0)[-1].endswith("True 0"))
-    assert all(line.endswith(" 0") for line in scene.seen(0)), scene.seen(0)
+    if way.startswith("rm -rf"):
+        # It takes many steps: a look in between finds a place that cannot be had back yet.
+        scene.until(0, lambda: scene.seen(0)[-1].endswith("True 0"))
+        assert all(line.endswith(" 0") for line in scene.seen(0)), scene.seen(0)
+    else:
+        assert all(line.endswith("True 0") for line in scene.seen(0)), scene.seen(0)
     scene.kill()
     scene.deliver()
 

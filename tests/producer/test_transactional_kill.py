@@ -112,7 +112,7 @@ def test_every_transaction_is_there_once_and_whole(tmp_path, version):
     assert found[0] == found[1] == found[2], SEED
     assert found[0] == sorted(set(found[0])), SEED
     assert set(done) <= set(found[0]) <= set(decided), SEED
-    assert len(done) >= KILLS // 2, "hardly anything was tried"
+    assert len(done) >= KILLS, "hardly anything was tried"
 
 
 def read(servers):
