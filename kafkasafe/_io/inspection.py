@@ -12,6 +12,7 @@ from kafkasafe._core.extent import extent_trouble
 from kafkasafe._core.journal import Journal
 from kafkasafe._core.steps import BatchTimes, UnitLog, steps_of, undecidable_in
 from kafkasafe._io.files import Files, read_whole, size_of
+from kafkasafe._io.quarantine import already_quarantined
 from kafkasafe._io.recovery import (
     EXTENT_NAME,
     BatchEntry,
@@ -32,7 +33,6 @@ from kafkasafe._io.rejected import (
     waits_of,
 )
 from kafkasafe._io.rejected_notes import Notes, read_notes
-from kafkasafe._io.spool import was_told
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in", "steps"]
@@ -236,7 +236,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         if found.torn is not None:
             torn = size_of(files, found.torn[0]) - found.torn[1]
             torn += sum(size_of(files, path) for path in found.doomed)
-        untold = tuple(str(damage) for damage in found.damage if not was_told(files, lane, damage))
+        untold = tuple(str(damage) for damage in found.damage if not already_quarantined(files, lane, damage))
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]

@@ -15,8 +15,9 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.quarantine import already_quarantined, copy_aside
 from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry, address_bytes
-from kafkasafe._io.spool import copy_aside, cut_tail, was_told
+from kafkasafe._io.tail import cut_tail
 from kafkasafe.errors import SpoolError
 
 __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
@@ -84,7 +85,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         step = _restored(files, damage, found) or _finished(files, lane, damage, told, blind=blind)
         if step is None:
             left.append(_why_left(damage))
-        elif step.what != "quarantine" or not was_told(files, lane, damage):
+        elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
             steps.append(step)
     if found.torn is not None and not found.groups:
         # Not one intact group: whether this was torn at its first write, or all of it is damaged, nothing can tell.

@@ -20,9 +20,10 @@ from kafkasafe._core.rejected import OPERATOR, SET_ASIDE, Refused, marks_to_set_
 from kafkasafe._io.files import Files, read_file
 from kafkasafe._io.inspection import read_lane, resent_in
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
+from kafkasafe._io.quarantine import already_quarantined
 from kafkasafe._io.recovery import Log, replay
 from kafkasafe._io.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
-from kafkasafe._io.spool import Spool, was_told
+from kafkasafe._io.spool import Spool
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError, UsageError
 
 __all__ = ["Resendable", "Resent", "bring_back", "find_rejected", "set_aside"]
@@ -299,7 +300,11 @@ def _make_durable(files: Files, log: Log) -> None:
 
 
 def _refuse_blind(files: Files, lane: Path, log: Log) -> None:
-    lost = [damage for damage in log.damage if not damage.destination and not was_told(files, lane, damage)]
+    lost = [
+        damage
+        for damage in log.damage
+        if not damage.destination and not already_quarantined(files, lane, damage)
+    ]
     if lost:
         raise SpoolCorruptError(
             f"{lane} is damaged, and a mark that something was resent may be lost with it: {lost[0]}. Nothing was"

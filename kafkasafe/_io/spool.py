@@ -12,7 +12,6 @@ import errno
 import itertools
 import logging
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Final, Literal
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._core.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, Claim, encode_claim
-from kafkasafe._io.files import Files, read_file, read_whole, write_all, write_whole
+from kafkasafe._io.extent_file import ExtentFile
+from kafkasafe._io.files import Files, write_all
+from kafkasafe._io.quarantine import copy_aside, copy_of, keep_torn, quarantine_damage
 from kafkasafe._io.recovery import (
     EXTENT_NAME,
     BatchEntry,
@@ -36,10 +36,11 @@ from kafkasafe._io.recovery import (
     segment_name,
 )
 from kafkasafe._io.segment_files import SegmentFiles
+from kafkasafe._io.tail import cut_tail, make_durable, remove_drafts
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog
 
-__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool", "copy_aside", "cut_tail", "was_told"]
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
 
 log = EventLog("spool")
 
@@ -68,8 +69,6 @@ _NOT_RESERVED: Final = 1 << 62
 _DIVIDED_SHARE: Final = 16
 """Divided batches take more room than the batch that they were: the reserve has this part of it."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_AGAIN: Final = re.compile(r"\d{20}\.new")
-"""A segment that is being written again."""
 
 
 class Spool:
@@ -117,7 +116,7 @@ class Spool:
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
         self._torn = found.skipped
-        self._extent = _ExtentFile(lane, files, found, self._lane_id)
+        self._extent = ExtentFile(lane, files, found, self._lane_id)
         self._closed = False
         self.next_position = found.next_position
         self.synced_position = found.next_position
@@ -162,12 +161,12 @@ class Spool:
         """
         try:
             found = scan(files, lane, each)
-            _quarantine(files, lane, found, on_corrupt)
-            _keep_torn(files, lane, found)
+            quarantine_damage(files, lane, found, on_corrupt)
+            keep_torn(files, lane, found)
             cut_tail(files, lane, found)
-            _tidy(files, lane)
+            remove_drafts(files, lane)
             if sync != "os":
-                _make_durable(files, lane, found)
+                make_durable(files, lane, found)
         except OSError as error:
             raise SpoolError(f"{lane} cannot be opened: {error}. Nothing in it was lost") from error
         spool = cls(
@@ -851,302 +850,6 @@ class Spool:
             )
 
 
-class _ExtentFile:
-    """The lane's `extent`: says where the log must begin and end.
-
-    It is evidence only. Whatever cannot be written is left unsaid; what would become wrong is withdrawn.
-    """
-
-    def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
-        self._path = lane / EXTENT_NAME
-        self._files = files
-        self._lane_id = lane_id
-        self._handle = -1
-        self._begin = found.extent.begin
-        self._end = found.extent.end
-        # Records in front of the first segment, as they are counted here. Those that are missing count as well.
-        self._before = 0
-        if self._end is not None:
-            self._before = (
-                self._end.records
-                + found.records_after_end
-                - sum(segment.records for segment in found.segments)
-            )
-        elif self._begin is not None:
-            self._before = self._begin.records
-        self._before = max(0, self._before)
-
-    def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """See that there is a file: without one nothing is said, and nothing else is different."""
-        if self._handle >= 0:
-            return
-        try:
-            self._handle = self._files.open(self._path, write=True, create=True)
-            if self._begin is None:
-                self._write_begin(segments[0].first_position, self._before)
-        except OSError:
-            self._drop()
-
-    def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """So many segments in front are about to be deleted; durable on return.
-
-        Raises:
-            OSError: It could be neither said, nor what was said be withdrawn.
-        """
-        try:
-            if self._handle < 0:
-                self._handle = self._files.open(self._path, write=True, create=True)
-            records = self._before + sum(segment.records for segment in segments[:going])
-            self._write_begin(segments[going].first_position, records)
-        except OSError:
-            self._drop()
-            with contextlib.suppress(FileNotFoundError):
-                self._files.unlink(self._path)
-            self._files.sync_directory(self._path.parent)
-            self._begin = self._end = None
-
-    def gone(self, segment: StoredSegment) -> None:
-        """The first segment was deleted."""
-        self._before += segment.records
-
-    def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Everything before this position is durable. What a crash leaves of this claim is no matter."""
-        if self._handle < 0:
-            return
-        records = self._before + sum(segment.records for segment in segments)
-        claim = Claim(self._lane_id, 0, position, records)
-        try:
-            write_all(self._files, self._handle, [encode_claim(claim)], END_SLOT)
-            self._end = claim
-        except OSError:
-            self._drop()
-
-    def close(self) -> None:
-        """Close the file."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            self._files.close(handle)
-
-    def stands_at(self, lane: Path) -> None:
-        """The lane has another path now."""
-        self._path = lane / EXTENT_NAME
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the file is there under its name, if something is said in it."""
-        return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
-
-    def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Say again where the log begins and ends, in one write: durable on return, if it can be said at all."""
-        try:
-            if self._handle < 0 or not self.in_place:
-                self.close()
-                self._handle = self._files.open(self._path, write=True, create=True)
-            records = self._before + sum(segment.records for segment in segments)
-            begin = Claim(self._lane_id, 0, segments[0].first_position, self._before)
-            end = Claim(self._lane_id, 0, position, records)
-            content = encode_claim(begin).ljust(END_SLOT, b"\0") + encode_claim(end)
-            write_all(self._files, self._handle, [content.ljust(EXTENT_BYTES, b"\0")], 0)
-            self._files.sync_data(self._handle)
-            self._begin, self._end = begin, end
-        except OSError:
-            self._drop()
-
-    def _write_begin(self, position: int, records: int) -> None:
-        number = 0 if self._begin is None else self._begin.number + 1
-        claim = Claim(self._lane_id, number, position, records)
-        content = encode_claim(claim)
-        # The older of two claims is written over: a torn write leaves the newer. The first time all of the file is, so
-        # that no claim needs room on the disk later.
-        at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
-        if self._begin is None:
-            self._files.truncate(self._handle, 0)
-            at, content = 0, content.ljust(EXTENT_BYTES, b"\0")
-        write_all(self._files, self._handle, [content], at)
-        self._files.sync_data(self._handle)
-        self._begin = claim
-
-    def _drop(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
-
-
 def _damage(segment: StoredSegment, stored: Stored, position: int) -> Damage:
     end = stored.at + stored.size_bytes
     return Damage(segment.path, stored.at, end, position, stored.destination)
-
-
-def _quarantine(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damage aside, or refuse to go on. What lies in quarantine already has been told."""
-    new = [damage for damage in found.damage if not was_told(files, lane, damage)]
-    if not new:
-        return
-    told = tuple(map(str, new))
-    if on_corrupt != "quarantine":
-        raise SpoolCorruptError(
-            f"{lane} is damaged in {len(told)} place{'' if len(told) == 1 else 's'}, not by a crash:"
-            f" {'; '.join(told[:5])}{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else"
-            " in it is safe. Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are"
-            f" then copied to {lane / 'quarantine'}, their records are lost, and everything else is delivered",
-            damage=told,
-        )
-    copy_aside(files, lane, new)
-
-
-def _way_out(lane: Path, damaged: Sequence[Damage]) -> str:
-    ways = []
-    if any(damage.other_lane is not None for damage in damaged):
-        ways.append(
-            "Move the segments of another lane into a directory of their own beside this one (lane-NNN, one for each"
-            " id): they are delivered from there. on_corrupt='quarantine' moves them to"
-            f" {lane / 'quarantine'} instead, and their records are not delivered"
-        )
-    if any(damage.other_lane is None for damage in damaged):
-        ways.append(
-            "Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied to"
-            f" {lane / 'quarantine'}, their records are lost, and everything else is delivered"
-        )
-    return ". ".join(ways)
-
-
-def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/: durable on return. A copy there says that the damage was told.
-
-    A segment of another lane is moved there as it is.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
-    for damage in damaged:
-        path = copy_of(lane, damage)
-        log.error(
-            "%s: %s; %s to %s",
-            lane,
-            damage,
-            "copied" if damage.other_lane is None else "moved",
-            path,
-            lane=lane.name,
-            position=damage.position,
-            path=str(path),
-            event="damage_quarantined",
-        )
-        if damage.other_lane is None:
-            _set_aside(files, path, _bytes_of(files, damage))
-        else:
-            # Its name may be that of this lane's next segment.
-            files.make_directory(path.parent)
-            files.rename(damage.path, path)
-            files.sync_directory(path.parent)
-            files.sync_directory(lane)
-
-
-def _keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy aside what is about to be cut off: should it be damage that looks like a crash, it is not gone."""
-    if found.torn is None:
-        return
-    for path, at in (found.torn, *((doomed, 0) for doomed in found.doomed)):
-        content = read_file(files, path, at).rstrip(b"\x00")
-        if not content:
-            continue
-        kept = lane / "quarantine" / f"{path.stem}-{at}.torn"
-        try:
-            _set_aside(files, kept, content)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            # None of it was promised, unless it is damaged: no reason to refuse what was.
-            log.warning(
-                "%s: no room for a copy of the torn tail of %s",
-                lane,
-                path.name,
-                lane=lane.name,
-                event="torn_tail_gone",
-            )
-
-
-def _set_aside(files: Files, path: Path, content: bytes) -> None:
-    files.make_directory(path.parent)
-    write_whole(files, path, content)
-    files.sync_directory(path.parent)
-
-
-def copy_of(lane: Path, damage: Damage) -> Path:
-    """Where the copy of damaged bytes lies, once the damage was told."""
-    if damage.other_lane is not None:
-        return lane / "quarantine" / f"{damage.path.stem}-{damage.other_lane.hex()}.log"
-    return lane / "quarantine" / f"{damage.path.stem}-{damage.start}.bad"
-
-
-def was_told(files: Files, lane: Path, damage: Damage) -> bool:
-    """Whether quarantine/ has a copy of exactly these bytes.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
-    # A segment of another lane that was told is not there any more.
-    return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
-
-
-def _bytes_of(files: Files, damage: Damage) -> bytes:
-    """What is left of it: of a segment that is missing nothing is, and its copy is an empty file."""
-    return read_file(files, damage.path, damage.start, damage.end) if damage.start < damage.end else b""
-
-
-def cut_tail(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
-    doomed = list(found.doomed)
-    last = found.segments[-1] if found.segments else None
-    if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
-        doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
-    if found.segments:
-        last = found.segments[-1]
-        handle = files.open(last.path, write=True)
-        try:
-            # First this: what was abandoned behind its end is only hidden by the segments that follow.
-            # Also where nothing is torn: gives back what a dead owner had reserved.
-            cut = files.size(handle) - last.size_bytes
-            files.truncate(handle, last.size_bytes)
-            if cut:
-                log.info(
-                    "%s: %d bytes of a torn tail were cut off %s",
-                    lane,
-                    cut,
-                    last.path.name,
-                    lane=lane.name,
-                    path=str(last.path),
-                    event="torn_tail_cut",
-                )
-            # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
-            # 2. The next one finds the file cut already, deletes that segment, and relies on what it read.
-            # 3. Power goes: the cut was never synced, and the group is back.
-            files.sync_data(handle)
-        finally:
-            files.close(handle)
-    for path in reversed(doomed):
-        files.unlink(path)
-        files.sync_directory(lane)
-
-
-def _tidy(files: Files, lane: Path) -> None:
-    """Delete what a crash left of a segment that was being written again."""
-    for name in files.list(lane):
-        if _AGAIN.fullmatch(name):
-            files.unlink(lane / name)
-
-
-def _make_durable(files: Files, lane: Path, found: Log) -> None:
-    """What was read may be in the page cache only: before anybody relies on it, it goes to disk.
-
-    It is written again for that: where the fsync of a dead owner had failed, the kernel takes it for written, and a
-    fsync that succeeds now would prove nothing.
-    """
-    for segment in found.segments:
-        if segment.proven_bytes < segment.size_bytes:
-            handle = files.open(segment.path, write=True)
-            try:
-                rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
-                write_all(files, handle, [rest], segment.proven_bytes)
-                files.sync_data(handle)
-            finally:
-                files.close(handle)
-    files.sync_directory(lane)

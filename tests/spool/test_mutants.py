@@ -14,7 +14,7 @@ import pytest
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io import discard as discarding
-from kafkasafe._io import recovery, resend, spool
+from kafkasafe._io import extent_file, quarantine, recovery, resend, spool
 from kafkasafe._io.files import DirectoryFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
@@ -154,12 +154,12 @@ MUTANTS = {
     "segments behind a torn tail stay": (
         spool, "cut_tail", "files.unlink(path)", "pass", crashes),
     "what recovery found is not made durable": (
-        spool, "_make_durable", "for segment in found.segments:", "for segment in ():", deaths_after_failed_syncs),
+        spool, "make_durable", "for segment in found.segments:", "for segment in ():", deaths_after_failed_syncs),
     "what recovery found is only synced again": (
-        spool, "_make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
+        spool, "make_durable", "write_all(files, handle, [rest], segment.proven_bytes)", "pass",
         deaths_after_failed_syncs),
     "damage is not copied aside": (
-        spool, "_set_aside", "write_whole(files, path, content)", "pass", flips),
+        quarantine, "_set_aside", "write_whole(files, path, content)", "pass", flips),
     "half an atomic group counts": (
         recovery, "_judge", "if new and item.group.atomic:", "if False:", atomic_groups),
     "what is not whole is taken while it is read": (
@@ -188,9 +188,9 @@ MUTANTS = {
     "a group of which only a beginning is there is taken for damage": (
         recovery, "_group_may_be_torn", "return end == len(content)", "return False", crashes),
     "what is cut off is not copied aside": (
-        spool, "_keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
+        spool, "keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
     "where the log begins is not durable before segments go": (
-        spool._ExtentFile, "_write_begin", "self._files.sync_data(self._handle)", "pass", crashes),
+        extent_file.ExtentFile, "_write_begin", "self._files.sync_data(self._handle)", "pass", crashes),
     "segments go before the log is said to begin behind them": (
         Spool, "release", "self._extent.begins(self._segments, going)", "pass", crashes),
     "nothing is said of where the log ends": (

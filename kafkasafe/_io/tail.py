@@ -1,0 +1,78 @@
+"""What happens to the files of a lane before its log is used: a torn end is cut off, and the rest is made durable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from kafkasafe._io.files import Files, write_all
+from kafkasafe._io.recovery import Log
+from kafkasafe.logs import EventLog
+
+__all__ = ["cut_tail", "make_durable", "remove_drafts"]
+
+log = EventLog("spool")
+
+_DRAFT: Final = re.compile(r"\d{20}\.new")
+"""A segment that was being written again."""
+
+
+def cut_tail(files: Files, lane: Path, found: Log) -> None:
+    """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
+    doomed = list(found.doomed)
+    last = found.segments[-1] if found.segments else None
+    if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
+        doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
+    if found.segments:
+        last = found.segments[-1]
+        handle = files.open(last.path, write=True)
+        try:
+            # First this: what was abandoned behind its end is only hidden by the segments that follow.
+            # Also where nothing is torn: gives back what a dead owner had reserved.
+            cut = files.size(handle) - last.size_bytes
+            files.truncate(handle, last.size_bytes)
+            if cut:
+                log.info(
+                    "%s: %d bytes of a torn tail were cut off %s",
+                    lane,
+                    cut,
+                    last.path.name,
+                    lane=lane.name,
+                    path=str(last.path),
+                    event="torn_tail_cut",
+                )
+            # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
+            # 2. The next one finds the file cut already, deletes that segment, and relies on what it read.
+            # 3. Power goes: the cut was never synced, and the group is back.
+            files.sync_data(handle)
+        finally:
+            files.close(handle)
+    for path in reversed(doomed):
+        files.unlink(path)
+        files.sync_directory(lane)
+
+
+def remove_drafts(files: Files, lane: Path) -> None:
+    """Delete what a crash left of a segment that was being written again."""
+    for name in files.list(lane):
+        if _DRAFT.fullmatch(name):
+            files.unlink(lane / name)
+
+
+def make_durable(files: Files, lane: Path, found: Log) -> None:
+    """What was read may be in the page cache only: before anybody relies on it, it goes to disk.
+
+    It is written again for that: where the fsync of a dead owner had failed, the kernel takes it for written, and a
+    fsync that succeeds now would prove nothing.
+    """
+    for segment in found.segments:
+        if segment.proven_bytes < segment.size_bytes:
+            handle = files.open(segment.path, write=True)
+            try:
+                rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
+                write_all(files, handle, [rest], segment.proven_bytes)
+                files.sync_data(handle)
+            finally:
+                files.close(handle)
+    files.sync_directory(lane)
