@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from kafkasafe._io.recovery import (
     scan,
     segment_name,
 )
+from kafkasafe._io.reserve import NO_ROOM, Reserve
 from kafkasafe._io.segment_files import SegmentFiles
 from kafkasafe._io.tail import cut_tail, make_durable, remove_drafts
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
@@ -46,16 +46,11 @@ log = EventLog("spool")
 
 Sync = Literal["group", "each", "os"]
 
-_RESERVE_BYTES: Final = 16 * 1024 * 1024
+_PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
 _MOST_BATCHES: Final = 1 << 14
 """Of a segment. What is known of a batch stays in memory until its segment goes: of some hundred bytes on disk, up to
 2.6 kB for an atomic batch."""
-_SPARE: Final = "reserve"
-_SPARE_BYTES: Final = 64 * 1024
-"""Of the reserve: for marks. The rest of it is for the division of batches whose partitions are not known yet."""
-_SPARE_STEP: Final = 64 * 1024
-"""What it has for divisions is a multiple of this."""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """At most so large are segments with batches that are to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
 
@@ -64,11 +59,7 @@ _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 3. So a division needs as much room as the first segment, and no more for the next one.
 """
 _DIVIDED_SEGMENTS: Final = 512
-_LENT_STEP: Final = 256 * 1024
-_NOT_RESERVED: Final = 1 << 62
-_DIVIDED_SHARE: Final = 16
-"""Divided batches take more room than the batch that they were: the reserve has this part of it."""
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NEVER_PREALLOCATED: Final = 1 << 62
 
 
 class Spool:
@@ -103,15 +94,14 @@ class Spool:
         for segment in self._segments:
             self._held.open(segment)
         self._handle = -1  # of the last segment while it is being written
-        self._reserved = 0
+        self._preallocated = 0
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that go to the disk in one write with the next one."""
         self._unwritten_at = 0
-        self._spare: int | None = None  # bytes of the reserve that are there; None: nobody looked yet
-        self._lent = 0  # how large the reserve was before `has_room` made it larger; 0: it did not
+        self._reserve = Reserve(lane, files)
         self._to_divide = 0
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
@@ -228,8 +218,8 @@ class Spool:
             raise SpoolError(f"{self._lane} is closed")
         positions: list[int] = []
         limit = self._limit(divisible=divisible)
-        self._take_lent()
-        if batches and not atomic and not self._keep_spare(self._wanted_spare()):
+        self._reserve.end_loan()
+        if batches and not atomic and not self._reserve.ensure(self._wanted_reserve()):
             # What is left is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
@@ -245,7 +235,7 @@ class Spool:
                 self._write_out(limit)
         except OSError as error:
             if makes_room or not batches:
-                self._give_spare(error)
+                self._reserve.give_up(error)
             raise self._failed("written to", error) from error
         return positions
 
@@ -272,7 +262,7 @@ class Spool:
                     self._see_written()
                 except OSError as error:
                     # Where space is found only when it is written back.
-                    self._give_spare(error)
+                    self._reserve.give_up(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
             self._promised_bytes = self._segments[-1].size_bytes
@@ -396,8 +386,8 @@ class Spool:
             self._extent.gone(segment)
             self._used -= segment.size_bytes
             freed += segment.size_bytes
-        if freed and self._spare == 0 and not self._keep_spare(self._wanted_spare()):
-            self._keep_spare(_SPARE_BYTES)
+        if freed:
+            self._reserve.restore_after_release(self._wanted_reserve())
         return freed
 
     def close(self, *, closed_mark: bool = True, marks: Sequence[m.Mark] = ()) -> None:
@@ -437,6 +427,7 @@ class Spool:
         for segment in self._segments:
             segment.path = lane / segment.path.name
         self._extent.stands_at(lane)
+        self._reserve.stands_at(lane)
 
     @property
     def in_place(self) -> bool:
@@ -480,7 +471,7 @@ class Spool:
             self._files.sync_directory(self._lane)
         except OSError as error:
             raise self._failed("restored", error) from error
-        self._spare = None
+        self._reserve.forget()
         return lost
 
     def _is_whole(self, segment: StoredSegment) -> bool:
@@ -610,7 +601,7 @@ class Spool:
             # 1. Somebody cuts the file (logrotate with copytruncate).
             # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
-        self._reserve(segment.size_bytes, limit)
+        self._preallocate(segment.size_bytes, limit)
         write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
         self._unwritten = []
 
@@ -631,7 +622,7 @@ class Spool:
         self._held.add(segment, handle)
         self._segments.append(segment)
         self._handle = handle
-        self._reserved = 0
+        self._preallocated = 0
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
@@ -642,12 +633,12 @@ class Spool:
         self._write_out(limit)
         self._extent.keep(self._segments)
 
-    def _reserve(self, end: int, limit: int) -> None:
-        if end <= self._reserved:
+    def _preallocate(self, end: int, limit: int) -> None:
+        if end <= self._preallocated:
             return
-        wanted = max(end, min(limit, self._reserved + _RESERVE_BYTES))
+        wanted = max(end, min(limit, self._preallocated + _PREALLOCATED_BYTES))
         # Where space cannot be reserved it is not tried again for this segment.
-        self._reserved = wanted if self._files.preallocate(self._handle, wanted) else _NOT_RESERVED
+        self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
@@ -691,7 +682,7 @@ class Spool:
         return self._error(what, error)
 
     def _error(self, what: str, error: OSError) -> SpoolWriteError:
-        full = error.errno in _NO_ROOM
+        full = error.errno in NO_ROOM
         hint = "; make room and it goes on" if full else ""
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
 
@@ -728,126 +719,25 @@ class Spool:
             to_divide: Size of the batches that are to be divided.
         """
         self._to_divide = to_divide
-        wanted = self._wanted_spare()
-        if self._spare is not None and self._spare > wanted:
-            self._shrink_spare(wanted)
+        self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a group that makes room, of this size, can be written, and marks after it: it may take the reserve.
 
         Where the reserve is smaller the room is taken until then: what a volume says is free may not be this lane's.
         """
-        if self._handle >= 0 and self._reserved < _NOT_RESERVED:
-            left = min(self._reserved, self._segment_bytes) - self._segments[-1].size_bytes
+        if self._handle >= 0 and self._preallocated < _NEVER_PREALLOCATED:
+            left = min(self._preallocated, self._segment_bytes) - self._segments[-1].size_bytes
             if left >= size_bytes:
                 return True
-        wanted = _SPARE_BYTES + size_bytes
-        if self._spare is not None and self._spare >= wanted:
-            return True
-        if not self._lent:
-            try:
-                self._lent = max(self._look_for_spare(), _SPARE_BYTES)
-            except OSError:
-                return True  # the write says it
-        # In steps: others are asked for with it.
-        return self._keep_spare(wanted + _LENT_STEP) or self._keep_spare(wanted)
+        return self._reserve.lend(size_bytes)
 
     def give_room(self, error: OSError) -> None:
         """A small file beside the log found no room on the disk: a part of the reserve goes, or all of it."""
-        if error.errno in _NO_ROOM and self._spare is not None and self._spare > _SPARE_BYTES:
-            self._shrink_spare(self._spare - _SPARE_STEP)
-        else:
-            self._give_spare(error)
+        self._reserve.give_step(error)
 
-    def _take_lent(self) -> None:
-        """What `has_room` took is room again."""
-        lent, self._lent = self._lent, 0
-        if lent and self._spare is not None and self._spare > lent:
-            self._shrink_spare(lent)
-
-    def _wanted_spare(self) -> int:
-        """How large the reserve has to be."""
-        if not self._to_divide:
-            return _SPARE_BYTES
-        # 1. Twice the first segment, should what it is divided into be larger.
-        # 2. And what all of it becomes larger.
-        extra = 2 * min(self._to_divide, self._limit(divisible=True)) + self._to_divide // _DIVIDED_SHARE
-        return _SPARE_BYTES + -(-extra // _SPARE_STEP) * _SPARE_STEP
-
-    def _keep_spare(self, wanted: int) -> bool:
-        """See that the reserve is there; False where there is no room for it, and so none for data."""
-        if self._spare is not None and self._spare >= wanted:
-            return True
-        path = self._lane / _SPARE
-        there = 0
-        try:
-            there = self._look_for_spare()
-            if there >= wanted:
-                return True
-            handle = self._files.open(path, write=True, create=True)
-            try:
-                self._files.truncate(handle, there)
-                # More than that: what is there for marks must not be taken for room. Random: a file system that
-                # compresses must not make nothing of it.
-                write_all(self._files, handle, [os.urandom(wanted + _SPARE_BYTES - there)], there)
-                self._files.sync_data(handle)
-                self._files.truncate(handle, wanted)
-            finally:
-                self._files.close(handle)
-        except OSError as error:
-            self._shrink_spare(there)
-            # A disk with other troubles tells of them when data is written.
-            return error.errno not in _NO_ROOM
-        self._spare = wanted
-        return True
-
-    def _look_for_spare(self) -> int:
-        """How much of the reserve is there."""
-        if self._spare is None:
-            self._spare = 0
-            path = self._lane / _SPARE
-            if _SPARE in self._files.list(self._lane):
-                handle = self._files.open(path)
-                try:
-                    size = self._files.size(handle)
-                finally:
-                    self._files.close(handle)
-                # Shorter, it is as good as none.
-                self._spare = size if size >= _SPARE_BYTES else 0
-        return self._spare
-
-    def _shrink_spare(self, there: int) -> None:
-        """No more than so much of it from now on."""
-        self._spare = 0
-        path = self._lane / _SPARE
-        with contextlib.suppress(OSError):
-            if there:
-                handle = self._files.open(path, write=True)
-                try:
-                    self._files.truncate(handle, there)
-                    self._spare = there
-                finally:
-                    self._files.close(handle)
-            else:
-                self._files.unlink(path)
-
-    def _give_spare(self, error: OSError) -> None:
-        """There is no room for a decision: what was kept for that is given back to the disk."""
-        if error.errno not in _NO_ROOM or self._spare == 0:
-            return
-        self._spare = 0
-        with contextlib.suppress(OSError):
-            self._files.unlink(self._lane / _SPARE)
-            # Space is free only when the deletion is durable.
-            self._files.sync_directory(self._lane)
-            log.seldom(
-                logging.WARNING,
-                "reserve_given_up",
-                str(self._lane),
-                "%s: the disk is full to the last byte; the reserve was given up",
-                self._lane,
-                lane=self._lane.name,
-            )
+    def _wanted_reserve(self) -> int:
+        return Reserve.wanted(self._to_divide, self._limit(divisible=True))
 
 
 def _damage(segment: StoredSegment, stored: Stored, position: int) -> Damage:

@@ -9,8 +9,10 @@ import pytest
 from virtual import World
 
 from kafkasafe import events, logs
+from kafkasafe._io import reserve as reserve_module
 from kafkasafe._io import spool
 from kafkasafe._io.engine import disk
+from kafkasafe._io.reserve import Reserve
 from kafkasafe._io.spool import Spool
 from kafkasafe.testing.disk import ProcessKilled
 
@@ -83,9 +85,9 @@ def test_a_disk_that_others_filled_to_the_last_byte(batches):
 @pytest.fixture
 def _small(monkeypatch):
     """Everything that happens every megabyte happens every 64 kB."""
-    monkeypatch.setattr(spool, "_SPARE_BYTES", 8192)
-    monkeypatch.setattr(spool, "_SPARE_STEP", 4096)
-    monkeypatch.setattr(spool, "_LENT_STEP", 16_384)
+    monkeypatch.setattr(reserve_module, "_MARKS_BYTES", 8192)
+    monkeypatch.setattr(reserve_module, "_STEP_BYTES", 4096)
+    monkeypatch.setattr(reserve_module, "_LENT_STEP_BYTES", 16_384)
     monkeypatch.setattr(spool, "_DIVIDED_SEGMENT_BYTES", 65_536)
     monkeypatch.setattr(disk, "_MANY_TO_DIVIDE_BYTES", 16_384)
 
@@ -142,7 +144,7 @@ def test_without_room_the_rest_goes_on_and_a_warning_says_how_much_is_needed(mon
     world.set_outage(True)
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "_limit", lambda self, *, divisible: self._segment_bytes)
-        patch.setattr(Spool, "_wanted_spare", lambda _: spool._SPARE_BYTES)
+        patch.setattr(Reserve, "wanted", lambda *_: reserve_module._MARKS_BYTES)
         count = fill(world, life, batches=100)
         known = life.send("known", 1, [b"known"])
         assert world.run(60, until=lambda: known.durable)

@@ -9,7 +9,7 @@ import functools
 import pytest
 
 from kafkasafe._core import marks
-from kafkasafe._io import spool
+from kafkasafe._io import reserve
 
 
 @pytest.fixture(autouse=True)
@@ -20,4 +20,4 @@ def _quick_marks(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small_reserve(monkeypatch):
-    monkeypatch.setattr(spool, "_SPARE_BYTES", 400)
+    monkeypatch.setattr(reserve, "_MARKS_BYTES", 400)

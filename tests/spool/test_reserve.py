@@ -8,8 +8,8 @@ import random
 import pytest
 
 from kafkasafe._core import marks as m
-from kafkasafe._io import spool as spool_module
-from kafkasafe._io.spool import Spool
+from kafkasafe._io import reserve
+from kafkasafe._io.reserve import Reserve
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
@@ -22,7 +22,7 @@ DECLARED = m.Destination(1, "topic", 0)
 
 @pytest.fixture
 def _real_size(monkeypatch):
-    monkeypatch.setattr(spool_module, "_SPARE_BYTES", 65_536)
+    monkeypatch.setattr(reserve, "_MARKS_BYTES", 65_536)
 
 
 def opened(disk):
@@ -227,13 +227,13 @@ def test_room_for_a_division_is_seen_where_the_reserve_is_small():
 
 @pytest.mark.usefixtures("_real_size")
 def test_without_the_reserve_a_full_disk_stays_full(monkeypatch):
-    monkeypatch.setattr(Spool, "_give_spare", lambda *_: None)
+    monkeypatch.setattr(Reserve, "give_up", lambda *_: None)
     with pytest.raises((AssertionError, SpoolWriteError)):
         test_marks_are_written_on_a_full_disk_and_room_is_made_again()
 
 
 @pytest.mark.usefixtures("_real_size")
 def test_if_data_took_the_reserve_a_full_disk_would_stay_full(monkeypatch):
-    monkeypatch.setattr(Spool, "_keep_spare", lambda *_: True)
+    monkeypatch.setattr(Reserve, "ensure", lambda *_: True)
     with pytest.raises((AssertionError, SpoolWriteError, KeyError)):
         test_marks_are_written_on_a_full_disk_and_room_is_made_again()
