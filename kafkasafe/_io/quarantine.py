@@ -26,14 +26,13 @@ def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> 
         raise SpoolCorruptError(
             f"{lane} is damaged in {len(told)} place{'' if len(told) == 1 else 's'}, not by a crash:"
             f" {'; '.join(told[:5])}{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else"
-            " in it is safe. Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are"
-            f" then copied to {lane / 'quarantine'}, their records are lost, and everything else is delivered",
+            f" in it is safe. {_ways_out(lane, new)}",
             damage=told,
         )
     copy_aside(files, lane, new)
 
 
-def _way_out(lane: Path, damaged: Sequence[Damage]) -> str:
+def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
     ways = []
     if any(damage.other_lane is not None for damage in damaged):
         ways.append(

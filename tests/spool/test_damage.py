@@ -625,6 +625,9 @@ def test_a_segment_of_another_lane_is_damage_and_never_a_torn_tail(short):
             recover(disk.copy())
         assert len(raised.value.damage) == short
         assert all(path.name in str(raised.value) for path in strays)
+        # The files themselves are fine: nothing is to be restored.
+        assert "Move the segments of another lane into a directory of their own" in str(raised.value)
+        assert "Restore" not in str(raised.value)
     seen = inspect(LANE, files=disk.process())
     assert seen.damage == raised.value.damage
     assert seen.torn_bytes == 0
