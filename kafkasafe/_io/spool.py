@@ -98,6 +98,10 @@ class Spool:
         self._lost: set[int] = set()
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
+        self._sync_failed = False
+        """A sync failed since the log was last put back."""
+        self._continued: tuple[int, int] | None = None
+        """First position and handle of the segment that is written on after the repair, since only room was missing."""
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that go to the disk in one write with the next one."""
         self._unwritten_at = 0
@@ -642,6 +646,7 @@ class Spool:
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
+            self._sync_failed = True  # until all of them have returned
             for segment, following in zip(self._segments, self._segments[1:], strict=False):
                 # With "os" the last one is not alone.
                 if following.first_position > self._disk_position:
@@ -651,6 +656,7 @@ class Spool:
                     finally:
                         self._files.close(handle)
             self._files.sync_data(self._handle)
+            self._sync_failed = False
             self._disk_position = self.next_position
 
     def _leave_segment(self) -> None:
@@ -675,6 +681,8 @@ class Spool:
             self._used -= segment.size_bytes - self._unwritten_at
             segment.size_bytes = self._unwritten_at
             self._unwritten = []
+        if error.errno in NO_ROOM and not self._sync_failed and self._handle >= 0:
+            self._continued = self._segments[-1].first_position, self._handle
         self._handle = -1
         self._repair = True
         self.next_position = self.synced_position
@@ -687,7 +695,14 @@ class Spool:
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
 
     def _put_back(self) -> None:
-        """Remove what was written behind the promised position. A file whose fsync failed is not written again."""
+        """Remove what was written after the promised position.
+
+        A file whose fsync failed is not written again. One that only found no room is:
+
+        1. The disk has room for marks, and none for the next batch.
+        2. Each try of the batch fails, and is followed by a mark.
+        3. A new segment for each mark would take the rest of the room.
+        """
         while self._segments and self._segments[-1].first_position >= self.next_position:
             segment = self._segments[-1]
             self._unlink(segment)
@@ -708,6 +723,11 @@ class Spool:
                         self._files.truncate(handle, segment.size_bytes)
                     finally:
                         self._files.close(handle)
+                    if self._continued is not None and self._continued[0] == segment.first_position:
+                        self._handle = self._continued[1]
+                        self._preallocated = segment.size_bytes
+        self._continued = None
+        self._sync_failed = False
         self._repair = False
 
     # -- the reserve -------------------------------------------------------------------------------------------------

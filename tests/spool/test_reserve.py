@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 
 import pytest
@@ -40,6 +41,17 @@ def filled(disk, spool):
             spool.sync()
     assert 10 < len(positions) < 90
     return positions
+
+
+def write_marks(spool, positions, count):
+    for _ in range(count):
+        spool.write_group([committed(positions[:1])], ())
+        spool.sync()
+
+
+def write_batch(spool, number):
+    spool.write_group((), [(1, bytearray(encode(number, 1, 1000)))])
+    spool.sync()
 
 
 def committed(positions):
@@ -86,7 +98,7 @@ def test_data_that_waits_for_room_does_not_make_marks_more_expensive():
     lock, spool, _ = open_lane(disk.process(), lambda: known, segment_bytes=SEGMENT)
     positions = filled(disk, spool)
     with pytest.raises(SpoolWriteError):
-        spool.write_group([committed(positions[:1])], ())
+        write_marks(spool, positions, count=1000)
     assert RESERVE not in disk.files()
     disk.capacity_bytes = disk.used_bytes + 65_536
     for number in range(100):
@@ -101,6 +113,51 @@ def test_data_that_waits_for_room_does_not_make_marks_more_expensive():
     lock.release()
     found = recover(disk, segment_bytes=SEGMENT)
     assert found.items[-1][1][0] == "batch"
+    found.close()
+
+
+@pytest.mark.usefixtures("_real_size")
+def test_marks_are_written_on_in_the_segment_in_which_batches_found_no_room():
+    """1. The disk has room for marks, and none for the next batch. 2. Each try of the batch is followed by a mark.
+    3. A new segment for each mark would take 4 KiB of the disk and of the reserve, until nothing is left for marks.
+    """
+    disk = Disk(capacity_bytes=1_000_000)
+    lock, spool = opened(disk)
+    positions = filled(disk, spool)
+    disk.capacity_bytes = disk.used_bytes + 30_000
+    segments = len(spool.segments)
+    for number in range(50):
+        with pytest.raises(SpoolWriteError, match="No space left"):
+            spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
+        spool.write_group([committed(positions[number % len(positions) :][:1])], ())
+        spool.sync()
+    assert len(spool.segments) <= segments + 1
+    assert len(disk.files()[RESERVE]) == 65_536
+    promised = spool.next_position
+    spool.close()
+    lock.release()
+    found = recover(disk.crash(), segment_bytes=SEGMENT)
+    assert found.spool.next_position > promised
+    assert sum(item[0] == "batch" for _, item in found.items) == len(positions)
+    found.close()
+
+
+@pytest.mark.parametrize(("call", "same"), [("writev", True), ("sync_data", False)])
+def test_a_segment_whose_sync_failed_is_not_written_on(call, same):
+    """Some file systems find that there is no room only at the sync. Then the kernel may have dropped what it cached."""
+    disk = Disk()
+    lock, spool = opened(disk)
+    spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 1000)))])
+    spool.sync()
+    disk.fail(call, error=errno.ENOSPC)
+    with pytest.raises(SpoolWriteError, match="No space left"):
+        write_batch(spool, 2)
+    write_batch(spool, 2)
+    assert len(spool.segments) == (1 if same else 2)
+    spool.close()
+    lock.release()
+    found = recover(disk.crash(), segment_bytes=SEGMENT)
+    assert sum(item[0] == "batch" for _, item in found.items) == 2
     found.close()
 
 
