@@ -1496,15 +1496,15 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.wait()
     assert shell.asks[-1].fenced
     shell.judge(Verdict.DECIDED, 0, stable=True)
-    (parked,) = shell.notices
-    assert parked.batch is batches[1]
-    assert parked.evidence.startswith("fenced: a newer epoch")
-    assert parked.evidence.endswith("; seen")
-    assert m.Undecidable(batches[1].position, parked.evidence) in shell.marks
+    (undecidable,) = shell.notices
+    assert undecidable.batch is batches[1]
+    assert undecidable.evidence.startswith("fenced: a newer epoch")
+    assert undecidable.evidence.endswith("; seen")
+    assert m.Undecidable(batches[1].position, undecidable.evidence) in shell.marks
 
 
 @pytest.mark.parametrize("resend", [True, False])
-def test_an_undecidable_batch_parks_the_partition_until_it_is_decided(resend: bool) -> None:
+def test_an_undecidable_batch_stops_the_partition_until_it_is_decided(resend: bool) -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, 1)
     for batch in batches[1:]:
@@ -1513,7 +1513,7 @@ def test_an_undecidable_batch_parks_the_partition_until_it_is_decided(resend: bo
     shell.wait()
     shell.now += 40
     assert shell.judge(Verdict.UNDECIDABLE, 0, stable=True) == []
-    assert shell.notices == [j.Parked(batches[1], "seen")]
+    assert shell.notices == [j.Undecidable(batches[1], "seen")]
     shell.seal(1)
     assert shell.turn() == []
     shell.journal.decide(batches[1], resend=resend)
@@ -1739,7 +1739,7 @@ def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
             journal.recover_marks(1, [mark])
 
 
-def test_a_hole_in_the_spool_parks_what_was_before_it() -> None:
+def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     shell = Keeps()
     shell.flowing(1, 1, 1)
     heir = Shell()
@@ -1752,12 +1752,12 @@ def test_a_hole_in_the_spool_parks_what_was_before_it() -> None:
     heir.journal.recovered(heir.now)
     heir.turn()
     first = heir.notices[0]
-    assert isinstance(first, j.Parked)
+    assert isinstance(first, j.Undecidable)
     assert "lost to damage" in first.evidence
     heir.journal.decide(first.batch, resend=False)
     heir.turn()
     second = heir.notices[1]
-    assert isinstance(second, j.Parked)
+    assert isinstance(second, j.Undecidable)
     assert second.batch.position == 3
 
 
@@ -2106,12 +2106,12 @@ def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
     shell.journal.recover_lost(5, 0)
     shell.journal.recovered(shell.now)
     shell.turn()
-    (parked,) = shell.notices
-    assert isinstance(parked, j.Parked)
+    (undecidable,) = shell.notices
+    assert isinstance(undecidable, j.Undecidable)
     assert shell.divides == []
-    shell.journal.decide(parked.batch, resend=True)
+    shell.journal.decide(undecidable.batch, resend=True)
     ready = shell.journal.ready(shell.now, NOW_MS)
-    assert ready.divides == [j.Divide(parked.batch, refused=False)]
+    assert ready.divides == [j.Divide(undecidable.batch, refused=False)]
 
 
 # -- what a log that is read back says ---------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class History:
         self.asks: list[Any] = []
         self.waits: list[j.Wait] = []
         self.more: list[int] = []
-        self.parked: list[j.Batch] = []
+        self.undecidable: list[j.Batch] = []
         self.actions: list[Any] = []
         self.alive: list[j.Batch] = []
         journal.units.name("lane")
@@ -344,7 +344,7 @@ class History:
         busy = bool(
             ready.persist or ready.sends or ready.resolved or ready.divides or ready.asides or ready.units
         )
-        self.parked += [notice.batch for notice in ready.notices if isinstance(notice, j.Parked)]
+        self.undecidable += [notice.batch for notice in ready.notices if isinstance(notice, j.Undecidable)]
         if ready.persist:
             self.unwritten.append(ready.persist)
         for divide in ready.divides:
@@ -746,8 +746,8 @@ class History:
 
     def decide(self) -> None:
         """The user decides what cannot be known."""
-        if self.parked:
-            batch = self.parked.pop()
+        if self.undecidable:
+            batch = self.undecidable.pop()
             if batch.state is j.State.UNDECIDABLE:
                 self.journal.decide(batch, resend=self.rng.random() < 0.5)
 
@@ -793,7 +793,7 @@ class History:
                 name = self.rng.choices(names, weights)[0]
                 self.lines.append(f"* {step} {name}")
                 do[name]()
-                if self.parked and self.rng.random() < 0.5:
+                if self.undecidable and self.rng.random() < 0.5:
                     self.decide()
                 self.turn()
         except Exception as error:

@@ -51,7 +51,7 @@ WORDS: Final[dict[type[Any], str]] = {
     j.Hole: "Hole",
     j.IllegalMoveError: "IllegalMoveError",
     j.Packed: "Packed",
-    j.Parked: "Parked",
+    j.Undecidable: "Parked",
     j.Persist: "Persist",
     j.Ready: "Ready",
     j.Refusal: "Refusal",

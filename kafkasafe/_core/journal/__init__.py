@@ -81,9 +81,9 @@ from kafkasafe._core.journal.notices import (
     Healed,
     Hole,
     Notice,
-    Parked,
     Refusal,
     Relented,
+    Undecidable,
 )
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import (
@@ -121,7 +121,6 @@ __all__ = [
     "Journal",
     "Notice",
     "Packed",
-    "Parked",
     "Partition",
     "Persist",
     "Ready",
@@ -130,6 +129,7 @@ __all__ = [
     "Resolution",
     "State",
     "SurveyAsk",
+    "Undecidable",
     "Unpacked",
     "Wait",
     "alive_s",

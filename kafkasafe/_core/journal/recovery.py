@@ -350,7 +350,7 @@ class Recovery(Members):
             self._stop_if_suspected(partition)
             if self._replay.is_blind:
                 partition.lose_marks(self._replay.blind_before)
-                self._park_unsure(partition)
+                self._stop_at_unsure(partition)
             self._touch(partition)
 
     def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:

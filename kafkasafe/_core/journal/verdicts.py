@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.notices import Hole, Parked
+from kafkasafe._core.journal.notices import Hole, Undecidable
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
 from kafkasafe._core.journal.rejecting import Rejecting
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, follows
@@ -83,7 +83,7 @@ class Verdicts(Rejecting):
                     f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
                     f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
                 )
-            self._park(partition, absent[0], evidence)
+            self._stop_at(partition, absent[0], evidence)
             return
         # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
         gap = judgement.verdict is Verdict.GAP
@@ -131,7 +131,7 @@ class Verdicts(Rejecting):
         if not resend:
             batch.on(BatchEvent.SKIPPED)
             self._finish(partition, batch)
-            if self._park_unsure(partition):
+            if self._stop_at_unsure(partition):
                 return
         elif partition.partition == UNCHOSEN:
             batch.on(BatchEvent.RESENT_UNCHOSEN)
@@ -151,18 +151,18 @@ class Verdicts(Rejecting):
         partition.progress.decide()
         self._touch(partition)
 
-    def _park(self, partition: Partition, batch: Batch, evidence: str) -> None:
+    def _stop_at(self, partition: Partition, batch: Batch, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
         batch.blame(batch.code, evidence)
         partition.progress.undecidable()
         if batch.position >= 0:
             self._ready.persist.marks.append(m.Undecidable(batch.position, evidence))
-        self._ready.notices.append(Parked(batch, evidence))
+        self._ready.notices.append(Undecidable(batch, evidence))
 
-    def _park_unsure(self, partition: Partition) -> bool:
+    def _stop_at_unsure(self, partition: Partition) -> bool:
         head = partition.queue.head
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False
         evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
-        self._park(partition, head, evidence)
+        self._stop_at(partition, head, evidence)
         return True

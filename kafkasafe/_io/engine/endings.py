@@ -165,7 +165,7 @@ class Endings:
                 self._losses.healed(lane, notice)
             case j.Hole():
                 self._losses.missing(lane, notice)
-            case j.Parked(batch, evidence):
+            case j.Undecidable(batch, evidence):
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
                 self._rejected(lane, batch)
