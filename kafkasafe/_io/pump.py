@@ -173,7 +173,7 @@ class Pump:
         journal = self._ground.own.journal
         return {
             name: topic.partition_count
-            for name, topic in journal._topics.items()
+            for name, topic in journal.topics.items()
             if topic.partition_count > 0 and not journal.waiting(name)
         }
 

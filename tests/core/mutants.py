@@ -12,8 +12,9 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from kafkasafe._core.journal import Journal
+from kafkasafe._core.journal import Journal, snapshots
 from kafkasafe._core.journal.acked import AckedLog
+from kafkasafe._core.journal.broker_clock import BrokerClock
 from kafkasafe._core.journal.loss_case import LossCase
 from kafkasafe._core.journal.refusal import RefusalTimer
 from kafkasafe._core.journal.sequences import IdSequence
@@ -134,16 +135,16 @@ MUTANTS: dict[str, Change] = {
     ),
     # Old timestamps are taken for new ones.
     "IgnoresAge": both(
-        nothing(Journal, "_is_old", result=False),
-        source(Journal, "acked", "now + self._state_age_s - age_s", "now + self._state_age_s"),
+        nothing(BrokerClock, "is_old", result=False),
+        source(Journal, "acked", "now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)", "now + self._clock.state_age_s"),
     ),
     # An old batch may be sent while a request may still be on its way, and others beside it.
-    "IgnoresAgeOfTheSent": source(Journal, "_flow", "self._is_old(batch, now_ms)", "False"),
+    "IgnoresAgeOfTheSent": source(Journal, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
     "WideWindow": source(Journal, "__init__", "self._window = window", "self._window = 10"),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
-        Journal, "_finish", "self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
+        Journal, "_finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
         "self._leave(batch)",
     ),
     # The scan begins behind the newest acknowledged batch, whatever is in doubt before it.
@@ -152,7 +153,7 @@ MUTANTS: dict[str, Change] = {
         "partition.log.clear_offset = partition.log.last_acked_offset; start = partition.doubt",
     ),
     # A snapshot tells what is acknowledged, not what is marked.
-    "SnapshotsTooMuch": source(Journal, "_state_mark", "partition.log.clear_offset,", "partition.log.last_acked_offset,"),
+    "SnapshotsTooMuch": source(snapshots, "state_mark", "partition.log.clear_offset,", "partition.log.last_acked_offset,"),
     "ForgetsReplaced": drops("isinstance(mark, m.Replaced)"),
     "ForgetsRejected": drops("isinstance(mark, m.Rejected)"),
     "ForgetsCommitted": drops("isinstance(mark, m.Committed)"),
@@ -226,7 +227,7 @@ MUTANTS: dict[str, Change] = {
     ),
     # A new incarnation remembers what an earlier one forgot.
     "RemembersTheForgotten": source(
-        Journal, "recover_marks", "self._forget_acknowledged(self._declared(mark.destination))", "pass"
+        Journal, "recover_marks", "self._forget_acknowledged(self._destinations.declared(mark.destination))", "pass"
     ),
     # A lane is of the cluster that its directory names.
     "BelievesTheDirectory": source(

@@ -33,9 +33,9 @@ def waiting(count: int = 40, *, size_bytes: int = 100) -> tuple[Shell, list[j.Ba
 
 def offered(shell: Shell) -> list[j.Batch]:
     journal = shell.journal
-    journal._ready.gathers.clear()
+    journal._out.ready.gathers.clear()
     journal._gather(journal._partitions[1], shell.now_ms)
-    return list(journal._ready.gathers.get(1, ()))
+    return list(journal._out.ready.gathers.get(1, ()))
 
 
 def test_what_waits_behind_those_under_way_is_offered() -> None:
@@ -88,9 +88,9 @@ def test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost() -> None
     journal._precedence.hold_back({("t", 0): batches[20].written_at})
     assert offered(shell) == batches[:20]
     journal._precedence.hold_back({})
-    journal._healing[1] = object()
+    journal._revivals.add(1, batches[:1])
     assert offered(shell) == []
-    journal._healing.clear()
+    journal._revivals.forget(1)
     assert offered(shell) == batches
     journal.keep_apart(1)
     assert offered(shell) == []

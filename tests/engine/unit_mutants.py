@@ -13,6 +13,8 @@ from unit_storm_groups import GroupStorm
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
+from kafkasafe._core.journal import snapshots
+from kafkasafe._core.journal.turns import Turns
 from kafkasafe._core.readings import Readings
 from kafkasafe._core.units import together
 from kafkasafe._io.engine.transactor import Transactor
@@ -138,7 +140,7 @@ MUTANTS = {
             j.Journal,
             "_advance_units",
             "persist.after.append(UnitEnded(unit, fate))",
-            "persist.after.append(UnitEnded(unit, fate)); self._ready.ended.append((unit, fate))",
+            "persist.after.append(UnitEnded(unit, fate)); self._out.ready.ended.append((unit, fate))",
         ),
         "test_a_unit_is_done_when_the_mark_that_says_so_is_durable",
     ),
@@ -169,7 +171,7 @@ MUTANTS = {
         "test_the_next_life_sends_the_same_commit",
     ),
     "begun before its partitions are chosen": Mutant(
-        source(j.Journal, "_in_front", "if partition.partition == UNCHOSEN:", "if False:"),
+        source(Turns, "is_in_front", "if partition.partition == UNCHOSEN:", "if False:"),
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
@@ -279,7 +281,7 @@ MUTANTS = {
     ),
     "a unit's batch is not the newest": Mutant(
         source(
-            j.Journal,
+            snapshots,
             "_newest",
             "if batch.identity is not None",
             "if batch.identity is not None and batch.unit is None",

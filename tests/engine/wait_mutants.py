@@ -140,7 +140,7 @@ MUTANTS: dict[str, Mutant] = {
         "test_sequences_go_on_behind_the_last_one_there_is",
     ),
     "gathers while lost ones are put back": Mutant(
-        source(j.Journal, "_may_gather", "and partition.number not in self._healing\n", "\n"), _OFFERED
+        source(j.Journal, "_may_gather", "and partition.number not in self._revivals\n", "\n"), _OFFERED
     ),
     "gathers what waits for earlier lives": Mutant(
         source(j.Journal, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),

@@ -38,7 +38,9 @@ Objects that own what they know:
     rejection   batches on their way to `rejected/`         precedence  what other lanes deliver first
     quiescence  when all requests are dead                  healing     lost batches on their way back
     queue       the batches of a partition                  spool_index positions of the spool that are needed
-    replay      the group of the log that is being read
+    replay      the group of the log that is being read     destinations  all partitions, and the known topics
+    outbox      what is decided, until `ready` takes it     broker_clock  what time it is for brokers
+    snapshots   what a new segment repeats                  turns       when a batch of a unit is the next one
 
 `Journal` is one class in parts, and each part uses only itself and what stands before it:
 

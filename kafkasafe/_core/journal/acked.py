@@ -69,6 +69,11 @@ class AckedLog:
         """Nothing is known of what is in the log, nor of the topic: as after `forget`."""
         return not (self.has_begun or any(self.topic_id) or self.acked)
 
+    @property
+    def reach(self) -> int:
+        """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
+        return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
+
     def forget(self) -> None:
         """Nothing is known to be in the log: it is the log of another cluster, or of another topic, from here on."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1

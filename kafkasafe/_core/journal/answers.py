@@ -12,6 +12,7 @@ from kafkasafe._core.identity import ProducerView, shows
 from kafkasafe._core.journal.groups import Begun
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.snapshots import state_mark
 from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, State
 from kafkasafe._core.journal.verdicts import Verdicts
 from kafkasafe._core.loss import Cause
@@ -62,9 +63,8 @@ class Answers(Verdicts):
         self._stop_if_suspected(partition)
         self._finish(partition, batch)
         if batch.identity is not None:
-            # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
-            age_s = max(0.0, (self._brokers_ms(now_ms) - batch.max_timestamp) / 1000)
-            partition.window.open(batch.identity, now + self._state_age_s - age_s)
+            until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
+            partition.window.open(batch.identity, until)
         self._touch(partition)
 
     def lost(
@@ -228,8 +228,8 @@ class Answers(Verdicts):
         if not (early and any(partition.log.topic_id)):
             partition.log.name_topic(topic_id)
         self._relent(partition)
-        self._ready.persist.marks.append(self._state_mark(partition))
-        self._ready.persist.after.append(Begun(destination))
+        self._out.ready.persist.marks.append(state_mark(partition))
+        self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
         """The cluster did not answer a question; it is asked again after a pause.
@@ -253,7 +253,7 @@ class Answers(Verdicts):
             self._reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
         """The answer to an Ask with `confirm`.

@@ -59,7 +59,7 @@ class Denials(Doubts):
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.told and (lasting or confirmed):
             denial.tell()
-            self._ready.notices.append(Denied(partition.number, denial))
+            self._out.ready.notices.append(Denied(partition.number, denial))
         return lasting or absent
 
     def absent(self, destination: int, reason: str) -> None:
@@ -87,4 +87,4 @@ class Denials(Doubts):
         if partition.number not in self._index.suspected:
             self.missing.take_back(partition.number)  # else the question about it had that answer
         if over is not None:
-            self._ready.notices.append(Relented(partition.number, over, accepted))
+            self._out.ready.notices.append(Relented(partition.number, over, accepted))

@@ -30,7 +30,7 @@ class Dividing(Sealing):
             The children as batches, in order.
         """
         partition = self._partitions[batch.destination]
-        persist = self._ready.persist
+        persist = self._out.ready.persist
         made = []
         first = len(persist.batches)
         refused = batch.state is State.REFUSED
@@ -63,8 +63,8 @@ class Dividing(Sealing):
             made.append(child)
         if batch.unit is not None:
             self.units.divided(batch.unit, batch, made)
-        self._parts_heal(batch, made)
-        self._comes_back(batch)
+        self._revivals.divide(batch, made)
+        self._revivals.finish(batch)
         if batch.position >= 0:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))

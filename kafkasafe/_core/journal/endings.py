@@ -18,7 +18,7 @@ from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.messages import Resolution
 from kafkasafe._core.journal.partition import Partition
-from kafkasafe._core.journal.states import Batch, Fate, State
+from kafkasafe._core.journal.states import Batch, Fate, State, batches_of
 
 __all__ = ["Endings"]
 
@@ -55,7 +55,7 @@ class Endings(Losses):
             case Ended(batch, fate, kept):
                 if not kept:
                     self._index.drop(batch)
-                self._ready.resolved.append(Resolution(batch, fate))
+                self._out.ready.resolved.append(Resolution(batch, fate))
                 if fate is Fate.REJECTED:
                     self._tell_healed(batch)
             case Begun(destination):
@@ -76,18 +76,18 @@ class Endings(Losses):
             case UnitStaged(unit):
                 self.units.staged(unit)
             case UnitEnded(unit, fate):
-                for batch in self._members(unit):
+                for batch in batches_of(unit):
                     if fate is Fate.COMMITTED:
                         self._leave(batch)
                     else:
                         self._partitions[batch.destination].queue.remove(batch)
                         self._index.drop(batch)
-                        self._ready.resolved.append(Resolution(batch, fate))
+                        self._out.ready.resolved.append(Resolution(batch, fate))
                     self._touch(self._partitions[batch.destination])
                 self.units.over(unit)
-                self._ready.ended.append((unit, fate))
+                self._out.ready.ended.append((unit, fate))
             case SilenceBroken():
-                self._ready.sends.extend(self._quiescence.taken_back())
+                self._out.ready.sends.extend(self._quiescence.taken_back())
 
     def _finish(self, partition: Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
@@ -100,11 +100,11 @@ class Endings(Losses):
             self._leave(batch)
             return
         self._commits(partition, batch)
-        self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))
+        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     def _commits(self, partition: Partition, batch: Batch) -> None:
         partition.log.commit(batch)
-        self._committing[partition.number] = None
+        self._out.committing[partition.number] = None
 
     @staticmethod
     def _dequeue(partition: Partition, batch: Batch) -> None:
@@ -122,6 +122,6 @@ class Endings(Losses):
         self._dequeue(partition, batch)
         self._index.drop(batch)
         self._remember(partition, batch)
-        self._ready.resolved.append(Resolution(batch, Fate.COMMITTED))
+        self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
         self._tell_healed(batch)
         self._touch(partition)

@@ -34,13 +34,13 @@ class Forward(Endings):
             before_position: Those in front of it.
             most_bytes: Not more than this, or one.
         """
-        if self._ready.persist or self._committing:
+        if self._out.ready.persist or self._out.committing:
             return []  # what is about to be written speaks of their positions
         found: dict[int, Batch] = {}
         size = 0
         # What is packed there is needed, a part of it now.
         for number, first_position in list(self._index.packed_from.items()):
-            while first_position < before_position and len(self._ready.unpacked) < _MOVED_BATCHES:
+            while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
                 self._unpack(self._partitions[number], WINDOW)
                 first_position = self._index.packed_from.get(number, before_position)
         for position, pinning in self._index.items():
@@ -63,7 +63,7 @@ class Forward(Endings):
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
         """Unfinished batches in a part of the spool that was lost, as far as they can be copied; None: ask again."""
-        if self._ready.persist or self._committing:
+        if self._out.ready.persist or self._out.committing:
             return None
         return [
             batch
@@ -79,7 +79,7 @@ class Forward(Endings):
             and batch.unit is None
             and batch.state in _MOVABLE
             and partition.flow is not Flow.REJECTING
-            and partition.number not in self._healing
+            and partition.number not in self._revivals
             and batch.position >= partition.unsure_before
         )
 
@@ -87,7 +87,7 @@ class Forward(Endings):
         """What stands in front of their copies, in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
-            mark for number in numbers for mark in self._state_marks(self._partitions[number])
+            mark for number in numbers for mark in self._snapshots.states(self._partitions[number])
         ]
         marks.append(
             m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))

@@ -41,7 +41,7 @@ class Gathering(Dividing):
         if first.identity is None:
             raise AssertionError("What was prepared has an id")
         partition = self._partitions[first.destination]
-        persist = self._ready.persist
+        persist = self._out.ready.persist
         count = sum(batch.count for batch in batches)
         made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
         # As with the parts of a refused one: the first one's position tells recovery where it stands.
@@ -83,7 +83,7 @@ class Gathering(Dividing):
                 break
             run.append(batch)
         if len(run) >= GATHER_LEAST:
-            self._ready.gathers[partition.number] = run
+            self._out.ready.gathers[partition.number] = run
 
     def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
         """It waits on disk under its id, was never sent, and is nothing but a batch."""
@@ -96,8 +96,8 @@ class Gathering(Dividing):
             and batch.rank == (batch.position,)
             and batch.unit is None
             and self._is_small(batch.size_bytes)
-            and partition.number not in self._healing
-            and not self._is_old(batch, now_ms)
+            and partition.number not in self._revivals
+            and not self._clock.is_old(batch, now_ms)
             and not self._precedence.is_held(partition, batch)
         )
 

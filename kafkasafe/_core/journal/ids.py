@@ -29,7 +29,7 @@ class Ids(Forward):
         """A producer id of this life's own."""
         self._ids.grant(producer_id, producer_epoch)
         self._home.granted(producer_id)
-        self._ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
+        self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._partitions.values():
             if partition.queue:
                 self._touch(partition)
@@ -62,10 +62,10 @@ class Ids(Forward):
                 batch.on(BatchEvent.ID_IN_MEMORY)
         if not entries:
             return
-        self._ready.persist.marks.append(
+        self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
         )
-        self._ready.persist.after.append(Identified(partition.number, tuple(moved)))
+        self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def _reidentify(self, partition: Partition) -> None:
         """Every waiting batch gives its id back: each is proven absent, or was never sent.
@@ -87,6 +87,6 @@ class Ids(Forward):
             elif batch.identity is not None and batch.position >= 0:
                 # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
                 kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
-        self._ready.persist.marks.append(
+        self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )

@@ -6,12 +6,9 @@ How marks of earlier incarnations are read back is in `recovery`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.clock import Clock
-from kafkasafe._core.journal.partition import WINDOW, Partition
-from kafkasafe._core.journal.states import Batch, id_fields
 from kafkasafe._core.journal.views import Views
 from kafkasafe._core.order import Address
 
@@ -31,7 +28,7 @@ class Lives(Views):
 
         An incarnation begins with this call. It is also made when another producer of the directory was dropped.
         """
-        self._ready.persist.marks.append(self._precedence.begin_after(position, debts))
+        self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def paid(self, debt: m.Debt) -> None:
         """All batches of this debt are delivered."""
@@ -70,57 +67,11 @@ class Lives(Views):
 
     def snapshot(self) -> list[m.Mark]:
         """What the first group of a new segment must repeat, so that segments before it can go."""
-        marks: list[m.Mark] = [*self._home.marks, *self._topics.values(), *self._precedence.afters]
-        if self._ids.is_granted:
-            marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
-        for partition in self._partitions.values():
-            marks.append(m.Destination(partition.number, partition.topic, partition.partition))
-            marks += self._newest_marks(partition)
-            marks += self._state_marks(partition)
-        return marks
+        return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
         """Marks to be durable before what is in front of this position goes: which batch was acknowledged last."""
-        marks: list[m.Mark] = []
-        for partition in self._partitions.values():
-            newest = self._newest(partition)
-            if newest is None or newest.position == partition.log.told_position:
-                continue
-            if 0 <= newest.position < before_position:
-                marks += [*self._newest_marks(partition), *self._state_marks(partition)]
-        return marks
-
-    @staticmethod
-    def _newest(partition: Partition) -> Batch | None:
-        """The batch that ends where STATE says that everything before it is finished."""
-        return next(
-            (
-                batch
-                for batch in islice(reversed(partition.log.acked), WINDOW)
-                if batch.identity is not None
-                and batch.place == batch.base_offset >= 0
-                and batch.place + batch.count - 1 == partition.log.clear_offset
-            ),
-            None,
-        )
-
-    def _newest_marks(self, partition: Partition) -> list[m.Mark]:
-        """In front of STATE: the id of the batch that was acknowledged last, which outlives the batch.
-
-        The epoch of the acknowledgement may be an older one than that of its leader. Where the log of that epoch ends
-        before it, only the batch itself proves that it is still there.
-        """
-        newest = self._newest(partition)
-        if newest is None or newest.identity is None:
-            return []
-        # What was never in the spool has a position where no batch can be.
-        at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
-        partition.log.tell(at)
-        identity = m.Identity(at, *id_fields(newest.identity))
-        return [
-            m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
-            m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),
-        ]
+        return self._snapshots.newest(before_position)
 
     def slept(self, seconds: float, now: float) -> None:
         """The machine slept; `now` has that in it.

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import MISSING_CODES
-from kafkasafe._core.journal.healing import Healing
 from kafkasafe._core.journal.messages import SurveyAsk
-from kafkasafe._core.journal.notices import AckedLoss, Healed
+from kafkasafe._core.journal.notices import AckedLoss
 from kafkasafe._core.journal.partition import ANYWHERE, Flow, Partition
 from kafkasafe._core.journal.states import Batch, State
 from kafkasafe._core.journal.topics import Topics
@@ -55,7 +54,7 @@ class Losses(Topics):
             if batch.identity is not None
         )
         ours = self._home.producer_ids.union(batch.identity.producer_id for batch in acked)
-        self._ready.surveys.append(
+        self._out.ready.surveys.append(
             SurveyAsk(
                 partition.number,
                 acked,
@@ -81,7 +80,7 @@ class Losses(Topics):
         if partition.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
     def surveyed(
         self,
@@ -119,7 +118,7 @@ class Losses(Topics):
         late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
         if heal and partition.doubt.asked_at < late:
             # A request with it, older than the one that was acknowledged, may still be appended in its place.
-            self._pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
+            self._out.pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
             return
         partition.loss.close()
         self.missing.take_back(destination)
@@ -181,12 +180,12 @@ class Losses(Topics):
         hole = partition.loss.take_hole()
         if records <= 0:
             if hole is not None:
-                self._ready.notices.append(hole)
+                self._out.ready.notices.append(hole)
             partition.log.confirm_until(end_offset)
             # Also where nothing moved: or the next life, whose batches may be gone from the spool, finds the same cause
             # to suspect a loss in its marks, and nothing that speaks against it.
-            self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
-            self._ready.persist.marks.extend(self._state_marks(partition))
+            self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
+            self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
         if recreated and cause is not Cause.TOPIC_ID:
             evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
@@ -196,12 +195,14 @@ class Losses(Topics):
         forgotten = {batch.handle for batch in lost if batch.position not in spooled}
         partition.log.leave_out(forgotten)
         gone = records - revived, [_span(batch) for batch in lost if batch.position not in again] + more
-        self._ready.notices.append(
+        self._out.ready.notices.append(
             AckedLoss(destination, first, last, records, cause, evidence, revived, _gone(*gone), recreated)
         )
-        self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up, tuple(moved)))
+        self._out.ready.persist.marks.append(
+            m.Revived(destination, end_offset, again, given_up, tuple(moved))
+        )
         self._revive(partition, again, given_up, end_offset)
-        self._ready.persist.marks.extend(self._state_marks(partition))
+        self._out.ready.persist.marks.extend(self._snapshots.states(partition))
         if again:
             partition.ids.expire()
 
@@ -220,32 +221,13 @@ class Losses(Topics):
             partition.queue.appendleft(batch)
             self._index.place(batch)
         if back:
-            keep_from = min(batch.position for batch in back)
-            self._healing.setdefault(partition.number, Healing(keep_from)).add(len(back), keep_from)
+            self._revivals.add(partition.number, back)
         partition.log.end_at(end_offset)
 
-    def _parts_heal(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """What was to be sent again is sent in parts."""
-        healing = self._healing.get(parent.destination)
-        if parent.revived and healing is not None:
-            healing.divide(len(parts))
-            for part in parts:
-                part.revive_part()
-
     def _tell_healed(self, batch: Batch) -> None:
-        healed = self._comes_back(batch)
+        healed = self._revivals.finish(batch)
         if healed is not None:
-            self._ready.notices.append(healed)
-
-    def _comes_back(self, batch: Batch) -> Healed | None:
-        """A batch is finished. If it was sent again after a loss, and is the last of them: what is in the log again."""
-        healing = self._healing.get(batch.destination)
-        if not batch.revived or healing is None:
-            return None
-        if not healing.finish(batch):
-            return None
-        del self._healing[batch.destination]
-        return healing.report(batch.destination)
+            self._out.ready.notices.append(healed)
 
 
 def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

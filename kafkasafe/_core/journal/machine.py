@@ -34,11 +34,11 @@ class Journal(Recovery):
     @property
     def at_rest(self) -> bool:
         """Whether `ready` would give nothing, until something happens."""
-        if self._touched or self._vacating or self._committing or not self._ids.is_granted:
+        if self._vacating or not (self._ids.is_granted and self._out.is_empty):
             return False
         if self._quiescence.is_announced:
             return False
-        return self.units.at_rest and not self._ready
+        return self.units.at_rest
 
     def ready(self, now: float, now_ms: int) -> Ready:
         """Everything that must be done now; each thing is given once.
@@ -50,22 +50,22 @@ class Journal(Recovery):
         for number in self._vacating:
             self._touch(self._partitions[number])
         self._vacating.clear()
-        if self._touched:
+        if self._out.touched:
             self.units.look()
-        while self._touched:
-            number = next(iter(self._touched))
-            del self._touched[number]
+        while self._out.touched:
+            number = next(iter(self._out.touched))
+            del self._out.touched[number]
             self._advance(self._partitions[number], now, now_ms)
         self._advance_units()
-        ready = self._take_ready()
+        ready = self._out.take(wants_producer_id=not self._ids.is_granted)
         if ready.persist.atomic:
-            ready.persist.leave_to(self._ready.persist)
-        for number in self._committing:
+            ready.persist.leave_to(self._out.ready.persist)
+        for number in self._out.committing:
             partition = self._partitions[number]
             ready.persist.marks.append(
                 m.Committed(number, partition.log.leader_epoch, partition.log.take_commits())
             )
-        self._committing.clear()
+        self._out.committing.clear()
         if self._quiescence.is_announced:
             self._quiescence.gate(ready)
         return ready
@@ -79,20 +79,20 @@ class Journal(Recovery):
         if partition.flow is Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
-            topic = self._topics.get(partition.topic)
+            topic = self._destinations.topics.get(partition.topic)
             if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.UNDECIDABLE:
                 size = 0
                 for batch in partition.queue:
                     if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
                         break  # nothing overtakes it
-                    self._ready.divides.append(Divide(batch, refused=False))
+                    self._out.ready.divides.append(Divide(batch, refused=False))
                     size += batch.size_bytes
                     if size >= _DIVIDE_BYTES:
                         break
             return
         check = partition.loss.next_check()
         if check is not None:
-            self._ready.checks.append(check)
+            self._out.ready.checks.append(check)
         self._prepare(partition)
         if partition.flow is Flow.SETTLING and not partition.queue.in_flight:
             self._settled(partition, now, now_ms)
@@ -101,7 +101,7 @@ class Journal(Recovery):
         if partition.flow is Flow.NEW:
             partition.progress.ask()
             self._note_topic(partition)
-            self._ready.asks.append(
+            self._out.ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif partition.flow is Flow.FLOWING:
@@ -139,7 +139,7 @@ class Journal(Recovery):
         self._look(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
+        self._out.pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -160,7 +160,7 @@ class Journal(Recovery):
         if head is None or head.identity is None:
             return
         partition.progress.ask()
-        self._ready.asks.append(
+        self._out.ready.asks.append(
             Ask(
                 partition.number,
                 (head.identity,),
@@ -189,7 +189,7 @@ class Journal(Recovery):
         self._prepare(partition)
 
     def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._pause(partition, partition.progress.reason)
+        self._out.pause(partition, partition.progress.reason)
 
     def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
         partition.progress.leave_settling()
@@ -223,9 +223,9 @@ class Journal(Recovery):
         partition.progress.ask()
         first = doubt[0].identity
         last = partition.log.last_acked_id
-        start = partition.doubt.begin_at(self.reach(partition.number))
+        start = partition.doubt.begin_at(partition.log.reach)
         partition.doubt.ask(now, start)
-        self._ready.asks.append(
+        self._out.ready.asks.append(
             Ask(
                 partition.number,
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
@@ -234,7 +234,7 @@ class Journal(Recovery):
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
                 # A log that was cut may have taken a late request out of order: its leader would speak for the others.
-                read_log=partition.doubt.is_cut or any(self._is_old(batch, now_ms) for batch in doubt),
+                read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=partition.doubt.is_cut,
             )
@@ -245,7 +245,7 @@ class Journal(Recovery):
         old_in_flight = False
         for batch in islice(partition.queue, self._window):
             if batch.state in {State.SENT, State.ACKED}:
-                old_in_flight |= batch.state is State.SENT and self._is_old(batch, now_ms)
+                old_in_flight |= batch.state is State.SENT and self._clock.is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
@@ -255,14 +255,14 @@ class Journal(Recovery):
                 old_in_flight or not partition.window.is_open(batch.identity, now)
             ):
                 break
-            old = self._is_old(batch, now_ms)
+            old = self._clock.is_old(batch, now_ms)
             if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
                 # Once it is appended the leader may forget us, and would then append what is still on its way: what was
                 # lost, and what may get lost together with this one.
                 if not partition.queue.in_flight:
                     self._hold(partition, batch, now)
                 break
-            self._send(partition, batch)
+            self._out.send(partition, batch)
             old_in_flight |= old
         if partition.window.answered and partition.queue.in_flight:
             partition.window.use_answer()
@@ -272,7 +272,7 @@ class Journal(Recovery):
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
         if now < partition.doubt.dead_at:
             reason = "a request whose answer was lost may still arrive"
-            self._pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
+            self._out.pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
             return
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.note_doubt()

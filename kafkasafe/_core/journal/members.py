@@ -15,7 +15,8 @@ from kafkasafe._core.journal.groups import UnitEnded, UnitStaged
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Divide
 from kafkasafe._core.journal.partition import Partition
-from kafkasafe._core.journal.states import Batch, Fate
+from kafkasafe._core.journal.snapshots import state_mark
+from kafkasafe._core.journal.states import Batch, Fate, batches_of
 
 __all__ = ["Members"]
 
@@ -24,21 +25,21 @@ class Members(Answers):
     """Part of `Journal`: the batches of atomic batches."""
 
     def _advance_units(self) -> None:
-        units, persist = self.units, self._ready.persist
-        self._ready.units.extend(units.advance())
+        units, persist = self.units, self._out.ready.persist
+        self._out.ready.units.extend(units.advance())
         for unit, refused in units.too_large:
             self._divide_members(unit, refused)
         units.clear_too_large()
-        for action in self._ready.units:
+        for action in self._out.ready.units:
             if isinstance(action, u.Refuse):
-                for batch in self._members(action.unit):
+                for batch in batches_of(action.unit):
                     batch.blame(action.unit.code, action.unit.reason)
         persist.marks.extend(self._topics_of(units.ending))
         persist.marks.extend(units.take_marks())
         persist.after.extend(map(UnitStaged, units.staging))
         for unit in units.ending:
             committed = unit.phase is u.Phase.COMMITTED
-            for batch in self._members(unit):
+            for batch in batches_of(unit):
                 if committed:
                     batch.on(BatchEvent.UNIT_COMMITTED)
                     self._unit_place(self._partitions[batch.destination], unit, batch)
@@ -61,7 +62,7 @@ class Members(Answers):
             for destination in unit.destinations
         }
         return [
-            self._state_mark(partition)
+            state_mark(partition)
             for partition in partitions.values()
             if partition.log.baseline_offset < 0
             and partition.log.clear_offset < 0
@@ -71,7 +72,7 @@ class Members(Answers):
     def _places(self, unit: u.Unit) -> list[m.Mark]:
         """Behind its ENDED mark: where its batches are, for lives that find neither them nor the STAGED mark."""
         entries: dict[int, list[tuple[int, int]]] = {}
-        for batch in self._members(unit):
+        for batch in batches_of(unit):
             if batch.base_offset >= 0:
                 entries.setdefault(batch.destination, []).append((batch.position, batch.base_offset))
         return [
@@ -81,7 +82,7 @@ class Members(Answers):
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
         """The cluster finds a batch of a unit too large: so are those of its topic that are about as large."""
-        members = {batch.handle: batch for batch in self._members(unit)}
+        members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._partitions[refused.destination].topic
         too_large = members[refused.handle].size_bytes
         for batch in members.values():
@@ -91,7 +92,7 @@ class Members(Answers):
                 and batch.size_bytes * 4 > too_large * 3
             ):
                 batch.blame(10, unit.reason)
-                self._ready.divides.append(Divide(batch, refused=True))
+                self._out.ready.divides.append(Divide(batch, refused=True))
 
     def _unit_place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
@@ -106,7 +107,7 @@ class Members(Answers):
         # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
         self._leads(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
-        topic = self._topics.get(partition.topic)
+        topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
             # It was prepared before that was known, perhaps in the old one.

@@ -28,7 +28,7 @@ class Packing(Ground):
     def _touch(self, partition: Partition) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
             self._unpack(partition, UNPACKED - WINDOW)
-        self._touched[partition.number] = None
+        self._out.touched[partition.number] = None
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
         """Every unfinished batch with its address, but for those that are packed.
@@ -47,7 +47,7 @@ class Packing(Ground):
         partition = self._partitions[destination]
         if partition.partition == UNCHOSEN or partition.flow is Flow.REJECTING:
             return
-        if any(each.batch.destination == destination for each in self._ready.unpacked):
+        if any(each.batch.destination == destination for each in self._out.ready.unpacked):
             return  # the shell does not know yet that they came back: that has to be before others go
         blind = self._replay.is_blind
         queue = partition.queue
@@ -131,7 +131,7 @@ class Packing(Ground):
             self._index.place(batch)
             queue.put_back(batch)
             first = queue.first_packed
-            self._ready.unpacked.append(
+            self._out.ready.unpacked.append(
                 Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
             )
         self._note_packed(partition)

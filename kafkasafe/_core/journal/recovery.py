@@ -15,7 +15,7 @@ from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.members import Members
 from kafkasafe._core.journal.partition import ANYWHERE, WINDOW, Partition
-from kafkasafe._core.journal.states import DAMAGED, Batch, State
+from kafkasafe._core.journal.states import DAMAGED, Batch, State, batches_of
 
 __all__ = ["Recovery"]
 
@@ -77,7 +77,7 @@ class Recovery(Members):
             # Divided because it was too large: its records keep their place.
             queue.insert(queue.index(parent), batch)
             batch.stand_for(parent)
-            self._parts_heal(parent, (batch,))
+            self._revivals.divide(parent, (batch,))
         else:
             queue.append(batch)
         if parent is not None and parent.unit is not None:
@@ -104,14 +104,14 @@ class Recovery(Members):
         for index, mark in enumerate(recovered):
             match mark:
                 case m.Topic():
-                    self._topics[mark.topic] = mark
+                    self._destinations.learn(mark)
                 case m.Destination(number, topic, partition):
                     if number not in self._partitions:
-                        self._declare(number, topic, partition)
+                        self._destinations.declare(number, topic, partition)
                 case m.State() if mark.knows_nothing:
-                    self._forget_acknowledged(self._declared(mark.destination))
+                    self._forget_acknowledged(self._destinations.declared(mark.destination))
                 case m.State():
-                    known = self._declared(mark.destination)
+                    known = self._destinations.declared(mark.destination)
                     known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
@@ -120,7 +120,7 @@ class Recovery(Members):
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
-                    known = self._declared(mark.destination)
+                    known = self._destinations.declared(mark.destination)
                     self._leads(known, mark.leader_epoch)
                     for at, base_offset in mark.entries:
                         self._reach(known, at if known.queue.has_packed(at) else -1)
@@ -135,7 +135,7 @@ class Recovery(Members):
                             known.log.pass_id(done.identity)
                             done.read_fate(State.COMMITTED)
                             self._remember(known, done)
-                            self._comes_back(done)
+                            self._revivals.finish(done)
                         elif done is None and _repeats_newest(recovered, index):
                             pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
                         elif done is None and base_offset >= 0 and at not in ended:
@@ -162,9 +162,9 @@ class Recovery(Members):
                         self._reach(self._partitions[done.destination])
                         self._partitions[done.destination].loss.explain()
                         done.read_fate(State.REJECTED)
-                        self._comes_back(done)
+                        self._revivals.finish(done)
                 case m.Revived(destination, end_offset, positions, given_up, moved):
-                    known = self._declared(destination)
+                    known = self._destinations.declared(destination)
                     self._reach(known, ANYWHERE)
                     places = dict(moved)
                     for done in known.log.acked:
@@ -209,7 +209,7 @@ class Recovery(Members):
                     self._reach_any(at)
                     skipped = self._index.at(at)
                     if skipped is not None:
-                        self._declared(skipped.destination).loss.explain()
+                        self._destinations.declared(skipped.destination).loss.explain()
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
@@ -236,7 +236,7 @@ class Recovery(Members):
     def recover_torn(self, destination: int) -> None:
         """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
         self._replay.go_on()
-        self._declared(destination).loss.explain()
+        self._destinations.declared(destination).loss.explain()
 
     def recovered_log(self) -> None:
         """The log ends here: nothing follows that would say so of its last group."""
@@ -281,7 +281,7 @@ class Recovery(Members):
                 break
             self._unpack(partition, 1)
         # The shell does not know any of them yet.
-        self._ready.unpacked.clear()
+        self._out.ready.unpacked.clear()
 
     def _reach_any(self, position: int) -> None:
         """The same for one batch, of a partition that the mark does not name."""
@@ -300,7 +300,7 @@ class Recovery(Members):
         while queue.packed_with_id and sent < self._near:
             self._unpack(partition, 1)
             sent += queue[-1].identity is not None
-        self._ready.unpacked.clear()
+        self._out.ready.unpacked.clear()
 
     @property
     def _near(self) -> int:
@@ -364,7 +364,7 @@ class Recovery(Members):
             if isinstance(each, m.Committed)
             for at, _ in each.entries
         }
-        members = self._members(unit)
+        members = batches_of(unit)
         for batch in members:
             partition = self._partitions[batch.destination]
             self._reach(partition)
@@ -381,11 +381,6 @@ class Recovery(Members):
                 batch.read_fate(State.REJECTED)
         return members
 
-    def _declared(self, destination: int) -> Partition:
-        if destination not in self._partitions:
-            raise m.MarkError(f"A mark speaks of destination {destination}, never declared")
-        return self._partitions[destination]
-
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
         for parent in self._replay.parents:
@@ -395,11 +390,11 @@ class Recovery(Members):
             parent.read_fate(State.REPLACED)
             if parent.unit is not None:
                 parent.unit.batches.remove(parent)
-            self._comes_back(parent)
+            self._revivals.finish(parent)
         self._replay.end_group()
 
     def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
-        """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
+        """The newest acknowledged batch is gone from the spool, but not which one it was: see `snapshots`."""
         newest = _newest_told(told)
         if newest is None:
             return
@@ -434,7 +429,7 @@ class Recovery(Members):
                 partition.log.cut(state.last_acked_offset)
 
     def _recover_identities(self, mark: m.Identified) -> None:
-        partition = self._declared(mark.destination)
+        partition = self._destinations.declared(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # Of all that wait, and none that comes before these are sent has one.
@@ -463,7 +458,7 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
-    """Identity, position and base offset of the batch that these two marks name: see `Lives._newest_marks`."""
+    """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
     if len(marks) != 2:
         return None
     identified, committed = marks

@@ -25,7 +25,7 @@ class Rejecting(Gathering):
         """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
-            self._ready.persist.marks.append(mark)
+            self._out.ready.persist.marks.append(mark)
 
     def retired(self, mark: m.Resent) -> None:
         """The file is gone, durably: its mark may go."""
@@ -33,7 +33,7 @@ class Rejecting(Gathering):
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
-        partition = self._partitions[self._numbers[topic, UNCHOSEN]]
+        partition = self._destinations.at(topic, UNCHOSEN)
         if partition.queue and self._deny(partition, code, reason, Scope.DESTINATION, now):
             for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
@@ -51,7 +51,7 @@ class Rejecting(Gathering):
             self._touch(partition)
             return
         portion = partition.rejection.take_portion(self._aside_batches)
-        self._ready.asides.append(Aside(partition.number, portion))
+        self._out.ready.asides.append(Aside(partition.number, portion))
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
         """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
@@ -83,7 +83,7 @@ class Rejecting(Gathering):
         if partition.partition == UNCHOSEN:
             partition.progress.begin()
         elif kept < len(aside.batches):
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
         else:
             partition.progress.decide()
         self._touch(partition)
@@ -99,7 +99,7 @@ class Rejecting(Gathering):
         if head.count > 1 and (
             head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
         ):
-            self._ready.divides.append(Divide(head, refused=True))
+            self._out.ready.divides.append(Divide(head, refused=True))
             partition.progress.settle_again()
             return
         self._reject_head(partition, head)
@@ -125,7 +125,7 @@ class Rejecting(Gathering):
             self._put_aside(partition, durable)
         elif partition.flow is Flow.ASKING:
             # In memory only: asked again, and rejected when it is on disk.
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
     def _put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
         partition.progress.reject()
@@ -135,10 +135,10 @@ class Rejecting(Gathering):
     def _reject(self, batch: Batch) -> None:
         """Refused for good; it is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
-        self._ready.notices.append(Refusal(batch))
+        self._out.ready.notices.append(Refusal(batch))
         partition = self._partitions[batch.destination]
         partition.queue.remove(batch)
         if batch.position >= 0:
-            self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
-        self._ready.persist.after.append(Ended(batch, Fate.REJECTED))
+            self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+        self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
         self._touch(partition)

@@ -10,7 +10,7 @@ from kafkasafe._core.journal.groups import UnitGroup
 from kafkasafe._core.journal.ids import Ids
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.partition import UNCHOSEN
-from kafkasafe._core.journal.states import Batch, State
+from kafkasafe._core.journal.states import Batch, State, batches_of
 
 __all__ = ["Sealing"]
 
@@ -53,8 +53,8 @@ class Sealing(Ids):
     def close_unit(self, unit: u.Unit) -> None:
         """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
         self.units.closed(unit)
-        group = UnitGroup(unit, tuple(self._members(unit)), next(self._handles))
-        self._ready.persist.units.append(group)
+        group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
+        self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
@@ -100,7 +100,7 @@ class Sealing(Ids):
 
     def _write(self, batch: Batch) -> None:
         batch.write()
-        self._ready.persist.batches.append(batch)
+        self._out.ready.persist.batches.append(batch)
 
     def _rests(self, batch: Batch) -> bool:
         """On disk, or only in memory where that is allowed, and not on its way between the two."""

@@ -65,7 +65,7 @@ class Verdicts(Rejecting):
         if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
             partition.progress.probe()
-            self._send(partition, present[-1])
+            self._out.send(partition, present[-1])
             return
         if present and stable:
             self._leads(partition, leader_epoch)
@@ -91,7 +91,9 @@ class Verdicts(Rejecting):
         if absent and gap and not partition.queue.explains_gap(absent[0]):
             if partition.doubt.is_early:
                 # No new id while a request under the old one may still be appended.
-                self._pause(partition, judgement.evidence, at_least_s=max(0.0, partition.doubt.dead_at - now))
+                self._out.pause(
+                    partition, judgement.evidence, at_least_s=max(0.0, partition.doubt.dead_at - now)
+                )
                 return
             partition.ids.expire()
             first = absent[0]
@@ -107,7 +109,7 @@ class Verdicts(Rejecting):
             self._suspect(partition, Cause.SEQUENCE, evidence)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
             # Its parts get new ids: it is looked for once more when no request with it can still be appended.
-            self._pause(partition, absent[0].message, at_least_s=partition.doubt.dead_at - now)
+            self._out.pause(partition, absent[0].message, at_least_s=partition.doubt.dead_at - now)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
@@ -127,7 +129,7 @@ class Verdicts(Rejecting):
         partition = self._partitions[batch.destination]
         if batch.position >= 0:
             decision = m.Decision.RESEND if resend else m.Decision.SKIP
-            self._ready.persist.marks.append(m.Resolved(batch.position, decision))
+            self._out.ready.persist.marks.append(m.Resolved(batch.position, decision))
         if not resend:
             batch.on(BatchEvent.SKIPPED)
             self._finish(partition, batch)
@@ -156,8 +158,8 @@ class Verdicts(Rejecting):
         batch.blame(batch.code, evidence)
         partition.progress.undecidable()
         if batch.position >= 0:
-            self._ready.persist.marks.append(m.Undecidable(batch.position, evidence))
-        self._ready.notices.append(Undecidable(batch, evidence))
+            self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))
+        self._out.ready.notices.append(Undecidable(batch, evidence))
 
     def _stop_at_unsure(self, partition: Partition) -> bool:
         head = partition.queue.head

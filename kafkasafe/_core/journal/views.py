@@ -5,7 +5,7 @@ What says so may be called from any thread: it copies before it looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.notices import Delivered, Denial
@@ -27,11 +27,11 @@ class Views(Packing):
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
-        others = self._pinned() if self._healing or len(self.units) else ()
+        others = self._pinned() if self._revivals or len(self.units) else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *(healing.keep_from for healing in self._healing.values()), *self.units.pinned
+        return *self._revivals.pins, *self.units.pinned
 
     @property
     def doubted(self) -> list[int]:
@@ -74,7 +74,12 @@ class Views(Packing):
 
     def topic(self, name: str) -> m.Topic | None:
         """What is remembered of a topic."""
-        return self._topics.get(name)
+        return self._destinations.topics.get(name)
+
+    @property
+    def topics(self) -> Mapping[str, m.Topic]:
+        """What is remembered of each topic."""
+        return self._destinations.topics
 
     @property
     def destinations(self) -> set[int]:
@@ -88,8 +93,8 @@ class Views(Packing):
 
     def last_acked_offset(self, topic: str, partition: int) -> int:
         """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
-        number = self._numbers.get((topic, partition))
-        return -1 if number is None else self._partitions[number].log.last_acked_offset
+        known = self._destinations.find(topic, partition)
+        return -1 if known is None else known.log.last_acked_offset
 
     def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
         """((topic, partition), last acked offset) of every partition that has one. From any thread."""
@@ -136,27 +141,29 @@ class Views(Packing):
 
     def waiting(self, topic: str) -> int:
         """Batches of a topic that wait for their partitions to be chosen."""
-        number = self._numbers.get((topic, UNCHOSEN))
-        return 0 if number is None else len(self._partitions[number].queue)
+        known = self._destinations.find(topic, UNCHOSEN)
+        return 0 if known is None else len(known.queue)
 
     def unchosen_topics(self) -> list[str]:
         """Topics that have batches waiting for their partitions to be chosen."""
-        return [p.topic for p in self._unchosen if p.queue]
+        return [p.topic for p in self._destinations.unchosen if p.queue]
 
     @property
     def unchosen_bytes(self) -> int:
         """Size of the batches that wait for their partitions to be chosen."""
-        return sum(batch.size_bytes for partition in self._unchosen for batch in partition.queue.all())
+        return sum(
+            batch.size_bytes for partition in self._destinations.unchosen for batch in partition.queue.all()
+        )
 
     @property
     def has_unchosen(self) -> bool:
         """Whether batches wait for their partitions to be chosen."""
-        return any(partition.queue for partition in self._unchosen)
+        return any(partition.queue for partition in self._destinations.unchosen)
 
     def portion_bytes(self, topic: str) -> int:
         """Size of the batches of a topic that are divided next, when its partitions are known."""
-        number = self._numbers.get((topic, UNCHOSEN))
-        return 0 if number is None else sum(batch.size_bytes for batch in self._partitions[number].queue)
+        known = self._destinations.find(topic, UNCHOSEN)
+        return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
@@ -196,12 +203,7 @@ class Views(Packing):
 
     def reach(self, destination: int) -> int:
         """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
-        partition = self._partitions[destination]
-        return (
-            partition.log.clear_offset + 1
-            if partition.log.clear_offset >= 0
-            else partition.log.baseline_offset
-        )
+        return self._partitions[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
         """Whether a plain batch may have been sent: not without an id, nor before the partition's end was noted.
