@@ -66,7 +66,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
             "home": journal._home.marks,
             "topics": dict(journal._destinations.topics),
             "afters": {after.position: set(after.debts) for after in journal.afters},
-            "resent": set(journal.resent),
+            "resent": set(journal.views.resent),
             "units": {unit.unit_id: _batches(unit.batches) for unit in units},
             "staged": {unit.unit_id for unit in units if unit.phase in {u.Phase.STAGED, u.Phase.ENDING}},
         }

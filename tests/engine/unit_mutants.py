@@ -14,6 +14,8 @@ from unit_storm_groups import GroupStorm
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
 from kafkasafe._core.journal import snapshots
+from kafkasafe._core.journal.members import UnitBatches
+from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.turns import Turns
 from kafkasafe._core.readings import Readings
 from kafkasafe._core.units import together
@@ -137,8 +139,8 @@ MUTANTS = {
     ),
     "resolved before ENDED is durable": Mutant(
         source(
-            j.Journal,
-            "_advance_units",
+            UnitBatches,
+            "advance",
             "persist.after.append(UnitEnded(unit, fate))",
             "persist.after.append(UnitEnded(unit, fate)); self._out.ready.ended.append((unit, fate))",
         ),
@@ -273,7 +275,7 @@ MUTANTS = {
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "ENDED does not say where its batches are": Mutant(
-        lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []),
+        lambda patch: patch.setattr(UnitBatches, "_places", lambda *_: []),
         "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     ),
     "a log is surveyed while a transaction is open": Mutant(
@@ -289,7 +291,7 @@ MUTANTS = {
         first=9002083,
     ),
     "new ids are about batches of units": Mutant(
-        source(j.Journal, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
+        source(Recovery, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
         first=22,
         recreated=True,
     ),

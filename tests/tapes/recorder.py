@@ -22,14 +22,8 @@ from .words import KNOWN, word
 
 __all__ = ["Tape", "differences", "recorded", "recording", "replay"]
 
-_VIEWS = frozenset(
-    {
-        "acknowledged", "address", "batches", "chooses", "denials", "doubts", "held_back", "identified_since_ms", "idle",
-        "last_acked_offset", "last_acked_offsets", "leader_epoch", "may_be_sent", "owes", "packable", "packed", "pinned",
-        "portion_bytes", "reach", "topic", "topic_id", "unchosen_topics", "waiting", "wants",
-    }
-)  # fmt: skip
-"""They change nothing: a tape has what they say after each `ready`, and not who asked."""
+_VIEWS = frozenset({"packable"})
+"""They change nothing: a tape has what `Journal.views` says after each `ready`, and not who asked."""
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
     *(getattr(u, name) for name in ("Again", "Append", "Ask", "End", "Fence", "Join", "Look", "Note", "Refuse")),
@@ -86,11 +80,11 @@ class Tape:
 
     def views(self) -> None:
         """What the journal says of itself."""
-        journal = self.journal
+        journal, views = self.journal, self.journal.views
         said = (
-            journal.release_position, journal.held_position, journal.unfinished, journal.in_doubt, journal.in_flight,
-            journal.doubts(), journal.last_acked_offsets(), journal.idle(), journal.at_rest, len(journal.denials()),
-            journal.spooled_records, journal.missing.said, list(journal.units.pinned),
+            views.release_position, views.held_position, views.unfinished, views.in_doubt, views.in_flight,
+            views.doubts(), views.last_acked_offsets(), views.idle(), journal.at_rest, len(views.denials()),
+            views.spooled_records, journal.missing.said, list(journal.units.pinned),
         )  # fmt: skip
         self.lines.append(f"  views: {self.show(said)}")
 
@@ -198,7 +192,7 @@ class Tape:
             return self.journal.units
         known: Any = None
         if name[0] == "b" and name[1:].isdigit():
-            known = next((b for _, _, b in self.journal.batches() if b.handle == int(name[1:])), None)
+            known = next((b for _, _, b in self.journal.views.batches() if b.handle == int(name[1:])), None)
         elif name[0] == "u" and name[1:].isdigit():
             known = next(
                 (each for each in self.journal.units.unfinished if each.number == int(name[1:])), None

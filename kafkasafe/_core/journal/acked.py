@@ -1,6 +1,6 @@
 """What is known to be in a log: the same for the incarnation that learns it, and for the one that reads it back.
 
-What is done where some of it may be gone is decided in `doubts` and `losses`.
+What is done where some of it may be gone is decided in `suspicions` and `losses`.
 """
 
 from __future__ import annotations

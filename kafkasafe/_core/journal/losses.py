@@ -1,6 +1,6 @@
 """Acknowledged batches: remembered, looked for in the log where one may be gone, and sent again where it is.
 
-Why one may be gone is decided in `doubts`.
+Why one may be gone is decided in `suspicions`.
 """
 
 from __future__ import annotations
@@ -8,19 +8,73 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.codes import MISSING_CODES
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.messages import SurveyAsk
+from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import AckedLoss
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import ANYWHERE, Flow, Partition
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.snapshots import Snapshots
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State
-from kafkasafe._core.journal.topics import Topics
+from kafkasafe._core.journal.suspicions import Suspicions
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = ["Losses"]
 
 
-class Losses(Topics):
-    """Part of `Journal`: surveys of a log, what is lost, and its way back."""
+class Losses:
+    """Surveys of a log, what is lost, and its way back."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        suspicions: Suspicions,
+        snapshots: Snapshots,
+        revivals: Revivals,
+        quiescence: Quiescence,
+        units: u.Units,
+        home: Home,
+        missing: Missing,
+        *,
+        heal: bool,
+        heal_recreated: bool,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._suspicions = suspicions
+        self._snapshots = snapshots
+        self._revivals = revivals
+        self._quiescence = quiescence
+        self._units = units
+        self._home = home
+        self._missing = missing
+        self._heal = heal
+        self._heal_recreated = heal_recreated
+        # Partitions that are surveyed as soon as nothing of a unit is on its way into them.
+        self._vacating: dict[int, None] = {}
+
+    @property
+    def waits_for_units(self) -> bool:
+        """Whether a survey begins as soon as nothing of a unit is on its way into its partition."""
+        return bool(self._vacating)
+
+    def look_again(self) -> None:
+        """Surveys that wait for units are looked at in this turn."""
+        for number in self._vacating:
+            self._packer.touch(self._partitions[number])
+        self._vacating.clear()
 
     def released(self, before_position: int) -> None:
         """The spool deleted everything before this position: it cannot be sent again."""
@@ -28,19 +82,12 @@ class Losses(Topics):
         for partition in self._partitions.values():
             partition.log.trim(self._index.released)
 
-    def _remember(self, partition: Partition, batch: Batch) -> None:
-        if batch.identity is None or batch.state is not State.COMMITTED:
-            return
-        # Where no offset is known, it is only known to be there.
-        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
-        partition.log.remember(batch, self._index.released)
-
-    def _look(self, partition: Partition, now: float) -> None:
+    def start_survey(self, partition: Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
             return  # when its mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
-        if not self.units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
+        if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
             self._vacating[partition.number] = None
             return
         partition.progress.survey()
@@ -76,7 +123,7 @@ class Losses(Topics):
         """
         partition = self._partitions[destination]
         if code in MISSING_CODES:
-            self.missing.say(destination)
+            self._missing.say(destination)
         if partition.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
@@ -121,15 +168,15 @@ class Losses(Topics):
             self._out.pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
             return
         partition.loss.close()
-        self.missing.take_back(destination)
+        self._missing.take_back(destination)
         partition.progress.clear_reason()
-        self._doubt_or_not(partition)
+        self._suspicions.keep_suspected(partition)
         if leader_epoch >= 0:
             partition.log.lead(leader_epoch)
         if any(topic_id):
             partition.log.name_topic(topic_id)
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)
         # What ends there may be what has taken the place of one that is not remembered.
         forgotten_offset = partition.log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= partition.log.known_from <= epoch_end_offset:
@@ -201,7 +248,7 @@ class Losses(Topics):
         self._out.ready.persist.marks.append(
             m.Revived(destination, end_offset, again, given_up, tuple(moved))
         )
-        self._revive(partition, again, given_up, end_offset)
+        self.revive(partition, again, given_up, end_offset)
         self._out.ready.persist.marks.extend(self._snapshots.states(partition))
         if again:
             partition.ids.expire()
@@ -211,7 +258,7 @@ class Losses(Topics):
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 
-    def _revive(
+    def revive(
         self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
         """Batches that were finished are unfinished again, in front of all that never were."""
@@ -223,11 +270,6 @@ class Losses(Topics):
         if back:
             self._revivals.add(partition.number, back)
         partition.log.end_at(end_offset)
-
-    def _tell_healed(self, batch: Batch) -> None:
-        healed = self._revivals.finish(batch)
-        if healed is not None:
-            self._out.ready.notices.append(healed)
 
 
 def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

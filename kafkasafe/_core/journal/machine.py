@@ -1,4 +1,4 @@
-"""The machine: what is to be done now, of all that the rooms before it know."""
+"""The machine: what a partition does next. Rules are in one order, here."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from kafkasafe._core import marks as m
 from kafkasafe._core.journal import packing, quiet
+from kafkasafe._core.journal.broker_clock import BrokerClock
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.gathering import Gatherer
+from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.messages import Ask, Divide, Ready
+from kafkasafe._core.journal.losses import Losses
+from kafkasafe._core.journal.messages import Ask, Divide
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
-from kafkasafe._core.journal.recovery import Recovery
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.rejecting import Rejecter
+from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, State, id_fields
+from kafkasafe._core.journal.topics import Topics
 
-__all__ = ["Journal"]
+__all__ = ["Machine"]
 
 _DIVIDE_BYTES: Final = 1024 * 1024
 """How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
@@ -28,53 +38,54 @@ class _Rule(NamedTuple):
     ends: bool = True
 
 
-class Journal(Recovery):
-    """Decides; see the package. Its settings are those of `Ground`."""
+class Machine:
+    """What each partition does next."""
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether `ready` would give nothing, until something happens."""
-        if self._vacating or not (self._ids.is_granted and self._out.is_empty):
-            return False
-        if self._quiescence.is_announced:
-            return False
-        return self.units.at_rest
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        identities: Identities,
+        sealer: Sealer,
+        gatherer: Gatherer,
+        rejecter: Rejecter,
+        refusals: Refusals,
+        topics: Topics,
+        losses: Losses,
+        clock: BrokerClock,
+        precedence: Precedence,
+        *,
+        window: int,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._identities = identities
+        self._sealer = sealer
+        self._gatherer = gatherer
+        self._rejecter = rejecter
+        self._refusals = refusals
+        self._topics = topics
+        self._losses = losses
+        self._clock = clock
+        self._precedence = precedence
+        self._window = window
 
-    def ready(self, now: float, now_ms: int) -> Ready:
-        """Everything that must be done now; each thing is given once.
-
-        Args:
-            now: Seconds.
-            now_ms: Wall clock, ms since the epoch.
-        """
-        for number in self._vacating:
-            self._touch(self._partitions[number])
-        self._vacating.clear()
-        if self._out.touched:
-            self.units.look()
-        while self._out.touched:
-            number = next(iter(self._out.touched))
-            del self._out.touched[number]
+    def turn(self, now: float, now_ms: int) -> None:
+        """Each partition that changed goes on as far as it can."""
+        touched = self._out.touched
+        while touched:
+            number = next(iter(touched))
+            del touched[number]
             self._advance(self._partitions[number], now, now_ms)
-        self._advance_units()
-        ready = self._out.take(wants_producer_id=not self._ids.is_granted)
-        if ready.persist.atomic:
-            ready.persist.leave_to(self._out.ready.persist)
-        for number in self._out.committing:
-            partition = self._partitions[number]
-            ready.persist.marks.append(
-                m.Committed(number, partition.log.leader_epoch, partition.log.take_commits())
-            )
-        self._out.committing.clear()
-        if self._quiescence.is_announced:
-            self._quiescence.gate(ready)
-        return ready
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._unpack(partition, packing.UNPACKED - WINDOW)
+            self._packer.unpack(partition, packing.UNPACKED - WINDOW)
         if not partition.queue:
-            self._relent(partition, accepted=False)
+            self._refusals.clear_refusal(partition, accepted=False)
             partition.window.use_answer()
         if partition.flow is Flow.REJECTING:
             return
@@ -83,7 +94,7 @@ class Journal(Recovery):
             if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.UNDECIDABLE:
                 size = 0
                 for batch in partition.queue:
-                    if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
+                    if batch.state not in {State.SEALED, State.JOINED} or not self._sealer.rests(batch):
                         break  # nothing overtakes it
                     self._out.ready.divides.append(Divide(batch, refused=False))
                     size += batch.size_bytes
@@ -93,21 +104,21 @@ class Journal(Recovery):
         check = partition.loss.next_check()
         if check is not None:
             self._out.ready.checks.append(check)
-        self._prepare(partition)
+        self._identities.prepare(partition)
         if partition.flow is Flow.SETTLING and not partition.queue.in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
         if partition.flow is Flow.NEW:
             partition.progress.ask()
-            self._note_topic(partition)
+            self._topics.note_topic(partition)
             self._out.ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif partition.flow is Flow.FLOWING:
             head = partition.queue[0]
             if head.doomed:
-                self._reject_head(partition, head)
+                self._rejecter.reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
 
@@ -136,7 +147,7 @@ class Journal(Recovery):
                     return
 
     def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._look(partition, now)
+        self._losses.start_survey(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
         self._out.pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
@@ -175,7 +186,7 @@ class Journal(Recovery):
     def _give_up_head(self, partition: Partition, _now: float, _now_ms: int) -> None:
         head = partition.queue.head
         if head is not None:
-            self._handle_refusal(partition, head)
+            self._rejecter.handle_refusal(partition, head)
 
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -185,8 +196,8 @@ class Journal(Recovery):
                 batch.on(BatchEvent.PASSED_BY)
 
     def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._reidentify(partition)
-        self._prepare(partition)
+        self._identities.reidentify(partition)
+        self._identities.prepare(partition)
 
     def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
         self._out.pause(partition, partition.progress.reason)
@@ -218,7 +229,7 @@ class Journal(Recovery):
         if not doubt:
             partition.end_doubt()
             partition.progress.end_pause()
-            self._touch(partition)
+            self._packer.touch(partition)
             return
         partition.progress.ask()
         first = doubt[0].identity
@@ -266,7 +277,7 @@ class Journal(Recovery):
             old_in_flight |= old
         if partition.window.answered and partition.queue.in_flight:
             partition.window.use_answer()
-            self._gather(partition, now_ms)
+            self._gatherer.gather(partition, now_ms)
 
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
@@ -277,4 +288,4 @@ class Journal(Recovery):
         batch.on(BatchEvent.MAY_BE_THERE)
         partition.note_doubt()
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)

@@ -10,22 +10,40 @@ from collections.abc import Iterable
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
-from kafkasafe._core.journal.answers import Answers
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import UnitEnded, UnitStaged
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Divide
+from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.snapshots import state_mark
 from kafkasafe._core.journal.states import Batch, Fate, batches_of
+from kafkasafe._core.journal.suspicions import Suspicions
 
-__all__ = ["Members"]
+__all__ = ["UnitBatches"]
 
 
-class Members(Answers):
-    """Part of `Journal`: the batches of atomic batches."""
+class UnitBatches:
+    """The batches of atomic batches."""
 
-    def _advance_units(self) -> None:
-        units, persist = self.units, self._out.ready.persist
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        units: u.Units,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._units = units
+
+    def advance(self) -> None:
+        units, persist = self._units, self._out.ready.persist
         self._out.ready.units.extend(units.advance())
         for unit, refused in units.too_large:
             self._divide_members(unit, refused)
@@ -42,8 +60,8 @@ class Members(Answers):
             for batch in batches_of(unit):
                 if committed:
                     batch.on(BatchEvent.UNIT_COMMITTED)
-                    self._unit_place(self._partitions[batch.destination], unit, batch)
-                    self._relent(self._partitions[batch.destination])
+                    self.place(self._partitions[batch.destination], unit, batch)
+                    self._refusals.clear_refusal(self._partitions[batch.destination])
                 else:
                     batch.on(BatchEvent.UNIT_ENDED)
             if committed:
@@ -94,7 +112,7 @@ class Members(Answers):
                 batch.blame(10, unit.reason)
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
-    def _unit_place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
+    def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
@@ -103,13 +121,13 @@ class Members(Answers):
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        self._look_back(partition, base_offset)
+        self._suspicions.check_offset_order(partition, base_offset)
         # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
-        self._leads(partition, unit.epochs.get(batch.handle, -1))
+        self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
             # It was prepared before that was known, perhaps in the old one.
-            self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
-        self._stop_if_suspected(partition)
+            self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
+        self._suspicions.stop_if_suspected(partition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kafkasafe._core import marks as m
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.messages import Ready, Wait
 from kafkasafe._core.journal.partition import Partition
@@ -16,7 +17,7 @@ class Outbox:
     Attributes:
         ready: What was decided since the last time.
         touched: Numbers of partitions that changed, in this order: each is looked at in the next `ready`.
-        committing: Numbers of partitions of which something is acknowledged and not in a mark yet.
+        committing: Partitions of which something is acknowledged and not in a mark yet, by number.
     """
 
     __slots__ = ("committing", "ready", "touched")
@@ -24,7 +25,7 @@ class Outbox:
     def __init__(self) -> None:
         self.ready = _nothing()
         self.touched: dict[int, None] = {}
-        self.committing: dict[int, None] = {}
+        self.committing: dict[int, Partition] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -37,9 +38,16 @@ class Outbox:
         return bool(self.ready.persist or self.committing)
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """What was decided since the last time."""
+        """What was decided since the last time, in the order of effects: a division is written alone, then the rest."""
         ready, self.ready = self.ready, _nothing()
         ready.want_producer_id(wanted=wants_producer_id)
+        if ready.persist.atomic:
+            ready.persist.leave_to(self.ready.persist)
+        for number, partition in self.committing.items():
+            ready.persist.marks.append(
+                m.Committed(number, partition.log.leader_epoch, partition.log.take_commits())
+            )
+        self.committing.clear()
         return ready
 
     def send(self, partition: Partition, batch: Batch) -> None:

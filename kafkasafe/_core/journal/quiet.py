@@ -1,6 +1,6 @@
 """When all that was in flight has an outcome: what may be so of a partition then. Nothing in here changes anything.
 
-`machine.Journal._quiet_rules` has these in their order, each with what is done.
+`machine.Machine._quiet_rules` has these in their order, each with what is done.
 """
 
 from __future__ import annotations

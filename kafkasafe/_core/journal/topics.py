@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.denials import Denials
+from kafkasafe._core import units as u
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.home import Home
+from kafkasafe._core.journal.missing import Missing
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.snapshots import state_mark
+from kafkasafe._core.journal.suspicions import Suspicions
 
 __all__ = ["Topics"]
 
 
-class Topics(Denials):
-    """Part of `Journal`: where batches go."""
+class Topics:
+    """Where batches go."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        revivals: Revivals,
+        units: u.Units,
+        ids: IdSource,
+        home: Home,
+        missing: Missing,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._revivals = revivals
+        self._units = units
+        self._ids = ids
+        self._home = home
+        self._missing = missing
 
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""
@@ -26,7 +60,7 @@ class Topics(Denials):
         topic = m.Topic(name, topic_id, partition_count)
         unchosen = self._destinations.find(name, UNCHOSEN)
         if unchosen is not None:
-            self._relent(unchosen)
+            self._refusals.clear_refusal(unchosen)
             unchosen.rejection.stop()
         if self._destinations.topics.get(name) == topic:
             return False
@@ -34,10 +68,10 @@ class Topics(Denials):
         for index in range(partition_count):
             partition = self._destinations.find(name, index)
             if partition is not None:
-                self._note_topic(partition)
+                self.note_topic(partition)
         self._out.ready.persist.marks.append(topic)
         if unchosen is not None:
-            self._touch(unchosen)
+            self._packer.touch(unchosen)
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
@@ -71,8 +105,8 @@ class Topics(Denials):
         Only while nothing waits, but what was sealed before any cluster was asked.
         """
         self._ids.withdraw()
-        self.units.moved()
-        self.missing.clear()
+        self._units.moved()
+        self._missing.clear()
         for partition in self._partitions.values():
             partition.ids.forget()
             partition.window.forget()
@@ -97,19 +131,19 @@ class Topics(Denials):
 
     def _begin_anew(self, partition: Partition) -> None:
         """As if nothing had ever been sent to it, also for later incarnations: the mark knows nothing."""
-        self._forget_acknowledged(partition)
+        self.forget_acknowledged(partition)
         partition.progress.begin()
         self._out.ready.persist.marks.append(state_mark(partition))
-        self._touch(partition)
+        self._packer.touch(partition)
 
-    def _forget_acknowledged(self, partition: Partition) -> None:
+    def forget_acknowledged(self, partition: Partition) -> None:
         """Also what follows from it elsewhere. Called live, and when the mark of it is read back."""
         partition.forget_acknowledged()
         self._revivals.forget(partition.number)
-        self._doubt_or_not(partition)
-        self.units.forget(partition.number)
+        self._suspicions.keep_suspected(partition)
+        self._units.forget(partition.number)
 
-    def _note_topic(self, partition: Partition) -> None:
+    def note_topic(self, partition: Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:

@@ -5,19 +5,48 @@ What says so may be called from any thread: it copies before it looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.journal import packing
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.messages import Packed
 from kafkasafe._core.journal.notices import Delivered, Denial
-from kafkasafe._core.journal.packing import Packing
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.sequences import IdSource
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State
+from kafkasafe._core.order import Address
 
 __all__ = ["Views"]
 
 
-class Views(Packing):
-    """Part of `Journal`: answers about what waits, what is in doubt and what was delivered."""
+class Views:
+    """Answers about what waits, what is in doubt and what was delivered."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        index: SpoolIndex,
+        units: u.Units,
+        precedence: Precedence,
+        revivals: Revivals,
+        ids: IdSource,
+        replay: Replay,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._index = index
+        self._units = units
+        self._precedence = precedence
+        self._revivals = revivals
+        self._ids = ids
+        self._replay = replay
 
     @property
     def producer_id(self) -> int:
@@ -27,11 +56,11 @@ class Views(Packing):
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
-        others = self._pinned() if self._revivals or len(self.units) else ()
+        others = self._pinned() if self._revivals or len(self._units) else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *self._revivals.pins, *self.units.pinned
+        return *self._revivals.pins, *self._units.pinned
 
     @property
     def doubted(self) -> list[int]:
@@ -62,6 +91,28 @@ class Views(Packing):
             sizes += self._partitions[number].queue.packed_sizes
         return sorted(sizes)
 
+    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address, but for those that are packed.
+
+        Args:
+            far: Only those that are far from their turn, which may be packed; or only the others.
+        """
+        first = packing.UNPACKED if far else 0
+        last = packing.UNPACKED if far is False else None
+        for partition in self._partitions.values():
+            for batch in islice(partition.queue.all(), first, last):
+                yield partition.topic, partition.partition, batch
+
+    def packed(self) -> Iterator[Packed]:
+        """What is packed, of each partition of which something is."""
+        for partition in self._partitions.values():
+            first = partition.queue.first_packed
+            if first is not None:
+                queue = partition.queue
+                yield Packed(
+                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                )
+
     @property
     def resent(self) -> list[m.Resent]:
         """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
@@ -70,7 +121,7 @@ class Views(Packing):
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._partitions.values()) + self.units.bare
+        return sum(len(p.queue) for p in self._partitions.values()) + self._units.bare
 
     def topic(self, name: str) -> m.Topic | None:
         """What is remembered of a topic."""
@@ -232,3 +283,19 @@ class Views(Packing):
                     Delivered(partition.topic, partition.partition, min(places[0]), max(places[1]), records)
                 )
         return found
+
+    def held_back(self) -> list[Address]:
+        """Addresses for which something waits that is held back. From any thread."""
+        return [
+            (partition.topic, partition.partition)
+            for partition in list(self._partitions.values())
+            if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
+        ]
+
+    def owes(self, before: int) -> frozenset[Address]:
+        """Addresses of which something is unfinished that was written in front of this position."""
+        return frozenset(
+            (partition.topic, partition.partition)
+            for partition in self._partitions.values()
+            if partition.queue and partition.queue[0].written_at < before
+        )
