@@ -87,7 +87,6 @@ class Answers:
                     earlier.on(BatchEvent.FOUND)
                     self._durability.finish(partition, earlier)
             partition.progress.decide()
-            partition.look_for_doubt()
         elif partition.flow is Flow.FLOWING:
             partition.progress.recover()
             partition.progress.clear_reason()
@@ -129,7 +128,6 @@ class Answers:
             lasting = self._refusals.note_refusal(partition, code, message, Scope.DESTINATION, now)
         if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
         elif lasting:
             self._refuse(batch, code, message)
         else:
@@ -157,7 +155,6 @@ class Answers:
         if batch.unanswered or partition.flow is Flow.PROBING:
             # It may have been appended, when it was whole: the cluster is asked.
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
         else:
             self._refuse(batch, DAMAGED, message)
         self._settle(partition, message)
@@ -241,7 +238,6 @@ class Answers:
             if code in {45, 59}:
                 partition.doubt.refuse_sequence()
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
             if lasting and not verdict.absent:
                 batch.condemn(code, text)
         self._settle(partition, text)
@@ -281,12 +277,12 @@ class Answers:
         lasting = False
         if code in DESTINATION_CODES:
             lasting = self._refusals.note_refusal(
-                partition, code, reason, Scope.DESTINATION, now, asking=partition.doubtful
+                partition, code, reason, Scope.DESTINATION, now, asking=partition.queue.has_doubt
             )
         else:
             partition.refusal.no_answer()
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
-        if lasting and not (partition.doubtful and code in {17, 29}):
+        if lasting and not (partition.queue.has_doubt and code in {17, 29}):
             self._rejecter.reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
@@ -307,7 +303,6 @@ class Answers:
             head.check_absence(wanted=False)
             if shows(view, head.identity):
                 head.on(BatchEvent.MAY_BE_THERE)
-                partition.note_doubt()
                 partition.progress.end_pause()
         partition.progress.settle_again()
         self._packer.touch(partition)

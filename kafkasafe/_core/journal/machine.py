@@ -158,7 +158,6 @@ class Machine:
         for batch in partition.queue:
             if batch.state is State.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
-        partition.note_doubt()
         partition.progress.end_pause()
 
     @staticmethod
@@ -226,11 +225,6 @@ class Machine:
                 # What was late may have come, as what is behind it may have.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
-        if not doubt:
-            partition.end_doubt()
-            partition.progress.end_pause()
-            self._packer.touch(partition)
-            return
         partition.progress.ask()
         first = doubt[0].identity
         last = partition.log.last_acked_id
@@ -286,6 +280,5 @@ class Machine:
             self._out.pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
             return
         batch.on(BatchEvent.MAY_BE_THERE)
-        partition.note_doubt()
         partition.progress.decide()
         self._packer.touch(partition)

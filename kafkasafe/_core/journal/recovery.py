@@ -406,7 +406,6 @@ class Recovery:
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
                 partition.doubt.may_arrive_until(now + pause_s)
-                partition.note_doubt()
                 partition.progress.decide()
             self._suspicions.stop_if_suspected(partition)
             if self._replay.is_blind:

@@ -112,7 +112,6 @@ class Rejecter:
         else:
             # What comes now has its own time.
             self._refusals.clear_refusal(partition, accepted=False)
-        partition.look_for_doubt()
         if partition.partition == UNCHOSEN:
             partition.progress.begin()
         elif kept < len(aside.batches):

@@ -140,7 +140,6 @@ class Verdicts:
             given_up = batch.condemned and not batch.unanswered
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
-        partition.look_for_doubt()
         partition.doubt.unfence()
         partition.progress.decide()
         self._packer.touch(partition)
@@ -172,7 +171,6 @@ class Verdicts:
             partition.progress.begin()
             self._packer.touch(partition)
             return
-        partition.look_for_doubt()
         partition.doubt.unfence()
         partition.progress.decide()
         self._packer.touch(partition)

@@ -159,10 +159,7 @@ class Views:
     def in_doubt(self) -> int:
         """Batches that may have been appended without our knowing. From any thread."""
         return sum(
-            batch.state is State.IN_DOUBT
-            for p in list(self._partitions.values())
-            if p.doubtful
-            for batch in p.queue.copy()
+            batch.state is State.IN_DOUBT for p in list(self._partitions.values()) for batch in p.queue.copy()
         )
 
     @property
