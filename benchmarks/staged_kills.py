@@ -593,7 +593,7 @@ class Course:
                 producer.flush(STUCK_AFTER_S)
             except KafkaError as error:
                 row.stuck.append(f"flush: {error!r}")
-            left = [lane.journal.unfinished for lane in producer._pump.lanes]
+            left = [lane.journal.views.unfinished for lane in producer._pump.lanes]
         if any(left):
             row.stuck.append(f"left after flush: {left}")
         if time.monotonic() - began > 2 * STUCK_AFTER_S:

@@ -868,7 +868,7 @@ class SafeDrain(SafeProducer):
     @property
     def unfinished_records(self) -> int:
         """Number of undelivered records in those lanes."""
-        return sum(lane.journal.spooled_records for lane in self._pump.lanes)
+        return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
 
     @property
     def dropped_records(self) -> int:

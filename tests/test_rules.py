@@ -118,7 +118,7 @@ TESTS = {
     "InitProducerId with one's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
     "A marker's group has": "test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets",
     "A join in progress": "test_partitions_that_a_topic_got_are_assigned",
-    "A damaged control batch": "test_a_hole_in_the_spool_parks_what_was_before_it",
+    "A damaged control batch": "test_a_hole_in_the_spool_stops_what_was_before_it",
     "A leader that lost its state": "test_one_late_request_does_not_speak_for_those_before_it",
     "The epoch of the last acknowledgement may be too old": "test_an_ack_under_an_earlier_epoch_is_no_loss_when_its_batch_is_gone_from_the_spool",
     "The epoch of an acknowledgement": "test_an_ack_counts_for_the_leader_that_was_sent_to",

@@ -175,7 +175,7 @@ class LaneContent:
 
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
     """It may be in a log; as part of an atomic batch: all of that is at the brokers."""
-    return journal.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
+    return journal.views.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
 def read_content(lane: Path, *, files: Files) -> LaneContent:
@@ -189,7 +189,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     journal = Journal()
     replay(log.entries, journal)
     journal.recovered(0.0)
-    unfinished = {batch.position: batch for _, _, batch in journal.batches()}
+    unfinished = {batch.position: batch for _, _, batch in journal.views.batches()}
     known = fates(
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
         {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
@@ -221,8 +221,8 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     held = {entry.position: file.path for file in kept if _ours(file, log) for entry in file.entries}
     given = _given(log)
     for entry in entries:
-        if entry.destination in journal.destinations:
-            topic, partition = journal.address(entry.destination)
+        if entry.destination in journal.views.destinations:
+            topic, partition = journal.views.address(entry.destination)
             header = entry.header
             identity = _identity(header)
             if entry.position in unfinished:
@@ -323,7 +323,9 @@ def examine(
     places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
     by_name = {content.name: content for content in contents}
     for content in contents:
-        order = {batch.position: number for number, (_, _, batch) in enumerate(content.journal.batches())}
+        order = {
+            batch.position: number for number, (_, _, batch) in enumerate(content.journal.views.batches())
+        }
         waiting = sorted((b for b in content.batches if b.position in order), key=lambda b: order[b.position])
         for batch in waiting:
             if batch.known.fate is Fate.NOT_SENT and batch.identity is not None:
@@ -435,7 +437,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
             for number, state in described.producers.items()
         }
     destination = journal.destination(topic, partition)
-    begin, epoch = journal.reach(destination), journal.leader_epoch(destination)
+    begin, epoch = journal.views.reach(destination), journal.views.leader_epoch(destination)
     start = yield from asked("list_offsets", lambda reply: transport.list_offset(topic, partition, -2, reply))
     cut_at = -1
     if epoch >= 0 and begin > 0:
@@ -474,7 +476,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
             polls += 1
             yield Pause(_POLL_S)
     verdicts = examination.verdicts(views)
-    changed = _recreated(transport, place, journal.topic_id(destination))
+    changed = _recreated(transport, place, journal.views.topic_id(destination))
     return [
         Examined(batch, _doubted(batch, verdict, changed))
         for batch, verdict in zip(place.batches, verdicts, strict=True)

@@ -261,8 +261,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         untold=untold,
         torn_bytes=torn,
         closed=found.closed,
-        unfinished=journal.unfinished,
-        doubted=len(journal.doubted),
+        unfinished=journal.views.unfinished,
+        doubted=len(journal.views.doubted),
         waiting=_waiting(journal),
         rejected=summed_up(kept, journal),
         rejected_bytes=sum(file.size_bytes for file in kept),
@@ -285,22 +285,22 @@ def _oldest_ms(log: Log, journal: Journal) -> int:
     written |= {position: unit.prepared_ms for unit in units for position in unit.positions}
     waiting = (
         at if (at := written.get(batch.position, -1)) >= 0 else batch.max_timestamp
-        for _, _, batch in journal.batches()
+        for _, _, batch in journal.views.batches()
     )
     return min(waiting, default=-1)
 
 
 def _undecidable(log: Log, journal: Journal) -> tuple[int, ...]:
-    waiting = {batch.position for _, _, batch in journal.batches()}
+    waiting = {batch.position for _, _, batch in journal.views.batches()}
     found = undecidable_in((entry.position, entry.marks, batches) for entry, batches in _groups(log))
     return tuple(at for position, at in found.items() if position in waiting)
 
 
 def _waiting(journal: Journal) -> tuple[Waiting, ...]:
     counts: dict[tuple[str, int], list[int]] = {}
-    for topic, partition, batch in journal.batches():
+    for topic, partition, batch in journal.views.batches():
         count = counts.setdefault((topic, partition), [0, 0, 0])
         count[0] += 1
         count[1] += batch.count
-        count[2] += journal.may_be_sent(batch)
+        count[2] += journal.views.may_be_sent(batch)
     return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))

@@ -166,15 +166,15 @@ class Pump:
 
     def unchosen_topics(self) -> list[str]:
         """Topics of which records wait for their partitions to be chosen."""
-        return self._ground.own.journal.unchosen_topics()
+        return self._ground.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
         """Partition counts remembered from an earlier life, for topics nothing waits for."""
         journal = self._ground.own.journal
         return {
             name: topic.partition_count
-            for name, topic in journal._topics.items()
-            if topic.partition_count > 0 and not journal.waiting(name)
+            for name, topic in journal.views.topics.items()
+            if topic.partition_count > 0 and not journal.views.waiting(name)
         }
 
     def crowded(self) -> bool:
@@ -277,23 +277,23 @@ class Pump:
         }
         if math.isfinite(free := self.ledger.capacity.free_bytes):
             gauges["spool_volume_free_bytes"] = free
-        identified = [stamp for journal in journals for stamp in journal.identified_since_ms()]
+        identified = [stamp for journal in journals for stamp in journal.views.identified_since_ms()]
         gauges["producer_id_age_seconds"] = max(
             (max(0, today_ms - s) / 1000 for s in identified), default=0.0
         )
         gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
         gauges["spool_records"] = (
-            0 if self._config.in_memory else sum(journal.spooled_records for journal in journals)
+            0 if self._config.in_memory else sum(journal.views.spooled_records for journal in journals)
         )
         gauges["orphaned_spool_records"] = self.engine.surroundings.left_behind_records
-        gauges["waiting_for_older_partitions"] = sum(len(journal.held_back()) for journal in journals)
+        gauges["waiting_for_older_partitions"] = sum(len(journal.views.held_back()) for journal in journals)
         gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
         gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
         gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["spool_displaced_lanes"] = self.engine.places.displaced
-        gauges["in_doubt_batches"] = sum(journal.in_doubt for journal in journals)
-        offsets = dict(self._ground.own.journal.last_acked_offsets())
+        gauges["in_doubt_batches"] = sum(journal.views.in_doubt for journal in journals)
+        offsets = dict(self._ground.own.journal.views.last_acked_offsets())
         units = collections.Counter(
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
@@ -318,7 +318,7 @@ class Pump:
         lanes = list(self._ground.lanes)
         displaced = self.engine.places.in_trouble(self._ground.own)  # before its reason, which is set first
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
-        on_disk = 0 if config.in_memory else sum(lane.journal.spooled_records for lane in lanes)
+        on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
         return ProducerSeen(
             closed="" if closed is None else str(closed),
             forked=isinstance(closed, ForkedProcessError),
@@ -552,7 +552,7 @@ class Pump:
         """For people: what is asked about acknowledged records of the own lane, and why that is not known yet."""
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
-            for topic, partition, why in self._ground.own.journal.doubts()
+            for topic, partition, why in self._ground.own.journal.views.doubts()
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:

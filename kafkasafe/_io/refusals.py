@@ -93,9 +93,9 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
     """What is refused now, oldest first. From any thread."""
     found = []
     for journal in journals:
-        for destination, denial, batches, records in journal.denials():
+        for destination, denial, batches, records in journal.views.denials():
             if batches:
-                topic, partition = journal.address(destination)
+                topic, partition = journal.views.address(destination)
                 whole = denial.scope is Scope.DESTINATION and not denial.asking
                 found.append(
                     RefusedDestination(

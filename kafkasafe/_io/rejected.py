@@ -64,8 +64,8 @@ class KeptFile:
         """Topic and partition of what is in it; topic "?" where that is not known any more."""
         if self.content is not None and self.content.topic:
             return self.content.topic, self.content.partition
-        if self.content is not None and self.content.number in journal.destinations:
-            return journal.address(self.content.number)
+        if self.content is not None and self.content.number in journal.views.destinations:
+            return journal.views.address(self.content.number)
         return "?", -1
 
     @property
@@ -115,7 +115,7 @@ def waits_of(journal: Journal) -> pure.Waits:
     """The unfinished batches of a lane."""
     return {
         batch.position: (batch.count, batch.size_bytes, batch.max_timestamp)
-        for _, _, batch in journal.batches()
+        for _, _, batch in journal.views.batches()
         if batch.position >= 0
     }
 

@@ -188,7 +188,7 @@ def set_aside(
     """
     with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
         lane = lock.path
-        places = [(topic, partition, batch) for topic, partition, batch in journal.batches()]
+        places = [(topic, partition, batch) for topic, partition, batch in journal.views.batches()]
         place = next((place for place in places if place[2].position == position), None)
         if place is None:
             raise UsageError(
@@ -200,7 +200,7 @@ def set_aside(
         proven: Collection[int] = ()
         if batch.identity is not None:
             # Where nothing was sent to the partition yet, no question is needed.
-            proven = absent(topic, partition, identified) if journal.may_be_sent(batch) else identified
+            proven = absent(topic, partition, identified) if journal.views.may_be_sent(batch) else identified
         marks = marks_to_set_aside(queue, position, proven)
         if isinstance(marks, str):
             raise SpoolError(
@@ -261,7 +261,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
     try:
         raw = read_file(directory.files, path)
         marks: list[m.Mark] = []
-        known = (each.topic, each.partition) in {journal.address(n) for n in journal.destinations}
+        known = (each.topic, each.partition) in {journal.views.address(n) for n in journal.views.destinations}
         number = journal.destination(each.topic, each.partition)
         if not known:
             marks.append(m.Destination(number, each.topic, each.partition))

@@ -12,12 +12,26 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from kafkasafe._core.journal import Journal
+from kafkasafe._core.journal import Journal, snapshots
 from kafkasafe._core.journal.acked import AckedLog
+from kafkasafe._core.journal.answers import Answers
+from kafkasafe._core.journal.broker_clock import BrokerClock
+from kafkasafe._core.journal.dividing import Divider
+from kafkasafe._core.journal.endings import Durability
+from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.loss_case import LossCase
+from kafkasafe._core.journal.losses import Losses
+from kafkasafe._core.journal.machine import Machine
+from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.refusal import RefusalTimer
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.rejecting import Rejecter
+from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.sequences import IdSequence
 from kafkasafe._core.journal.spool_index import SpoolIndex
+from kafkasafe._core.journal.suspicions import Suspicions
+from kafkasafe._core.journal.topics import Topics
+from kafkasafe._core.journal.verdicts import Verdicts
 
 __all__ = ["MUTANTS", "Change", "nothing", "source"]
 
@@ -90,69 +104,69 @@ _FIND_ITS = "partition = self._partitions[batch.destination]"
 MUTANTS: dict[str, Change] = {
     # A batch may be sent while it is being written.
     "SendsBeforeDurable": source(
-        Journal, "_enqueue", "elif batch.identity is not None:", "if batch.identity is not None and batch.state is State.SEALED:"
+        Sealer, "enqueue", "elif batch.identity is not None:", "if batch.identity is not None and batch.state is State.SEALED:"
     ),
     # A batch may be sent before the mark that gives it its id is durable.
     "SendsBeforeIdDurable": source(
-        Journal, "_prepare", "moved.append((batch, identity))", "moved.append((batch, identity)); batch.on(BatchEvent.ID_IN_MEMORY)"
+        Identities, "prepare", "moved.append((batch, identity))", "moved.append((batch, identity)); batch.on(BatchEvent.ID_IN_MEMORY)"
     ),
     # A batch whose answer was lost is sent again without asking.
-    "ResendsBlindly": source(Journal, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
+    "ResendsBlindly": source(Answers, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
     # What an earlier incarnation may have sent is sent again without asking, under a new id.
     "TrustsFormerLife": source(
-        Journal, "recovered", "self._drop_parents()",
+        Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
         "    for batch in [batch for each in self._partitions.values() for batch in each.queue]:\n"
         "        batch.identity, batch.state = None, State.SEALED",
     ),
     # A request whose answer was lost is taken for dead at once.
     "NeverSeesGhosts": both(
-        source(Journal, "lost", "may_arrive_until(now + self._request_timeout_s)", "may_arrive_until(0.0)"),
-        source(Journal, "recovered", "may_arrive_until(now + pause_s)", "may_arrive_until(0.0)"),
+        source(Answers, "lost", "may_arrive_until(now + self._request_timeout_s)", "may_arrive_until(0.0)"),
+        source(Recovery, "recovered", "may_arrive_until(now + pause_s)", "may_arrive_until(0.0)"),
     ),
     # A refusal counts though another request with the batch may be on its way, or was appended.
     "BelievesTooEarly": source(
-        Journal, "refused", _FIND_ITS, f"batch.unanswered = False; {_FIND_ITS}", "now >= partition.doubt.dead_at", "True"
+        Answers, "refused", _FIND_ITS, f"batch.unanswered = False; {_FIND_ITS}", "now >= partition.doubt.dead_at", "True"
     ),
     # A batch that was looked for while a request with it was on its way gets a new id without another look.
     "AsksOnlyOnce": source(
-        Journal, "_settled", "    for rule in",
+        Machine, "_settled", "    for rule in",
         "    for batch in partition.queue:\n        batch.unanswered = False\n    for rule in",
     ),
     # What the leader has is taken for committed, replicated or not.
-    "NeverProbes": source(Journal, "judged", _FIND, f"stable = True; {_FIND}"),
+    "NeverProbes": source(Verdicts, "judged", _FIND, f"stable = True; {_FIND}"),
     # A new incarnation goes on with the old one's producer id.
     "ReusesProducerId": source(
-        Journal, "recover_marks", "self._home.granted(producer_id)",
-        "self._home.granted(producer_id); self._ids.grant(producer_id, mark.producer_epoch)",
+        Recovery, "recover_marks", "self._home.granted(producer_id)",
+        "self._home.granted(producer_id); self._topics._ids.grant(producer_id, mark.producer_epoch)",
     ),
     # New ids begin at sequence 0 of the same epoch.
     "KeepsEpoch": source(IdSequence, "renew", "self.epoch += 1", "pass"),
     # The window is filled before the leader is known to know us.
     "FirstNotAlone": source(
-        Journal, "_flow", "old_in_flight or not partition.window.is_open(batch.identity, now)", "old_in_flight"
+        Machine, "_flow", "old_in_flight or not partition.window.is_open(batch.identity, now)", "old_in_flight"
     ),
     # Old timestamps are taken for new ones.
     "IgnoresAge": both(
-        nothing(Journal, "_is_old", result=False),
-        source(Journal, "acked", "now + self._state_age_s - age_s", "now + self._state_age_s"),
+        nothing(BrokerClock, "is_old", result=False),
+        source(Answers, "acked", "now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)", "now + self._clock.state_age_s"),
     ),
     # An old batch may be sent while a request may still be on its way, and others beside it.
-    "IgnoresAgeOfTheSent": source(Journal, "_flow", "self._is_old(batch, now_ms)", "False"),
+    "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": source(Journal, "__init__", "self._window = window", "self._window = 10"),
+    "WideWindow": source(Journal, "__init__", "window=window", "window=10"),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
-        Journal, "_finish", "self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
+        Durability, "finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
         "self._leave(batch)",
     ),
     # The scan begins behind the newest acknowledged batch, whatever is in doubt before it.
     "ScansFromLastAck": source(
-        Journal, "_ask_about_doubt", "start = partition.doubt",
+        Machine, "_ask_about_doubt", "start = partition.doubt",
         "partition.log.clear_offset = partition.log.last_acked_offset; start = partition.doubt",
     ),
     # A snapshot tells what is acknowledged, not what is marked.
-    "SnapshotsTooMuch": source(Journal, "_state_mark", "partition.log.clear_offset,", "partition.log.last_acked_offset,"),
+    "SnapshotsTooMuch": source(snapshots, "state_mark", "partition.log.clear_offset,", "partition.log.last_acked_offset,"),
     "ForgetsReplaced": drops("isinstance(mark, m.Replaced)"),
     "ForgetsRejected": drops("isinstance(mark, m.Rejected)"),
     "ForgetsCommitted": drops("isinstance(mark, m.Committed)"),
@@ -165,60 +179,60 @@ MUTANTS: dict[str, Change] = {
     "TearsReplaced": of_ready("ready.persist.atomic = False"),
     # The position of a divided batch is released before its parts are done.
     "LosesPlace": source(
-        Journal, "replaced", "    return made",
-        "    for child in made:\n        child.parent = None\n    self._index._batches.pop(batch.position, None)\n    return made",
+        Divider, "replaced", "    return made",
+        "    for child in made:\n        child.parent = None\n    self._packer._index._batches.pop(batch.position, None)\n    return made",
     ),
     # A batch is rejected though its copy could not be written.
     "RejectsWithoutCopy": source(
-        Journal, "set_aside", "partition = self._partitions[aside.destination]",
+        Rejecter, "set_aside", "partition = self._partitions[aside.destination]",
         "kept, partition = len(aside.batches), self._partitions[aside.destination]",
     ),
     # A batch is rejected that has no place in the spool which its copy could name.
-    "RejectsFromMemory": source(Journal, "_reject_head", "if head.durable:", "if True:"),
+    "RejectsFromMemory": source(Rejecter, "reject_head", "if head.durable:", "if True:"),
     # A topic that is unknown for a moment is taken for deleted.
-    "RejectsMissingTopic": source(Journal, "__init__", "self._refused_timeout_s = blocked_timeout_s", "self._refused_timeout_s = 0.0"),
+    "RejectsMissingTopic": source(Refusals, "__init__", "self._refused_timeout_s = blocked_timeout_s", "self._refused_timeout_s = 0.0"),
     # The time without the topic goes on though the cluster gave another answer.
-    "SumsMissingTime": both(nothing(Journal, "_relent"), nothing(RefusalTimer, "no_answer")),
+    "SumsMissingTime": both(nothing(Refusals, "clear_refusal"), nothing(RefusalTimer, "no_answer")),
     # After a rejection the next batch goes on behind the gap.
-    "ContinuesSequence": nothing(Journal, "_reidentify"),
+    "ContinuesSequence": nothing(Identities, "reidentify"),
     # After a failure the others go on being sent.
     "SkipsSettling": source(
-        Journal, "_settle", "    self._touch(partition)",
-        "    self._touch(partition)\n    if not partition.doubtful:\n        partition.progress.go_on()",
+        Answers, "_settle", "    self._packer.touch(partition)",
+        "    self._packer.touch(partition)\n    if not partition.queue.has_doubt:\n        partition.progress.go_on()",
     ),
     # -- lost acknowledged batches
     # A new incarnation takes what was put back for delivered.
     "RevivesWithoutMark": drops("isinstance(mark, m.Revived)"),
     # Lost batches are put back behind what waits.
     "RevivesBehind": source(
-        Journal, "_revive", "partition.queue.appendleft(batch)", "partition.queue.append(batch)", "reversed(back)", "back"
+        Losses, "revive", "partition.queue.appendleft(batch)", "partition.queue.append(batch)", "reversed(back)", "back"
     ),
     # Lost batches are put back as their acknowledgements came, not as their records were accepted.
     "RevivesAsCommitted": source(AckedLog, "take_out", "for position in positions if", "for position in positions[::-1] if"),
     # The log is read, and nothing follows from it.
     "ForgetsSurvey": source(
-        Journal, "surveyed", _FIND, f"loss = Loss((), -1, -1, 0, loss.moved, oldest_known=False); {_FIND}"
+        Losses, "surveyed", _FIND, f"loss = Loss((), -1, -1, 0, loss.moved, oldest_known=False); {_FIND}"
     ),
     # A topic that was created again is taken for one that lost its records.
-    "IgnoresTopicId": source(Journal, "surveyed", _FIND, f"topic_id = m.NO_TOPIC_ID; {_FIND}"),
+    "IgnoresTopicId": source(Losses, "surveyed", _FIND, f"topic_id = m.NO_TOPIC_ID; {_FIND}"),
     # What the spool deleted is put back.
     "RevivesReleased": source(SpoolIndex, "release", "self.released = before_position", "self.released = 0"),
     # A new incarnation does not look for what its forerunner missed.
     "ForgetsSuspicion": source(
-        Journal, "recovered", "self._drop_parents()",
+        Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
         "    for each in self._partitions.values():\n"
         "        each.loss.close()",
     ),
     # An acknowledgement before the one before it is nothing special, nor is the first one of another leader.
     "BlindToAcks": both(
-        source(Journal, "_leads", "if 0 <= partition.log.leader_epoch != leader_epoch and", "if False and"),
-        nothing(Journal, "_look_back"),
+        source(Suspicions, "note_leader_epoch", "if 0 <= partition.log.leader_epoch != leader_epoch and", "if False and"),
+        nothing(Suspicions, "check_offset_order"),
     ),
     # A lost batch is sent again while an older request with it may still be appended.
-    "HealsAtOnce": nothing(Journal, "_quiet_at", result=0.0),
+    "HealsAtOnce": nothing(Losses, "_quiet_at", result=0.0),
     # What was put back gets ids behind those of what waits behind it.
-    "ContinuesBehindRevived": source(Journal, "_prepare", " or partition.ids.stale:", ":"),
+    "ContinuesBehindRevived": source(Identities, "prepare", " or partition.ids.stale:", ":"),
     # A new incarnation tells, or puts back, what was given up.
     "ForgetsGivenUp": of_ready(
         "ready.persist.marks = [m.Revived(each.destination, each.end_offset, each.positions, (), each.moved)"
@@ -226,22 +240,22 @@ MUTANTS: dict[str, Change] = {
     ),
     # A new incarnation remembers what an earlier one forgot.
     "RemembersTheForgotten": source(
-        Journal, "recover_marks", "self._forget_acknowledged(self._declared(mark.destination))", "pass"
+        Recovery, "recover_marks", "self._topics.forget_acknowledged(self._destinations.declared(mark.destination))", "pass"
     ),
     # A lane is of the cluster that its directory names.
     "BelievesTheDirectory": source(
-        Journal, "recover_marks", "self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))", "pass"
+        Recovery, "recover_marks", "self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))", "pass"
     ),
     # What is known by its offset alone is taken to be there.
-    "TrustsOffsets": source(Journal, "surveyed", "(loss.released_there and", "(True and"),
+    "TrustsOffsets": source(Losses, "surveyed", "(loss.released_there and", "(True and"),
     # Two batches that were acknowledged at one place are taken for one.
     "TrustsItsOwn": both(
         source(LossCase, "add", "overlaps=known.overlaps or overlaps", "overlaps=False"),
-        source(Journal, "_suspect", "from_offset, epoch, cause is Cause.ACK)", "from_offset, epoch, False)"),
+        source(Suspicions, "raise_suspicion", "from_offset, epoch, cause is Cause.ACK)", "from_offset, epoch, False)"),
     ),
     # What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name.
     "RemembersOtherTopics": source(
-        Journal, "_forget_acknowledged", "partition.forget_acknowledged()",
+        Topics, "forget_acknowledged", "partition.forget_acknowledged()",
         "kept = list(partition.log.acked); partition.forget_acknowledged(); partition.log.acked.extend(kept)",
     ),
 }  # fmt: skip

@@ -133,7 +133,7 @@ class Shell:
             (b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence)
             if b.identity
             else None
-            for _, _, b in self.journal.batches()
+            for _, _, b in self.journal.views.batches()
         ]
 
     def refusals(self) -> list[j.Batch]:
@@ -262,7 +262,7 @@ def test_a_future_resolves_when_its_mark_is_durable() -> None:
     assert ready.persist.marks == [m.Committed(1, 3, ((shell.sent[-1].position, 2),))]
     shell.write(ready.persist)
     assert [r.batch for r in shell.journal.ready(shell.now, NOW_MS).resolved] == [shell.sent[-1]]
-    assert shell.journal.unfinished == 0
+    assert shell.journal.views.unfinished == 0
 
 
 def test_old_batches_go_one_by_one() -> None:
@@ -508,7 +508,7 @@ def test_an_ack_at_an_old_offset_raises_suspicion_and_the_log_tells_what_is_lost
     assert notice.cause is Cause.ACK
     assert m.Revived(1, 8, (batches[0].position,)) in shell.marks
     assert batches[0].identity == BatchId(7, 1, 0, 5)
-    assert shell.journal.last_acked_offset("t", 0) == 7
+    assert shell.journal.views.last_acked_offset("t", 0) == 7
 
 
 def test_what_the_former_life_missed_is_looked_for_by_the_next() -> None:
@@ -528,7 +528,9 @@ def test_what_was_put_back_is_unfinished_to_the_next_life() -> None:
     shell = Keeps()
     lost = healing(shell)
     heir = shell.reborn()
-    assert [batch.position for _, _, batch in heir.journal.batches()] == [batch.position for batch in lost]
+    assert [batch.position for _, _, batch in heir.journal.views.batches()] == [
+        batch.position for batch in lost
+    ]
 
 
 def test_what_a_topic_that_was_created_again_does_not_have_is_not_sent_to_it() -> None:
@@ -553,7 +555,7 @@ def test_without_healing_a_loss_is_told_and_nothing_is_sent_again() -> None:
     (notice,) = shell.notices
     assert isinstance(notice, j.AckedLoss)
     assert (notice.records, notice.revived) == (5, 0)
-    assert shell.journal.unfinished == 0
+    assert shell.journal.views.unfinished == 0
 
 
 def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences() -> None:
@@ -565,7 +567,7 @@ def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences
     number = shell.journal.destination("t", 0)
     assert shell.journal.forget("t")
     shell.turn()
-    assert shell.journal.last_acked_offset("t", 0) == -1
+    assert shell.journal.views.last_acked_offset("t", 0) == -1
     assert shell.journal.destination("t", 0) == number
     (again,) = shell.seal(1)
     shell.turn()
@@ -579,16 +581,16 @@ def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     batches = shell.flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
     shell.turn()
-    assert shell.journal.release_position == batches[1].position
-    assert shell.journal.doubted == []
+    assert shell.journal.views.release_position == batches[1].position
+    assert shell.journal.views.doubted == []
     shell.ack(batches[1], 2)
     shell.turn()
     # All of it is finished, and nothing of it goes: what the cluster lost may have to be sent again.
-    assert shell.journal.doubted == [1]
-    assert shell.journal.release_position == batches[0].position
+    assert shell.journal.views.doubted == [1]
+    assert shell.journal.views.release_position == batches[0].position
     shell.journal.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 10)
-    assert shell.journal.doubted == []
-    assert shell.journal.release_position == other.position
+    assert shell.journal.views.doubted == []
+    assert shell.journal.views.release_position == other.position
 
 
 def test_a_doubt_names_no_trouble_that_is_over() -> None:
@@ -603,13 +605,13 @@ def test_a_doubt_names_no_trouble_that_is_over() -> None:
     shell.ack(shell.sent[-1], 1)
     shell.turn()
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 0", from_offset=0)
-    assert shell.journal.doubts() == [("t", 0, "the log ends at 0")]
+    assert shell.journal.views.doubts() == [("t", 0, "the log ends at 0")]
     shell.turn()
     while shell.sent[-1].state is j.State.SENT:
         shell.ack(shell.sent[-1], 2)
         shell.turn()
     shell.journal.survey_failed(1, "no leader")
-    assert shell.journal.doubts() == [("t", 0, "the log ends at 0; not known yet: no leader")]
+    assert shell.journal.views.doubts() == [("t", 0, "the log ends at 0; not known yet: no leader")]
 
 
 def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
@@ -619,11 +621,11 @@ def test_a_check_of_the_leader_before_is_a_doubt_as_well() -> None:
     shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
     (check,) = shell.checks
-    assert shell.journal.doubted == [1]
-    assert shell.journal.release_position == batches[0].position
+    assert shell.journal.views.doubted == [1]
+    assert shell.journal.views.release_position == batches[0].position
     shell.journal.checked(check)
-    assert shell.journal.doubted == []
-    assert shell.journal.release_position == other.position
+    assert shell.journal.views.doubted == []
+    assert shell.journal.views.release_position == other.position
 
 
 def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_that_question() -> None:
@@ -635,13 +637,13 @@ def test_a_second_leader_before_the_answer_about_the_first_takes_nothing_from_th
     shell.turn()
     assert shell.checks == [j.EpochCheck(1, 3, 4)]  # one after the other
     shell.journal.checked(shell.checks[0])
-    assert shell.journal.doubted == [1]
+    assert shell.journal.views.doubted == [1]
     shell.turn()
     assert shell.checks == [j.EpochCheck(1, 3, 4), j.EpochCheck(1, 4, 34)]
     shell.journal.suspect(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=shell.checks[0])
     assert not shell.surveys, "that one is answered"
     shell.journal.checked(shell.checks[1])
-    assert shell.journal.doubted == []
+    assert shell.journal.views.doubted == []
 
 
 def test_what_the_leader_before_the_last_one_acknowledged_is_found_missing() -> None:
@@ -675,7 +677,7 @@ def test_a_topic_that_is_gone_is_not_doubted_for_ever() -> None:
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
     shell.turn()
     assert shell.journal.forget("t")
-    assert shell.journal.doubted == []
+    assert shell.journal.views.doubted == []
 
 
 def healing(shell: Shell, *, partly: bool = False) -> list[j.Batch]:
@@ -712,7 +714,7 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
     for life in range(1, lives + 1):
         for offset in range(life, 4 if life == lives else life + 1):
             # What is back may be lost again: it is kept until all of it is back.
-            assert shell.journal.release_position == first
+            assert shell.journal.views.release_position == first
             (batch,) = [b for b in shell.sent if b.state is j.State.SENT][:1]
             shell.ack(batch, 5 * offset)
             shell.turn()
@@ -725,7 +727,7 @@ def test_healing_is_told_by_the_life_that_ends_it_with_all_of_it(lives: int) -> 
                 if not shell.sent:
                     shell.judge(Verdict.DECIDED, 0, stable=True)
     assert [n for n in shell.notices if isinstance(n, j.Healed)] == [j.Healed(1, 15, 5, 19)]
-    assert shell.journal.release_position > first
+    assert shell.journal.views.release_position > first
     heir = shell.reborn()
     heir.turn()
     assert heir.notices == []
@@ -753,9 +755,9 @@ def lost_before(first: int, loss: Loss, *, forgotten: int) -> j.AckedLoss:
     """One batch is remembered, and gone; how many of those before `forgotten` are, the end of the epoch tells."""
     shell = Shell()
     shell.flowing(5)
-    shell.journal._partitions[1].log.acked[0].place = first
-    shell.journal._partitions[1].log.forgotten_offset = forgotten
-    shell.journal._partitions[1].log.last_acked_offset = first + 4
+    shell.journal._destinations.partitions[1].log.acked[0].place = first
+    shell.journal._destinations.partitions[1].log.forgotten_offset = forgotten
+    shell.journal._destinations.partitions[1].log.last_acked_offset = first + 4
     shell.journal.suspect(1, Cause.LOG_END, "cut")
     shell.turn()
     shell.journal.surveyed(1, loss, 3, epoch_end_offset=3)
@@ -894,7 +896,7 @@ def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
     shell.journal.surveyed(1, Loss((), -1, -1, 0, {0: 7}, oldest_known=False), 12)
     shell.turn()
     assert shell.notices == []
-    assert shell.journal.last_acked_offset("t", 0) == 11
+    assert shell.journal.views.last_acked_offset("t", 0) == 11
 
 
 def test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive() -> None:
@@ -947,7 +949,7 @@ def test_parts_of_a_divided_batch_come_back_before_what_stood_behind_it() -> Non
     shell.turn()
     shell.journal.surveyed(1, Loss((0, 1, 2, 3), 0, 3, 4, {}, oldest_known=True), 0)
     shell.turn()
-    revived = [batch for _, _, batch in shell.journal.batches()]
+    revived = [batch for _, _, batch in shell.journal.views.batches()]
     assert revived == [batches[0], *parts, batches[2]]
 
 
@@ -1004,14 +1006,14 @@ def test_a_batch_with_named_records_is_divided_in_place() -> None:
     assert shell.turn() == [good]
     assert shell.groups[-2].atomic
     assert m.Replaced(batches[1].position, 0, 3) in shell.marks
-    assert [b for _, _, b in shell.journal.batches()] == [good, bad, rest, batches[2]]
-    assert shell.journal.release_position == batches[1].position  # its place is remembered
+    assert [b for _, _, b in shell.journal.views.batches()] == [good, bad, rest, batches[2]]
+    assert shell.journal.views.release_position == batches[1].position  # its place is remembered
     shell.ack(good, 1)
     assert shell.turn() == [rest, batches[2]]
     assert j.Refusal(bad) in shell.notices
     shell.ack(rest, 2)
     shell.turn()
-    assert shell.journal.release_position == batches[2].position
+    assert shell.journal.views.release_position == batches[2].position
     assert [b.identity for b in shell.sent[-3:]] == [
         BatchId(7, 1, 0, 1),
         BatchId(7, 1, 1, 2),
@@ -1028,13 +1030,13 @@ def test_divided_batches_come_back_in_place() -> None:
     first, second = shell.journal.replaced(batches[1], [(1, 2, 50, NOW_MS, False)] * 2)
     shell.turn()
     heir = shell.reborn()
-    assert [b.position for _, _, b in heir.journal.batches()] == [
+    assert [b.position for _, _, b in heir.journal.views.batches()] == [
         first.position,
         second.position,
         batches[2].position,
     ]
     assert heir.ids() == [(7, 1, 0), (7, 1, 2), (7, 1, 4)]
-    assert heir.journal.release_position == batches[1].position
+    assert heir.journal.views.release_position == batches[1].position
 
 
 def test_a_batch_of_one_record_is_not_divided() -> None:
@@ -1051,7 +1053,7 @@ def test_unchosen_batches_are_divided_when_the_topic_is_known() -> None:
     shell.journal.granted(7, 0)
     (batch,) = shell.seal(4, partition=j.UNCHOSEN)
     assert shell.turn() == []
-    assert (shell.journal.waiting("t"), shell.journal.unchosen_topics()) == (1, ["t"])
+    assert (shell.journal.views.waiting("t"), shell.journal.views.unchosen_topics()) == (1, ["t"])
     assert shell.journal.learn_topic("t", TOPIC_ID, 2)
     assert not shell.journal.learn_topic("t", TOPIC_ID, 2)
     shell.turn()
@@ -1060,11 +1062,11 @@ def test_unchosen_batches_are_divided_when_the_topic_is_known() -> None:
         batch, [(shell.journal.destination("t", p), 2, 50, NOW_MS, False) for p in (0, 1)]
     )
     shell.turn()
-    assert shell.journal.waiting("t") == 0
+    assert shell.journal.views.waiting("t") == 0
     assert [a.destination for a in shell.asks] == [2, 3]
     assert shell.groups[-1].atomic
     assert shell.groups[-1].batches == children
-    assert shell.journal.topic("t") == m.Topic("t", TOPIC_ID, 2)
+    assert shell.journal.views.topic("t") == m.Topic("t", TOPIC_ID, 2)
 
 
 def test_a_topic_is_rejected_only_after_it_was_missing_without_a_break() -> None:
@@ -1113,7 +1115,7 @@ def test_what_is_rejected_at_once_is_put_aside_in_portions() -> None:
     assert sizes == [2]
     assert shell.fates()[1:] == [(batch.handle, j.Fate.REJECTED) for batch in batches[1:3]]
     heir = shell.reborn()
-    assert [batch.position for _, _, batch in heir.journal.batches()] == [
+    assert [batch.position for _, _, batch in heir.journal.views.batches()] == [
         batch.position for batch in batches[3:] + late
     ]
     for _ in range(3):
@@ -1122,7 +1124,7 @@ def test_what_is_rejected_at_once_is_put_aside_in_portions() -> None:
         shell.turn()
     assert [len(aside.batches) for aside in shell.asides] == [2, 2, 2, 1]
     assert shell.refusals() == batches[1:] + late
-    assert [batch for _, _, batch in shell.journal.batches()][-1:] == behind
+    assert [batch for _, _, batch in shell.journal.views.batches()][-1:] == behind
 
 
 def test_a_portion_is_bounded_in_bytes() -> None:
@@ -1170,7 +1172,7 @@ def test_a_rejection_that_cannot_be_kept_waits_and_is_tried_again() -> None:
         assert (shell.waits[-1].attempt, shell.waits[-1].reason) == (tries, "no room")
         assert shell.notices == []
         assert not [mark for mark in shell.marks if isinstance(mark, m.Rejected)]
-        assert shell.journal.release_position == batches[1].position
+        assert shell.journal.views.release_position == batches[1].position
         (tries == 3) and setattr(shell, "room", 1)
         sent = shell.wait()
     assert sent == [batches[2]]
@@ -1186,12 +1188,12 @@ def test_of_many_rejections_those_that_were_kept_are_finished() -> None:
         shell.refuse(batch, 29)
     shell.turn()
     assert shell.refusals() == batches[1:3]
-    assert shell.journal.release_position == batches[3].position
+    assert shell.journal.views.release_position == batches[3].position
     assert shell.wait() == [batches[3]]  # under an id without a gap in front of it
     assert batches[3].identity == BatchId(7, 1, 0, 1)
     shell.refuse(batches[3], 29)
     shell.turn()
-    assert shell.journal.unfinished == 0
+    assert shell.journal.views.unfinished == 0
 
 
 def test_records_of_a_topic_that_never_was_wait_for_room_in_rejected() -> None:
@@ -1215,9 +1217,9 @@ def test_a_mark_of_resent_records_stays_until_their_file_is_gone() -> None:
     journal.recover_marks(0, [m.Destination(1, "t", 0), resent])
     journal.recover_marks(3, [m.Topic("t", TOPIC_ID, 1)])
     journal.recovered(0.0)
-    assert (journal.resent, journal.release_position) == ([resent], 0)
+    assert (journal.views.resent, journal.views.release_position) == ([resent], 0)
     journal.retired(resent)
-    assert (journal.resent, journal.release_position) == ([], 5)
+    assert (journal.views.resent, journal.views.release_position) == ([], 5)
 
 
 def test_an_unauthorised_topic_rejects_what_waits_and_does_not_continue_its_sequence() -> None:
@@ -1267,7 +1269,7 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
     refused_for(shell, batches[1], code, 3500.0)
     (told,) = shell.notices
     assert isinstance(told, j.Denied)
-    assert shell.journal.denials() == [(1, told.denial, 2, 2)]
+    assert shell.journal.views.denials() == [(1, told.denial, 2, 2)]
     assert (told.denial.code, told.denial.since) == (code, 100.0)
     shell.now += 200
     shell.wait()
@@ -1282,7 +1284,7 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
         shell.judge(Verdict.DECIDED, 0)
     everything = code in {3, 29}
     assert shell.refusals() == (batches[1:] if everything else batches[1:2])
-    assert shell.journal.denials() == []
+    assert shell.journal.views.denials() == []
     if everything:
         # What comes now has its own time.
         (later,) = shell.seal(1)
@@ -1299,9 +1301,9 @@ def test_a_new_life_begins_the_time_anew() -> None:
     batches = shell.flowing(1, 1)
     refused_for(shell, batches[1], 29, 3500.0)
     heir = shell.reborn()
-    heir.journal._refused_timeout_s = 3600.0
+    heir.journal._refusals._refused_timeout_s = 3600.0
     heir.turn()
-    (asked,) = [batch for _, _, batch in heir.journal.batches()]
+    (asked,) = [batch for _, _, batch in heir.journal.views.batches()]
     assert heir.judge(Verdict.DECIDED, 0) == [asked]
     heir.now += 200
     refused_for(heir, asked, 29, 3500.0)
@@ -1496,15 +1498,15 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.wait()
     assert shell.asks[-1].fenced
     shell.judge(Verdict.DECIDED, 0, stable=True)
-    (parked,) = shell.notices
-    assert parked.batch is batches[1]
-    assert parked.evidence.startswith("fenced: a newer epoch")
-    assert parked.evidence.endswith("; seen")
-    assert m.Undecidable(batches[1].position, parked.evidence) in shell.marks
+    (undecidable,) = shell.notices
+    assert undecidable.batch is batches[1]
+    assert undecidable.evidence.startswith("fenced: a newer epoch")
+    assert undecidable.evidence.endswith("; seen")
+    assert m.Undecidable(batches[1].position, undecidable.evidence) in shell.marks
 
 
 @pytest.mark.parametrize("resend", [True, False])
-def test_an_undecidable_batch_parks_the_partition_until_it_is_decided(resend: bool) -> None:
+def test_an_undecidable_batch_stops_the_partition_until_it_is_decided(resend: bool) -> None:
     shell = Shell()
     batches = shell.flowing(1, 1, 1)
     for batch in batches[1:]:
@@ -1513,7 +1515,7 @@ def test_an_undecidable_batch_parks_the_partition_until_it_is_decided(resend: bo
     shell.wait()
     shell.now += 40
     assert shell.judge(Verdict.UNDECIDABLE, 0, stable=True) == []
-    assert shell.notices == [j.Parked(batches[1], "seen")]
+    assert shell.notices == [j.Undecidable(batches[1], "seen")]
     shell.seal(1)
     assert shell.turn() == []
     shell.journal.decide(batches[1], resend=resend)
@@ -1686,10 +1688,10 @@ def test_finished_batches_do_not_come_back() -> None:
     shell.refuse(batches[3], 45)
     shell.turn()
     heir = shell.reborn()
-    assert [b.position for _, _, b in heir.journal.batches()] == [batches[3].position]
+    assert [b.position for _, _, b in heir.journal.views.batches()] == [batches[3].position]
     assert heir.ids() == [(7, 1, 0)]
-    assert heir.journal.last_acked_offset("t", 0) == 1
-    assert heir.journal.release_position == batches[3].position
+    assert heir.journal.views.last_acked_offset("t", 0) == 1
+    assert heir.journal.views.release_position == batches[3].position
 
 
 def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
@@ -1703,9 +1705,9 @@ def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
     heir.recover_marks(50, snapshot)
     heir.recover_marks(60, [m.Committed(1, 3, ((4, 1),))])
     heir.recovered(0.0)
-    assert heir.last_acked_offset("t", 0) == 1
-    assert heir.topic("t") == m.Topic("t", TOPIC_ID, 2)
-    assert heir.release_position == 62
+    assert heir.views.last_acked_offset("t", 0) == 1
+    assert heir.views.topic("t") == m.Topic("t", TOPIC_ID, 2)
+    assert heir.views.release_position == 62
     assert heir.destination("t", 0) == 1
     assert heir.destination("t", 1) == 2
 
@@ -1718,12 +1720,12 @@ def test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_afte
     shell.ack(batches[2], 5)
     shell.turn()
     heir = shell.reborn()
-    assert heir.journal.last_acked_offset("t", 0) == 5
+    assert heir.journal.views.last_acked_offset("t", 0) == 5
     heir.journal.granted(8, 0)
     snapshot = heir.journal.snapshot()
     assert m.State(1, 0, 0, 3, TOPIC_ID) in snapshot
     shell.groups.append(j.Persist(marks=snapshot))
-    assert shell.reborn().journal.last_acked_offset("t", 0) == 5
+    assert shell.reborn().journal.views.last_acked_offset("t", 0) == 5
 
 
 def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
@@ -1739,7 +1741,7 @@ def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
             journal.recover_marks(1, [mark])
 
 
-def test_a_hole_in_the_spool_parks_what_was_before_it() -> None:
+def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     shell = Keeps()
     shell.flowing(1, 1, 1)
     heir = Shell()
@@ -1752,12 +1754,12 @@ def test_a_hole_in_the_spool_parks_what_was_before_it() -> None:
     heir.journal.recovered(heir.now)
     heir.turn()
     first = heir.notices[0]
-    assert isinstance(first, j.Parked)
+    assert isinstance(first, j.Undecidable)
     assert "lost to damage" in first.evidence
     heir.journal.decide(first.batch, resend=False)
     heir.turn()
     second = heir.notices[1]
-    assert isinstance(second, j.Parked)
+    assert isinstance(second, j.Undecidable)
     assert second.batch.position == 3
 
 
@@ -1790,7 +1792,7 @@ def test_on_error_sends_from_memory_and_spills_with_all_before_it() -> None:
     shell.ack(batches[2], 2)
     shell.ack(batches[3], 3)
     shell.turn()
-    assert shell.journal.unfinished == 0
+    assert shell.journal.views.unfinished == 0
 
 
 @pytest.mark.parametrize("code", [10, 87, 59])
@@ -1872,7 +1874,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     heir.journal.granted(8, 0)
     heir.seal(1)
     heir.turn()
-    assert heir.journal.last_acked_offset("t", 0) == -1
+    assert heir.journal.views.last_acked_offset("t", 0) == -1
     assert heir.asks == [j.Ask(1, (), -1, acked_before=False, read_log=False, fenced=False)]
     assert m.State(1, -1, -1, -1, bytes(16)) in heir.marks
     heir.journal.baseline(1, 1, TOPIC_ID)
@@ -1885,7 +1887,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
 
 def remembered(shell: Shell) -> list[tuple[int, int]]:
     """(position, offset) of what is known to be in the log of the one partition."""
-    return [(batch.position, batch.place) for batch in shell.journal._partitions[1].log.acked]
+    return [(batch.position, batch.place) for batch in shell.journal._destinations.partitions[1].log.acked]
 
 
 def on_another_cluster(shell: Shell, offset: int = 0) -> j.Batch:
@@ -1933,8 +1935,8 @@ def test_what_was_forgotten_stays_forgotten(reset: Callable[[Shell], None], rest
         shell = shell.reborn()
         shell.turn()
         assert remembered(shell) == [(batch.position, 0)]
-        assert (shell.checks, shell.surveys, shell.journal.doubted) == ([], [], [])
-        assert shell.journal.last_acked_offset("t", 0) == 0
+        assert (shell.checks, shell.surveys, shell.journal.views.doubted) == ([], [], [])
+        assert shell.journal.views.last_acked_offset("t", 0) == 0
 
 
 @pytest.mark.parametrize("reset", [move, forget])
@@ -1944,14 +1946,14 @@ def test_what_was_forgotten_is_not_doubted_by_the_next_incarnation(reset: Callab
     batches = shell.flowing(5, 5)
     shell.journal.acked(batches[1], 5, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
     shell.turn()
-    assert shell.journal.doubted == [1]
+    assert shell.journal.views.doubted == [1]
     reset(shell)
-    assert shell.journal.doubted == []
+    assert shell.journal.views.doubted == []
     shell.turn()
     heir = shell.reborn()
     heir.turn()
-    assert (heir.checks, heir.journal.doubted) == ([], [])
-    assert heir.journal.release_position == heir.position
+    assert (heir.checks, heir.journal.views.doubted) == ([], [])
+    assert heir.journal.views.release_position == heir.position
 
 
 def test_a_segment_that_begins_at_a_move_forgets_as_well() -> None:
@@ -1964,7 +1966,7 @@ def test_a_segment_that_begins_at_a_move_forgets_as_well() -> None:
     heir = shell.reborn()
     heir.turn()
     assert (remembered(heir), heir.checks) == ([], [])
-    assert heir.journal.last_acked_offset("t", 0) == -1
+    assert heir.journal.views.last_acked_offset("t", 0) == -1
 
 
 def test_a_lane_knows_by_itself_which_cluster_it_was_delivered_to() -> None:
@@ -2003,7 +2005,7 @@ def test_what_waits_for_a_cluster_keeps_what_is_known_of_it() -> None:
     assert remembered(heir) == [(batches[0].position, 0)]
     heir.turn()
     heir.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 5})
-    assert heir.journal.unfinished == 0
+    assert heir.journal.views.unfinished == 0
     assert heir.reborn().journal.bind("B", assumed="B")
 
 
@@ -2039,12 +2041,12 @@ def test_the_deleted_topics_id_is_forgotten_where_nothing_was_acknowledged_yet()
     shell = Shell()
     number = shell.journal.destination("t", 0)
     shell.journal.learn_topic("t", TOPIC_ID, 1)
-    assert shell.journal.topic_id(number) == TOPIC_ID
+    assert shell.journal.views.topic_id(number) == TOPIC_ID
     assert shell.journal.forget("t")
     assert not shell.journal.forget("t")
     other = bytes(15) + b"\1"
     shell.journal.learn_topic("t", other, 1)
-    assert shell.journal.topic_id(number) == other
+    assert shell.journal.views.topic_id(number) == other
 
 
 def test_a_partition_of_which_only_batches_are_known_is_remembered_by_later_segments() -> None:
@@ -2069,7 +2071,7 @@ def test_answers_to_questions_that_nobody_asked_change_nothing() -> None:
     shell.journal.retry(1)
     assert shell.turn() == []
     assert batches[1].state is j.State.SENT
-    assert shell.journal.producer_id == 7
+    assert shell.journal.views.producer_id == 7
 
 
 def test_a_topic_that_the_metadata_does_not_know_is_rejected_after_a_while() -> None:
@@ -2106,12 +2108,12 @@ def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
     shell.journal.recover_lost(5, 0)
     shell.journal.recovered(shell.now)
     shell.turn()
-    (parked,) = shell.notices
-    assert isinstance(parked, j.Parked)
+    (undecidable,) = shell.notices
+    assert isinstance(undecidable, j.Undecidable)
     assert shell.divides == []
-    shell.journal.decide(parked.batch, resend=True)
+    shell.journal.decide(undecidable.batch, resend=True)
     ready = shell.journal.ready(shell.now, NOW_MS)
-    assert ready.divides == [j.Divide(parked.batch, refused=False)]
+    assert ready.divides == [j.Divide(undecidable.batch, refused=False)]
 
 
 # -- what a log that is read back says ---------------------------------------------------------------------------------
@@ -2126,11 +2128,11 @@ def test_a_batch_that_was_found_late_says_nothing_of_a_later_one() -> None:
     shell.turn()
     shell.wait()
     shell.judge(Verdict.DECIDED, 1, stable=True, offsets={0: 11})
-    assert shell.journal.last_acked_offset("t", 0) == 12
+    assert shell.journal.views.last_acked_offset("t", 0) == 12
     heir = shell.reborn()
     heir.turn()
-    assert (heir.surveys, heir.journal.doubted) == ([], [])
-    assert heir.journal.last_acked_offset("t", 0) == 12
+    assert (heir.surveys, heir.journal.views.doubted) == ([], [])
+    assert heir.journal.views.last_acked_offset("t", 0) == 12
 
 
 def test_an_ack_before_an_earlier_ones_is_suspected_by_the_next_incarnation_too() -> None:
@@ -2181,8 +2183,8 @@ def test_a_snapshot_names_the_newest_finished_batch_and_says_nothing_of_later_on
             m.State(1, 0, 1, 3, TOPIC_ID),
         ],
     )
-    assert shell.journal.last_acked_offset("t", 0) == 8
-    assert shell.journal.reach(1) == 2
+    assert shell.journal.views.last_acked_offset("t", 0) == 8
+    assert shell.journal.views.reach(1) == 2
 
 
 def test_a_unit_of_which_only_the_place_is_left_says_nothing_of_the_one_that_ended_with_it() -> None:
@@ -2199,8 +2201,8 @@ def test_a_unit_of_which_only_the_place_is_left_says_nothing_of_the_one_that_end
             m.Committed(1, 3, ((3, 6),)),
         ],
     )
-    assert shell.journal.last_acked_offset("t", 0) == 7
-    assert shell.journal.reach(1) == 8
+    assert shell.journal.views.last_acked_offset("t", 0) == 7
+    assert shell.journal.views.reach(1) == 8
 
 
 def test_what_was_lost_and_had_left_the_spool_is_not_lost_again() -> None:
@@ -2216,7 +2218,7 @@ def test_what_was_lost_and_had_left_the_spool_is_not_lost_again() -> None:
         [m.Revived(1, 2, ()), m.State(1, 0, -1, 4, TOPIC_ID)],
     )
     assert remembered(shell) == []
-    assert shell.journal.last_acked_offset("t", 0) == -1
+    assert shell.journal.views.last_acked_offset("t", 0) == -1
 
 
 def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> None:
@@ -2274,7 +2276,7 @@ def test_what_has_the_place_of_another_proves_nothing_of_that_one() -> None:
     assert losses_told(offsets_alone(), whole, same_topic=False) == [(2, 9)]
     assert losses_told(offsets_alone(cause=Cause.ACK), whole) == [(2, 9)]
     later = offsets_alone()
-    later.journal._look_back(later.journal._partitions[1], 5)
+    later.journal._suspicions.check_offset_order(later.journal._destinations.partitions[1], 5)
     assert losses_told(later, whole) == [(2, 9)]
 
 
@@ -2288,9 +2290,9 @@ def test_what_a_check_follows_from_is_kept_until_it_is_answered() -> None:
     shell.journal.recovered(shell.now)
     shell.turn()
     (check,) = shell.checks
-    assert (check.leader_epoch, shell.journal.release_position) == (3, 0)
+    assert (check.leader_epoch, shell.journal.views.release_position) == (3, 0)
     shell.journal.checked(check)
-    assert shell.journal.release_position == shell.position
+    assert shell.journal.views.release_position == shell.position
 
 
 # -- when an earlier life sent its last request ------------------------------------------------------------------------

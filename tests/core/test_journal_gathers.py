@@ -33,9 +33,9 @@ def waiting(count: int = 40, *, size_bytes: int = 100) -> tuple[Shell, list[j.Ba
 
 def offered(shell: Shell) -> list[j.Batch]:
     journal = shell.journal
-    journal._ready.gathers.clear()
-    journal._gather(journal._partitions[1], shell.now_ms)
-    return list(journal._ready.gathers.get(1, ()))
+    journal._out.ready.gathers.clear()
+    journal._gatherer.gather(journal._destinations.partitions[1], shell.now_ms)
+    return list(journal._out.ready.gathers.get(1, ()))
 
 
 def test_what_waits_behind_those_under_way_is_offered() -> None:
@@ -88,9 +88,9 @@ def test_nothing_is_offered_that_waits_for_others_or_for_what_was_lost() -> None
     journal._precedence.hold_back({("t", 0): batches[20].written_at})
     assert offered(shell) == batches[:20]
     journal._precedence.hold_back({})
-    journal._healing[1] = object()
+    journal._revivals.add(1, batches[:1])
     assert offered(shell) == []
-    journal._healing.clear()
+    journal._revivals.forget(1)
     assert offered(shell) == batches
     journal.keep_apart(1)
     assert offered(shell) == []
@@ -132,16 +132,16 @@ def test_it_has_their_records_their_sequences_and_their_place() -> None:
     sent = shell.turn()
     assert sent == [made, *rest[:4]]
     assert [r.batch for r in shell.resolved if r.fate is j.Fate.REPLACED] == run
-    queue = [batch for _, _, batch in journal.batches()]
+    queue = [batch for _, _, batch in journal.views.batches()]
     assert queue == [made, *rest, later]
     assert queue == sorted(queue, key=lambda batch: batch.rank)
     # Where it stands, the next life knows by the first of them.
-    assert journal.release_position == run[0].position
+    assert journal.views.release_position == run[0].position
     for batch in queue:
         shell.ack(batch, batch.identity.base_sequence)
         shell.turn()
-    assert journal.release_position > later.position
-    assert journal.unfinished == 0
+    assert journal.views.release_position > later.position
+    assert journal.views.unfinished == 0
 
 
 def test_two_partitions_become_one_batch_each_in_one_group() -> None:
@@ -164,10 +164,10 @@ def test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place(la
     if not last:
         shell.seal(3)
         shell.turn()
-    counts = [batch.count for _, _, batch in shell.journal.batches()]
+    counts = [batch.count for _, _, batch in shell.journal.views.batches()]
     assert counts == [*[2] * 5, 60, *[2] * 10, *([] if last else [3])]
     heir = shell.reborn()
-    assert [batch.count for _, _, batch in heir.journal.batches()] == counts
+    assert [batch.count for _, _, batch in heir.journal.views.batches()] == counts
     looked = j.Journal()
     position = 0
     for group in shell.groups:
@@ -179,15 +179,15 @@ def test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place(la
             )
             position += batch.count
     looked.recovered_log()
-    assert [batch.count for _, _, batch in looked.batches()] == counts
+    assert [batch.count for _, _, batch in looked.views.batches()] == counts
     # The first of them tells where it stands, as long as it is needed.
     for index, _ in enumerate(counts):
         sent = [batch for batch in shell.sent if batch.state is j.State.SENT]
         shell.ack(sent[0], sent[0].identity.base_sequence)
         shell.turn()
         if index < len(counts) - 1:
-            left = shell.journal.release_position
-            assert shell.reborn().journal.release_position == left
+            left = shell.journal.views.release_position
+            assert shell.reborn().journal.views.release_position == left
             assert (left == batches[0].position) is (index == 4)
 
 
@@ -204,7 +204,7 @@ def test_what_is_refused_as_it_is_keeps_the_next_ones_apart(code, apart) -> None
         shell.ack(batch, batch.identity.base_sequence)
     shell.turn()
     shell.refuse(made, code)
-    assert shell.journal._partitions[1].gathers is not apart
+    assert shell.journal._destinations.partitions[1].gathers is not apart
 
 
 def test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn() -> None:

@@ -312,7 +312,7 @@ def test_the_journal_does_not_write_a_unit_that_is_dropped_before():
         (first, j.Fate.DROPPED),
         (late, j.Fate.DROPPED),
     ]
-    assert journal.unfinished == 0
+    assert journal.views.unfinished == 0
 
 
 def test_other_partitions_and_other_groups_stay():

@@ -80,10 +80,10 @@ def test_each_incarnation_rejects_at_once():
         made.set_outage(False)
         life = made.start()
         made.run(seconds)
-    assert life.ground.own.journal.unfinished == 1
+    assert life.ground.own.journal.views.unfinished == 1
     made.kill(life)
     life = made.start()
-    assert made.run(PROMPT_S, lambda: not life.ground.own.journal.unfinished)
+    assert made.run(PROMPT_S, lambda: not life.ground.own.journal.views.unfinished)
     assert numbers(made.log("orders", 0)) == [0]
     assert life.ground.own.rejected.records == 1
 
@@ -108,7 +108,7 @@ def test_a_topic_that_is_made_again_with_fewer_partitions():
         assert "orders has no partition" in rejected(parcel)
     ledger = life.engine.ledger
     assert made.run(PROMPT_S, lambda: ledger.settled(ledger.last_number())), "flush() returns"
-    assert life.ground.own.journal.unfinished == 0
+    assert life.ground.own.journal.views.unfinished == 0
 
 
 @pytest.mark.parametrize("heal", [False, True])
@@ -131,7 +131,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
         assert numbers(made.log("orders", 0)) == [0]
         assert any(isinstance(each, events.RecordsRejected) and each.partition == 2 for each in seen)
         assert any(isinstance(each, DataLossError) and each.partition == 2 for each in ledger.losses)
-    assert life.ground.own.journal.unfinished == 0
+    assert life.ground.own.journal.views.unfinished == 0
 
 
 def test_batches_in_doubt_for_a_partition_that_went_are_rejected():

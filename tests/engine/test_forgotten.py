@@ -54,7 +54,7 @@ class Scene:
     def settle(self) -> None:
         """Long enough for every check, and for what is sent again after it."""
         self.world.run(120)
-        assert self.world.run(60, until=lambda: not self.life.ground.own.journal.unfinished)
+        assert self.world.run(60, until=lambda: not self.life.ground.own.journal.views.unfinished)
 
 
 @pytest.mark.parametrize("retained", [0, 1 << 20])
@@ -94,10 +94,10 @@ def test_a_leader_check_that_had_no_answer_is_not_made_on_another_cluster():
     scene.deliver(b"1", b"2", b"3")
     scene.elect()
     parcel = scene.life.send("orders", 0, [b"4"])
-    assert scene.world.run(60, until=lambda: bool(scene.life.ground.own.journal.doubted))
+    assert scene.world.run(60, until=lambda: bool(scene.life.ground.own.journal.views.doubted))
     scene.world.set_outage(True)
     assert scene.world.run(1, until=lambda: parcel.done)
-    assert scene.life.ground.own.journal.doubted
+    assert scene.life.ground.own.journal.views.doubted
     scene.move()
     scene.restart()
     scene.world.set_outage(False)
@@ -118,7 +118,7 @@ def test_records_of_a_topic_that_was_gone_never_go_to_a_later_one_of_its_name(op
     scene.deliver(b"4")
     scene.world.cluster.delete_topic("orders")
     journal = scene.life.ground.own.journal
-    assert scene.world.run(1200, until=lambda: journal.last_acked_offset("orders", 0) < 0)
+    assert scene.world.run(1200, until=lambda: journal.views.last_acked_offset("orders", 0) < 0)
     assert scene.losses == []
     scene.world.cluster.create_topic("orders", 1)
     scene.deliver(b"later 1")

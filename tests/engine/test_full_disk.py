@@ -46,7 +46,7 @@ def numbers(count: int) -> list[bytes]:
 
 
 def finished(world: World) -> bool:
-    return not any(lane.journal.unfinished for life in world.lives for lane in life.ground.lanes)
+    return not any(lane.journal.views.unfinished for life in world.lives for lane in life.ground.lanes)
 
 
 def reserve(world: World) -> list[int]:

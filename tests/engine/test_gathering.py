@@ -56,7 +56,7 @@ def test_what_waited_through_an_outage_goes_in_a_few_requests():
     assert requests(made) < 20
     assert made.time.monotonic() - began < 3.0
     assert life.engine.ledger.idle()
-    assert life.ground.own.journal.spooled_records == 0
+    assert life.ground.own.journal.views.spooled_records == 0
 
 
 def test_more_than_a_slow_leader_takes_one_by_one_does_not_pile_up():
@@ -64,7 +64,7 @@ def test_more_than_a_slow_leader_takes_one_by_one_does_not_pile_up():
     made = world()
     life = begun(made)
     parcels = trickle(made, life, 1000, pause_s=0.005)
-    assert life.ground.own.journal.unfinished < 60
+    assert life.ground.own.journal.views.unfinished < 60
     assert made.run(1.0, lambda: all(parcel.done for parcel in parcels))
     assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(1000))]
     assert [offset_of(parcel) for parcel in parcels] == list(range(1, 1001))

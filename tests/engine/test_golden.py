@@ -87,7 +87,7 @@ class Script:
         def delivered() -> bool:
             lanes = [lane for life in self.world.lives for lane in life.ground.lanes]
             return not any(
-                lane.journal.unfinished or life.inbox for life in self.world.lives for lane in lanes
+                lane.journal.views.unfinished or life.inbox for life in self.world.lives for lane in lanes
             )
 
         assert self.world.run(float(seconds), delivered), "not delivered in time"

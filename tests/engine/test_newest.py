@@ -91,17 +91,18 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
         world.run(0.01)
     world.set_outage(False)
     journal = life.ground.own.journal
-    assert world.run(20, until=lambda: journal.last_acked_offset("t", 0) >= 0)
+    assert world.run(20, until=lambda: journal.views.last_acked_offset("t", 0) >= 0)
     _elected_again(world)
     found = world.centre.partition("t", 0)
     if between:
         assert world.run(1, until=lambda: found.log.end_offset > 1)
         _foreign(world)
     world.run(0.5)
-    assert not journal.unfinished
-    assert journal.leader_epoch(1) < found.leader_epoch
+    assert not journal.views.unfinished
+    assert journal.views.leader_epoch(1) < found.leader_epoch
     assert [
-        batch.position < life.ground.own.spool.first_position for batch in journal._partitions[1].log.acked
+        batch.position < life.ground.own.spool.first_position
+        for batch in journal._destinations.partitions[1].log.acked
     ] == [
         *[True] * 5,
         *[False] * 2,

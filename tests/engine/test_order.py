@@ -33,7 +33,7 @@ def send(life, first: int, last: int, *, partition: int = 0, topic: str = "order
 
 def drained(made: World) -> bool:
     return not any(life.inbox for life in made.lives) and not any(
-        lane.journal.unfinished for life in made.lives for lane in life.ground.lanes
+        lane.journal.views.unfinished for life in made.lives for lane in life.ground.lanes
     )
 
 
@@ -52,10 +52,10 @@ def test_a_life_that_begins_holds_back_what_a_sibling_that_adopted_its_lane_stil
     worker = made.start(client_id="a", on_event=seen.append)
     send(worker, 60, 100)
     made.run(1)
-    assert worker.ground.own.journal.held_back() == [("orders", 0)]
+    assert worker.ground.own.journal.views.held_back() == [("orders", 0)]
     made.set_outage(False)
     assert made.run(120, lambda: drained(made))
-    assert worker.ground.own.journal.held_back() == []
+    assert worker.ground.own.journal.views.held_back() == []
     assert numbers(made.log("orders", 0)) == list(range(100))
     (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-001",), (("orders", 0),))
@@ -224,7 +224,7 @@ def test_a_lane_that_is_asked_for_by_number_comes_back_in_the_midst_of_its_deliv
     assert made.run(30, lambda: len(made.log("orders", 0)) > 40)
     # What is on its way is waited for, so the owner has nothing in doubt that the sibling's answer would settle.
     worker = made.start(client_id="a", spool_lane=3, hand_back=True)
-    left = worker.ground.own.journal.unfinished
+    left = worker.ground.own.journal.views.unfinished
     assert 0 < left < 360
     send(worker, 400, 420)
     assert made.run(60, lambda: drained(made))
@@ -305,7 +305,7 @@ def test_a_dropped_producer_goes_before_what_others_accept_from_then_on():
     drop(made, former, later)
     send(later, 101, 120)
     made.run(1)
-    assert later.ground.own.journal.held_back() == [("orders", 0)]
+    assert later.ground.own.journal.views.held_back() == [("orders", 0)]
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]

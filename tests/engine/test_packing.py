@@ -47,9 +47,9 @@ def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
     world, life, parcels = backlog()
     lane = life.ground.own
     assert len(lane.parcels) < 40
-    assert (life.engine.ledger.unfinished, lane.journal.unfinished) == (400, 400)
-    assert lane.journal.spooled_records == 400
-    position = lane.journal.release_position
+    assert (life.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
+    assert lane.journal.views.spooled_records == 400
+    position = lane.journal.views.release_position
     world.set_outage(False)
     assert world.run(60, life.engine.ledger.idle)
     for partition in range(2):
@@ -57,7 +57,7 @@ def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
         assert values == [b"%04d" % number for number in range(200)]
     assert [parcel.done for parcel in parcels] == [True] * 400
     assert sorted(offset_of(p) for p in parcels if p.partition == 1) == list(range(200))
-    assert lane.journal.release_position > position
+    assert lane.journal.views.release_position > position
     assert life.engine.ledger.open.least is None
 
 
@@ -141,7 +141,7 @@ def test_the_next_life_packs_what_it_finds(eager):
     heir = world.start()
     lane = heir.ground.own
     assert len(lane.parcels) < 40
-    assert (heir.engine.ledger.unfinished, lane.journal.unfinished) == (400, 400)
+    assert (heir.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
     # They were made before all that are packed: else each would keep a megabyte of those from being given back.
     numbers = [parcel.number for parcel in lane.parcels.values()]
     assert max(numbers) - min(numbers) < 40
@@ -170,7 +170,7 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     """The shell took what was packed last for the end of all that is packed: the producer ended with a KeyError."""
     world, life, parcels = backlog(partitions=1, batches=9)
     lane, ledger = life.ground.own, life.engine.ledger
-    partition = lane.journal._partitions[parcels[0].batch.destination]
+    partition = lane.journal._destinations.partitions[parcels[0].batch.destination]
     monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 1000)
     later = [life.send("orders", 0, [b"%04d" % number]) for number in (9, 10)]
     world.run(1.0)
@@ -178,7 +178,7 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     assert not any(parcel.batch is None for parcel in later)
     monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
     monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 10)
-    lane.journal._unpack(partition, partition.queue.packed)
+    lane.journal._packer.unpack(partition, partition.queue.packed)
     life.engine._packing.pack(lane, [later[-1].batch])
     world.set_outage(False)
     assert world.run(60, ledger.idle)

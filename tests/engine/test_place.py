@@ -63,7 +63,7 @@ class Place(World):
         log = self.log("t", 0)
         assert len(set(log)) == len(log), "delivered twice"
         assert [value for value in log if value in set(self.promised)] == self.promised
-        assert not life.ground.own.journal.unfinished
+        assert not life.ground.own.journal.views.unfinished
 
 
 def remove(world: Place, *paths: Path) -> None:
@@ -367,7 +367,7 @@ def test_more_segments_than_are_held_open_are_lost_with_their_names_and_counted(
     with pytest.raises(SpoolCorruptError):
         world.start(sizes=SMALL)
     life = world.start(sizes=SMALL, on_corrupt="quarantine")
-    assert life.ground.own.journal.spooled_records == 40 - lost
+    assert life.ground.own.journal.views.spooled_records == 40 - lost
 
 
 def test_a_lane_of_another_owner_that_died_is_no_place_for_ours():

@@ -133,8 +133,8 @@ class History:
         """Sometimes all is delivered first. Whether it is."""
         if self.rng.random() < 0.5:
             self.world.set_outage(False)
-            self.world.run(60.0, until=lambda: not self.life.ground.own.journal.unfinished)
-        return not self.life.ground.own.journal.unfinished
+            self.world.run(60.0, until=lambda: not self.life.ground.own.journal.views.unfinished)
+        return not self.life.ground.own.journal.views.unfinished
 
 
 def played(seed: int) -> History:

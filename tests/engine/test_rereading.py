@@ -68,12 +68,12 @@ def known(partition):
 
 
 def remembered(journal):
-    for partition in journal._partitions.values():
-        journal._reach(partition, ANYWHERE)
+    for partition in journal._destinations.partitions.values():
+        journal._recovery._reach(partition, ANYWHERE)
         assert not partition.queue.packed
     assert not journal._index.packed_from
     return {
-        "partitions": {number: known(each) for number, each in journal._partitions.items()},
+        "partitions": {number: known(each) for number, each in journal._destinations.partitions.items()},
         "spooled": [position for position, _ in journal._index.items()],
         "doubted": journal._index.suspected,
         "units": [(unit.unit_id, unit.phase, unit.position) for unit in journal.units.unfinished],
@@ -81,7 +81,7 @@ def remembered(journal):
         "resent": journal._index._resent,
         "blind": journal._replay.blind_before,
         "end": journal._index.end,
-        "release": journal.release_position,
+        "release": journal.views.release_position,
         "still": journal._quiescence.is_announced,
         "snapshot": journal.snapshot(),
     }
@@ -117,8 +117,8 @@ def compare(lock, packed):
         plain, streamed = j.Journal(), j.Journal()
         replay(log.entries, plain)
         packed["ever"] += same_in_a_stream(lock, log, streamed)
-        for each in streamed.packed():
-            queue = streamed._partitions[each.destination].queue
+        for each in streamed.views.packed():
+            queue = streamed._destinations.partitions[each.destination].queue
             assert (each.batches, each.records, each.with_id) == (
                 queue.packed,
                 queue.packed_records,
@@ -126,7 +126,7 @@ def compare(lock, packed):
             )
             packed["stayed"] += each.batches
             packed["with id"] += each.with_id
-        assert not streamed._ready.unpacked
+        assert not streamed._out.ready.unpacked
         if begins:
             # What may have been sent is in doubt, so nothing of it may be packed.
             for journal in (plain, streamed):
@@ -218,7 +218,7 @@ class Groups:
         return self.group(batches=[(destination, each) for each in ids])
 
     def packed(self):
-        return {each.destination: each.batches for each in self.packs.packed()}
+        return {each.destination: each.batches for each in self.packs.views.packed()}
 
     def check(self):
         for journal in (self.plain, self.packs):
@@ -272,14 +272,14 @@ def test_ids_that_are_taken_back_are_taken_back_from_what_is_packed(monkeypatch)
     log = Groups(monkeypatch)
     first = log.backlog(1, 20, sequence=0)
     log.group()
-    assert [(each.batches, each.with_id) for each in log.packs.packed()] == [(14, 14)]
+    assert [(each.batches, each.with_id) for each in log.packs.views.packed()] == [(14, 14)]
     log.group(m.Identified(1, m.IdentityReason.REIDENTIFIED, 0, (m.Identity(first[1], 8, 0, 0),)))
-    assert [(each.batches, each.with_id) for each in log.packs.packed()] == [(14, 0)]
+    assert [(each.batches, each.with_id) for each in log.packs.views.packed()] == [(14, 0)]
     log.backlog(1, 10)
     # These have new ids, and are not packed after others that have none.
     log.backlog(1, 10, sequence=30)
     log.group()
-    assert [(each.batches, each.with_id) for each in log.packs.packed()] == [(24, 0)]
+    assert [(each.batches, each.with_id) for each in log.packs.views.packed()] == [(24, 0)]
     log.check()
 
 
@@ -300,8 +300,8 @@ def test_what_may_have_been_sent_is_in_doubt_though_lost_ones_come_before_it(mon
     log.group()
     assert log.packed() == {1: 20}
     log.check()
-    assert log.plain.in_doubt == log.packs.in_doubt == 5
-    assert log.packs._partitions[1].ids.stale
+    assert log.plain.views.in_doubt == log.packs.views.in_doubt == 5
+    assert log.packs._destinations.partitions[1].ids.stale
 
 
 def test_a_lost_group_brings_back_everything(monkeypatch):

@@ -48,10 +48,10 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
     seen = []
     life = world.start(retain_acked_bytes=6 * MIB, on_event=seen.append)
     fill(world, life, "t", limit=8 * MIB)
-    assert world.run(60, until=lambda: not life.ground.own.journal.unfinished)
+    assert world.run(60, until=lambda: not life.ground.own.journal.views.unfinished)
     kept = life.ground.own.spool.used_bytes
     assert kept > 6 * MIB
-    before = life.ground.own.journal.last_acked_offset("t", 0)
+    before = life.ground.own.journal.views.last_acked_offset("t", 0)
     world.set_outage(True)
     assert fill(world, life, "t") > 11 * MIB
     assert life.ground.own.spool.used_bytes <= 16 * MIB
@@ -66,7 +66,7 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     )
     world.set_outage(False)
-    assert world.run(600, until=lambda: not life.ground.own.journal.unfinished)
+    assert world.run(600, until=lambda: not life.ground.own.journal.views.unfinished)
 
 
 def test_what_a_dead_neighbour_left_takes_no_room():
@@ -81,7 +81,7 @@ def test_what_a_dead_neighbour_left_takes_no_room():
     assert fill(world, lives, "t", 1) > 11 * MIB
     world.set_outage(False)
     assert world.run(
-        600, until=lambda: len(lives.ground.lanes) == 1 and not lives.ground.own.journal.unfinished
+        600, until=lambda: len(lives.ground.lanes) == 1 and not lives.ground.own.journal.views.unfinished
     )
     assert len(world.log("t", 0)) + len(world.log("t", 1)) >= 220
 
@@ -116,7 +116,7 @@ def test_one_record_that_waits_does_not_fill_the_spool():
     world.kill(life, power=True)
     world.cluster.start(2)
     life = world.start()
-    assert world.run(600, until=lambda: not life.ground.own.journal.unfinished)
+    assert world.run(600, until=lambda: not life.ground.own.journal.views.unfinished)
     assert world.log("t", waits) == [b"delivered", b"held"]
 
 
@@ -148,7 +148,9 @@ def test_a_topic_without_a_leader_fills_no_spool_of_workers_that_die_again_and_a
     world.cluster.start(2)
     assert world.run(
         600,
-        until=lambda: not any(lane.journal.unfinished for life in world.lives for lane in life.ground.lanes),
+        until=lambda: (
+            not any(lane.journal.views.unfinished for life in world.lives for lane in life.ground.lanes)
+        ),
     )
     assert len(world.log("t", goes)) == sent
     values = [value for value in world.log("t", waits) if value != b"first"]

@@ -106,7 +106,7 @@ class Run:
                 self.send(life)
 
             def over():
-                return not life.inbox and not any(lane.journal.unfinished for lane in life.ground.lanes)
+                return not life.inbox and not any(lane.journal.views.unfinished for lane in life.ground.lanes)
 
             assert self.world.run(120, over), "it does not come to an end"
         except EndsError:
@@ -216,15 +216,15 @@ def test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone():
         60,
         lambda: (
             all(b.position >= 0 for unit in lane.journal.units.unfinished for b in unit.batches)
-            and lane.journal.topic("audit")
-            and not lane.journal.waiting("audit")
+            and lane.journal.views.topic("audit")
+            and not lane.journal.views.waiting("audit")
         ),
     )
     world.set_outage(True)
     world.kill(life)
     life = world.start(**options)
     world.set_outage(False)
-    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("audit", 0) == [b"1", b"2"]
 
@@ -238,7 +238,7 @@ def test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begu
     assert world.run(60, lambda: first[0].done)
     world.disk.fail("sync_data", times=4)
     life.unit(("audit", -1, [b"2", b"2"]))
-    assert world.run(60, lambda: not life.inbox and not life.ground.own.journal.unfinished)
+    assert world.run(60, lambda: not life.inbox and not life.ground.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("audit", 1) == world.committed("audit", 0) == [b"2"]
 
@@ -250,7 +250,7 @@ def test_a_unit_of_a_topic_that_stays_missing_is_given_up_as_a_whole():
     parcels = life.unit(("orders", 0, [b"1"]), ("missing", -1, [b"1"]))
     assert world.run(600, lambda: parcels[0].done)
     assert isinstance(parcels[0].error, BatchDroppedError)
-    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
     assert not any("-> AddPartitionsToTxn" in line or "-> Produce " in line for line in world.lines)
     later = life.unit(("orders", 0, [b"2"]))
     assert world.run(60, lambda: later[0].done)
@@ -353,7 +353,7 @@ def test_a_unit_without_anything_in_an_older_spool_does_no_harm():
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100)
     later = life.unit(("orders", 0, [b"1"]))[0]
-    assert world.run(60, lambda: later.done and not life.ground.own.journal.unfinished)
+    assert world.run(60, lambda: later.done and not life.ground.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == [b"1"]
 

@@ -64,7 +64,7 @@ def test_the_parts_keep_their_place_through_crashes(power):
 
 
 def done(world: World, life) -> None:
-    assert world.run(120, lambda: not life.ground.own.journal.unfinished)
+    assert world.run(120, lambda: not life.ground.own.journal.views.unfinished)
     world.run(1)
 
 

@@ -63,6 +63,6 @@ def test_a_crash_after_they_were_joined_loses_and_repeats_nothing():
     assert all(head.durable for head in heads)
     world.kill(life, power=True, seed=1)
     life = world.start(delivery="transactional", retry_backoff_ms=100)
-    assert world.run(60, lambda: not life.ground.own.journal.unfinished)
+    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == names

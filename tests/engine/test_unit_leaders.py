@@ -28,7 +28,7 @@ def test_what_was_appended_under_a_later_leader_is_no_loss(delivery, retained, p
     sent = []
 
     def delivered(journal):
-        return world.run(600, lambda: not journal.unfinished)
+        return world.run(600, lambda: not journal.views.unfinished)
 
     def comes_to(journal):
         world.run(5, lambda: phase in {unit.phase.value for unit in journal.units.unfinished})

@@ -183,8 +183,8 @@ def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
         assert world.run(60, until=lambda parcel=parcel: parcel.done)
     world.run(5)
     journal = life.ground.own.journal
-    assert journal.release_position < 10
-    assert journal.unfinished == 1
+    assert journal.views.release_position < 10
+    assert journal.views.unfinished == 1
     world.kill(life)
     world.centre.deny("read", "group", "app", on=False)
     life = world.start(**options)
@@ -194,4 +194,4 @@ def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
     for number in range(40):
         life.send("orders", 0, [b"%d" % number + bytes(200)])
     assert world.run(60, until=life.engine.ledger.idle)
-    assert life.ground.own.journal.release_position > 40
+    assert life.ground.own.journal.views.release_position > 40

@@ -41,9 +41,9 @@ def values(*numbers: int) -> list[bytes]:
 
 
 def over(world: World, life) -> None:
-    assert world.run(600, lambda: not life.ground.own.journal.unfinished)
+    assert world.run(600, lambda: not life.ground.own.journal.views.unfinished)
     world.run(30)
-    assert not life.ground.own.journal.unfinished
+    assert not life.ground.own.journal.views.unfinished
 
 
 def phases(life) -> set[str]:

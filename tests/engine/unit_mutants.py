@@ -13,6 +13,10 @@ from unit_storm_groups import GroupStorm
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
+from kafkasafe._core.journal import snapshots
+from kafkasafe._core.journal.members import UnitBatches
+from kafkasafe._core.journal.recovery import Recovery
+from kafkasafe._core.journal.turns import Turns
 from kafkasafe._core.readings import Readings
 from kafkasafe._core.units import together
 from kafkasafe._io.engine.transactor import Transactor
@@ -135,10 +139,10 @@ MUTANTS = {
     ),
     "resolved before ENDED is durable": Mutant(
         source(
-            j.Journal,
-            "_advance_units",
+            UnitBatches,
+            "advance",
             "persist.after.append(UnitEnded(unit, fate))",
-            "persist.after.append(UnitEnded(unit, fate)); self._ready.ended.append((unit, fate))",
+            "persist.after.append(UnitEnded(unit, fate)); self._out.ready.ended.append((unit, fate))",
         ),
         "test_a_unit_is_done_when_the_mark_that_says_so_is_durable",
     ),
@@ -169,7 +173,7 @@ MUTANTS = {
         "test_the_next_life_sends_the_same_commit",
     ),
     "begun before its partitions are chosen": Mutant(
-        source(j.Journal, "_in_front", "if partition.partition == UNCHOSEN:", "if False:"),
+        source(Turns, "is_in_front", "if partition.partition == UNCHOSEN:", "if False:"),
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
@@ -271,7 +275,7 @@ MUTANTS = {
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "ENDED does not say where its batches are": Mutant(
-        lambda patch: patch.setattr(j.Journal, "_places", lambda *_: []),
+        lambda patch: patch.setattr(UnitBatches, "_places", lambda *_: []),
         "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     ),
     "a log is surveyed while a transaction is open": Mutant(
@@ -279,7 +283,7 @@ MUTANTS = {
     ),
     "a unit's batch is not the newest": Mutant(
         source(
-            j.Journal,
+            snapshots,
             "_newest",
             "if batch.identity is not None",
             "if batch.identity is not None and batch.unit is None",
@@ -287,7 +291,7 @@ MUTANTS = {
         first=9002083,
     ),
     "new ids are about batches of units": Mutant(
-        source(j.Journal, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
+        source(Recovery, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
         first=22,
         recreated=True,
     ),

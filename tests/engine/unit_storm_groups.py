@@ -385,7 +385,7 @@ class GroupStorm(Weather):
             return
 
         def over() -> bool:
-            return not far.inbox and not any(lane.journal.unfinished for lane in far.ground.lanes)
+            return not far.inbox and not any(lane.journal.views.unfinished for lane in far.ground.lanes)
 
         assert self.world.run(self.patience_s, over), "it does not come to an end"
         self.world.run(self.late_s)

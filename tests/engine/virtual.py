@@ -491,7 +491,7 @@ def describe(message) -> str:
             what = ", ".join(f"{_place(each.topic, each.partition)} {each.count} records" for each in parcels)
             return f"Submitted {what}"
         case msg.Produced(sent, reply):
-            topic, partition = sent.lane.journal.address(sent.batch.destination)
+            topic, partition = sent.lane.journal.views.address(sent.batch.destination)
             sequence = sent.batch.identity.base_sequence if sent.batch.identity else -1
             return f"<- Produced {topic}-{partition} seq {sequence}: {_reply(reply)}"
         case msg.Answered(inquiry, step, answer):
@@ -509,7 +509,7 @@ def describe(message) -> str:
             ]
             return f"<- Metadata {', '.join(topics)}".rstrip()
         case msg.RetryDue(lane, destination):
-            topic, partition = lane.journal.address(destination)
+            topic, partition = lane.journal.views.address(destination)
             return f"RetryDue {topic}-{partition}"
         case msg.LinkAnswered(_, topic, partition, answer):
             return f"<- Link {topic}-{partition}: {_reply(answer)}" if isinstance(answer, api.Failure) else ""

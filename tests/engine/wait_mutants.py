@@ -12,6 +12,10 @@ from typing import Any
 
 from kafkasafe._core import journal as j
 from kafkasafe._core.journal import gathering as joining
+from kafkasafe._core.journal.answers import Answers
+from kafkasafe._core.journal.gathering import Gatherer
+from kafkasafe._core.journal.machine import Machine
+from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._io.engine import gathering, lane_keeper
 from kafkasafe._io.engine.gathering import Gathering
 from kafkasafe._io.engine.ledger import Ledger
@@ -38,20 +42,20 @@ class Mutant:
 
 def _offers(old: str, what: str, new: str = "") -> Mutant:
     """A batch that is not only waiting is offered as well."""
-    change = source(j.Journal, "_may_gather", old, new)
+    change = source(Gatherer, "_may_gather", old, new)
     return Mutant(change, "test_any_other_batch_ends_what_is_offered", {"what": what})
 
 
 def _bounds(old: str, new: str = "") -> Mutant:
     return Mutant(
-        source(j.Journal, "_gather", old, new), "test_it_becomes_neither_too_much_nor_is_it_too_little"
+        source(Gatherer, "gather", old, new), "test_it_becomes_neither_too_much_nor_is_it_too_little"
     )
 
 
 def _made(
     old: str, new: str = "pass", test: str = "test_it_has_their_records_their_sequences_and_their_place"
 ) -> Mutant:
-    return Mutant(source(j.Journal, "gathered", old, new), test)
+    return Mutant(source(Gatherer, "gathered", old, new), test)
 
 
 def _checked(old: str, what: str, new: str = "") -> Mutant:
@@ -93,7 +97,7 @@ def _reread(
     new: str = "pass",
     test: str = "test_a_mark_brings_back_what_it_speaks_of_and_no_other_partition",
 ) -> Mutant:
-    return Mutant(source(j.Journal, name, old, new), test)
+    return Mutant(source(Recovery, name, old, new), test)
 
 
 _REPLACED = "persist.marks.append(m.Replaced(batch.position, place, 1))"
@@ -119,7 +123,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "gathers batches of units": _offers("and batch.unit is None\n", "belongs to a unit", "\n"),
     "gathers large batches": _offers("and self._is_small(batch.size_bytes)\n", "is large", "\n"),
-    "gathers old batches": _offers("and not self._is_old(batch, now_ms)\n", "is old", "\n"),
+    "gathers old batches": _offers("and not self._clock.is_old(batch, now_ms)\n", "is old", "\n"),
     "gathers across a gap of sequences": Mutant(
         nothing(joining, "_goes_on", result=True),
         "test_any_other_batch_ends_what_is_offered",
@@ -140,21 +144,21 @@ MUTANTS: dict[str, Mutant] = {
         "test_sequences_go_on_behind_the_last_one_there_is",
     ),
     "gathers while lost ones are put back": Mutant(
-        source(j.Journal, "_may_gather", "and partition.number not in self._healing\n", "\n"), _OFFERED
+        source(Gatherer, "_may_gather", "and partition.number not in self._revivals\n", "\n"), _OFFERED
     ),
     "gathers what waits for earlier lives": Mutant(
-        source(j.Journal, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),
+        source(Gatherer, "_may_gather", "and not self._precedence.is_held(partition, batch)\n", "\n"),
         _OFFERED,
     ),
     "gathers what is to be kept apart": Mutant(
-        source(j.Journal, "_gather", "and partition.gathers", ""), _OFFERED
+        source(Gatherer, "gather", "and partition.gathers", ""), _OFFERED
     ),
     "gathers any number of bytes": _bounds("room < 0 or "),
     "gathers any number of batches": _bounds("len(run) == _GATHER_MOST or "),
     "gathers two": _bounds("len(run) >= GATHER_LEAST", "len(run) >= 2"),
     "gathers before an answer": Mutant(
         source(
-            j.Journal,
+            Machine,
             "_flow",
             "if partition.window.answered and partition.queue.in_flight:",
             "if partition.queue.in_flight:",
@@ -162,13 +166,13 @@ MUTANTS: dict[str, Mutant] = {
         "test_nothing_is_gathered_before_an_answer_says_that_what_waits_waits_for_its_turn",
     ),
     "what was refused is gathered again": Mutant(
-        source(j.Journal, "refused", "if batch.gathered and (final or scope is Scope.BATCH):", "if False:"),
+        source(Answers, "refused", "if batch.gathered and (final or scope is Scope.BATCH):", "if False:"),
         "test_what_is_refused_as_it_is_keeps_the_next_ones_apart",
         {"code": 10, "apart": True},
     ),
     "no leader keeps batches apart": Mutant(
         source(
-            j.Journal,
+            Answers,
             "refused",
             "if batch.gathered and (final or scope is Scope.BATCH):",
             "if batch.gathered:",
@@ -201,19 +205,20 @@ MUTANTS: dict[str, Mutant] = {
         "partition.queue.remove(batch)", "batch is batches[-1] or partition.queue.remove(batch)"
     ),
     "sent before it is durable": _made(
-        "self._write(made)", "self._write(made); made.durable = True; made.on(BatchEvent.DURABLE)"
+        "self._sealer.write(made)",
+        "self._sealer.write(made); made.durable = True; made.on(BatchEvent.DURABLE)",
     ),
     "written once for each of them": Mutant(
         source(j.Persist, "leave_to", "if place == len(parts):", "if True:"),
         "test_it_has_their_records_their_sequences_and_their_place",
     ),
     "the last group is not read to its end": Mutant(
-        nothing(j.Journal, "recovered_log"),
+        nothing(Recovery, "recovered_log"),
         "test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place",
         {"last": True},
     ),
     "the next life may delete its place": Mutant(
-        source(j.Journal, "_drop_parents", "if not parent.heirs:", "if True:"),
+        source(Recovery, "_drop_parents", "if not parent.heirs:", "if True:"),
         "test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place",
         {"last": True},
     ),

@@ -81,7 +81,9 @@ class Weather:
             self.world.cluster.start(node)
 
         def over() -> bool:
-            return not self.life.inbox and not any(lane.journal.unfinished for lane in self.life.ground.lanes)
+            return not self.life.inbox and not any(
+                lane.journal.views.unfinished for lane in self.life.ground.lanes
+            )
 
         assert self.world.run(self.patience_s, over), "it does not come to an end"
         self.world.run(self.late_s)

@@ -10,7 +10,7 @@ from kafka import KafkaProducer
 
 from kafkasafe import logs
 from kafkasafe._core import clocks
-from kafkasafe._core.journal import Journal
+from kafkasafe._core.journal.outbox import Outbox
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def most_under_way(fake_kafka, monkeypatch):
     fake_kafka.create_topic("plain", partitions=1)
     under_way: list[int] = []
 
-    def send(journal, partition, batch, sends=Journal._send):
-        sends(journal, partition, batch)
+    def send(outbox, partition, batch, sends=Outbox.send):
+        sends(outbox, partition, batch)
         if partition.topic == "plain":
             under_way.append(partition.queue.in_flight)
 
-    monkeypatch.setattr(Journal, "_send", send)
+    monkeypatch.setattr(Outbox, "send", send)
 
     def count(producer) -> int:
         producer.send("plain", b"first").get(60)

@@ -139,7 +139,7 @@ def test_what_the_doctor_says_is_what_the_log_holds(broker, zygote, tmp_path, ca
         waiting = {
             (lane.name, batch.position)
             for lane in sorted(taken.glob("lane-*"))
-            for _, _, batch in read_content(lane, files=OsFiles()).journal.batches()
+            for _, _, batch in read_content(lane, files=OsFiles()).journal.views.batches()
         }
         assert {(row["lane"], row["position"]) for row in told["batches"]} == waiting, note
         for row in told["batches"]:

@@ -395,7 +395,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
             time.sleep(0.4)
 
     def known(producer: SafeProducer) -> set[str]:
-        return {name for (name, _), _ in producer._pump.lanes[0].journal.last_acked_offsets()}
+        return {name for (name, _), _ in producer._pump.lanes[0].journal.views.last_acked_offsets()}
 
     producer = producers(kafka.bootstrap_servers, **options)
     producer.send(topic, b"0").get(60)

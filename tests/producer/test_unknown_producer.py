@@ -471,7 +471,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     """As a copy of the spool would, somebody writes under the next epoch of the same producer id."""
     owner = Owner(site, producers, site.topic())
     owner.write(6)
-    producer_id = owner.producer._pump.lanes[0].journal.producer_id
+    producer_id = owner.producer._pump.lanes[0].journal.views.producer_id
     steal(site, owner.topic, producer_id)
     futures = [harness.send(owner.producer, owner.topic, number) for number in range(6, 9)]
     with pytest.raises(UndecidableError, match=f"fenced: a newer epoch .*producer_id={producer_id}"):

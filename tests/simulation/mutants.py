@@ -16,7 +16,9 @@ from mutants import nothing, source
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import ProducerView
+from kafkasafe._core.journal.forward import CopyForward
 from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._io.engine import disk, questions
 from kafkasafe._io.engine import engine as engines
 from kafkasafe._io.engine.disk import DiskWriter
@@ -193,7 +195,7 @@ ENGINE: dict[str, Mutant] = {
     "commit mark dropped": Mutant(_drops_marks(m.Committed)),
     "new ids' mark dropped": Mutant(_drops_marks(m.Identified)),
     "released before committed": Mutant(
-        source(DiskWriter, "release", "lane.journal.release_position", "lane.spool.next_position")
+        source(DiskWriter, "release", "lane.journal.views.release_position", "lane.spool.next_position")
     ),
     "bytes stay in memory": Mutant(
         source(DiskWriter, "_promise", "self.memory > self._memory_bytes or not self.keeps", "not self.keeps")
@@ -259,7 +261,7 @@ ENGINE: dict[str, Mutant] = {
         source(Order, "begin", "if owed.addresses(before):", "if False:"), "lanes"
     ),
     "what a life waits for is forgotten": Mutant(
-        source(j.Journal, "recover_marks", "self._precedence.read(mark)", "pass"), "adopted"
+        source(Recovery, "recover_marks", "self._precedence.read(mark)", "pass"), "adopted"
     ),
     # How much goes out.
     "budget ignored": Mutant(nothing(Outlet, "_may_read", result=True), "many"),
@@ -269,8 +271,8 @@ ENGINE: dict[str, Mutant] = {
     "a copy is another batch": Mutant(_moves_without_mark, "room"),
     "a copy has the place of its position": Mutant(
         source(
-            j.Journal,
-            "_place",
+            CopyForward,
+            "place",
             "batch.copied(position)",
             "batch.copied(position); batch.rank = (position,)",
         ),
@@ -313,7 +315,7 @@ EXACT: dict[str, tuple[Callable[[Any], None], str]] = {
         "test_a_lane_is_adopted_whose_owner_dies_long_after_its_sibling_began",
     ),
     "records are divided at once though older ones wait": (
-        source(Intake, "_parts", "elif not lane.journal.waiting(parcel.topic):", "else:"),
+        source(Intake, "_parts", "elif not lane.journal.views.waiting(parcel.topic):", "else:"),
         "test_nothing_overtakes_what_cannot_be_divided_yet",
     ),
 }

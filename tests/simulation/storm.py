@@ -465,7 +465,9 @@ class Storm:
         def over() -> bool:
             return len(world.lives) == len(world.workers) and not any(
                 life.inbox
-                or any(lane.journal.unfinished or lane.journal.doubted for lane in life.ground.lanes)
+                or any(
+                    lane.journal.views.unfinished or lane.journal.views.doubted for lane in life.ground.lanes
+                )
                 for life in world.lives
             )
 
@@ -475,7 +477,7 @@ class Storm:
                     (lane.name, topic, partition, batch)
                     for life in world.lives
                     for lane in life.ground.lanes
-                    for topic, partition, batch in lane.journal.batches()
+                    for topic, partition, batch in lane.journal.views.batches()
                 ]
                 raise Violation("future", f"no end in sight: {left[:3]} {len(world.lives)} lives")
             if not self._left_behind():
@@ -911,7 +913,7 @@ class Storm:
         """For a while another cluster answers at the same addresses, while records wait for ours."""
         desk = self.world.cluster._desk
         lives = [life for life in self.world.lives if life.ground.cluster_id is not None]
-        waits = any(lane.journal.unfinished for life in lives for lane in life.ground.lanes)
+        waits = any(lane.journal.views.unfinished for life in lives for lane in life.ground.lanes)
         if desk.centre is not self.home or not waits or len(lives) != len(self.world.workers):
             return
         desk.reset("another-cluster", self.world.cluster.now_ms())

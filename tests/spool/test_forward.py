@@ -119,7 +119,7 @@ class Writer:
             self.spool.sync(always=True)
             self.journal.moved(batches, positions, self.spool.next_position)
             self.note()
-        self.spool.release(self.journal.release_position)
+        self.spool.release(self.journal.views.release_position)
         self.journal.released(self.spool.first_position)
         return len(batches)
 
@@ -144,7 +144,7 @@ def found(disk: Disk) -> dict[int, list[tuple[int, Any]]]:
     replay(entries, journal)
     journal.recovered(0.0)
     waits: dict[int, list[tuple[int, Any]]] = {}
-    for _, partition, batch in journal.batches():
+    for _, partition, batch in journal.views.batches():
         value = codec.decode(spool.read(batch.position)).values[0]
         of, number = map(int, value.split()[:2])
         assert of == partition
@@ -213,7 +213,7 @@ def test_a_copy_keeps_place_and_id_when_its_old_place_is_gone():
             writer.send(1)
         assert writer.copy(1)
         writer.send(1)
-    assert writer.spool.release(writer.journal.release_position) >= 0
+    assert writer.spool.release(writer.journal.views.release_position) >= 0
     assert scan(writer.disk.crash(seed=1).process(), LANE).segments[0].first_position > 0
     writer.send(0)
     assert found(writer.disk.crash(seed=1))[0][:3] == before
@@ -252,8 +252,8 @@ def test_what_was_acknowledged_behind_a_copy_says_nothing_of_it():
     assert journal.to_move(14, 1000) == [batches[1]]
     marks = journal.move_marks([batches[1]])
     journal.moved([batches[1]], [33], 34)
-    assert journal.reach(number) == 101
-    assert journal.release_position == 33
+    assert journal.views.reach(number) == 101
+    assert journal.views.release_position == 33
 
     heir = j.Journal()
     heir.recover_marks(18, begun)
@@ -265,7 +265,9 @@ def test_what_was_acknowledged_behind_a_copy_says_nothing_of_it():
     )
     heir.recover_marks(34, [m.Committed(number, 1, ((13, 103),))])
     heir.recovered(0.0)
-    assert [(batch.position, batch.identity) for _, _, batch in heir.batches()] == [(33, batches[1].identity)]
+    assert [(batch.position, batch.identity) for _, _, batch in heir.views.batches()] == [
+        (33, batches[1].identity)
+    ]
     assert heir.reach(number) == 101
 
 

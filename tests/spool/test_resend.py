@@ -57,7 +57,7 @@ def life(disk: Disk) -> tuple[list[bytes], list[bytes]]:
         lock = directory.take_lane(number)
         owner = Owner(files, lock.path)
         owners.append(owner)
-        for mark in owner.journal.resent:
+        for mark in owner.journal.views.resent:
             retire(files, ROOT, mark)
             owner.journal.retired(mark)
         for position in sorted(owner.waits):
@@ -186,7 +186,7 @@ def test_partitions_that_were_given_come_back_with_the_records():
     directory.files.kill()
     assert resend(disk).lane == "lane-000"
     heir = Owner(disk.process())
-    assert [batch.given for _, _, batch in heir.journal.batches()] == [None, ((0, 1, 7),)]
+    assert [batch.given for _, _, batch in heir.journal.views.batches()] == [None, ((0, 1, 7),)]
 
 
 def test_records_for_another_cluster_stay_where_they_are():
@@ -260,7 +260,7 @@ def found_in(disk: Disk) -> tuple[list[tuple[bytes, int]], list[bytes]]:
             codec.decode(owner.spool.read(b.position)).values[0],
             -1 if b.identity is None else b.identity.base_sequence,
         )
-        for _, _, b in owner.journal.batches()
+        for _, _, b in owner.journal.views.batches()
     ]
     lane = ROOT / "lane-000"
     kept = read_rejected(owner.files, lane, lane_id=owner.spool.lane_id, waits=owner.waits)

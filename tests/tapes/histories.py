@@ -189,7 +189,7 @@ class History:
         self.asks: list[Any] = []
         self.waits: list[j.Wait] = []
         self.more: list[int] = []
-        self.parked: list[j.Batch] = []
+        self.undecidable: list[j.Batch] = []
         self.actions: list[Any] = []
         self.alive: list[j.Batch] = []
         journal.units.name("lane")
@@ -289,7 +289,7 @@ class History:
             return
         self.segments.append(self.position)
         self.store(self.journal.snapshot(), [])
-        ends = [at for at in self.segments[1:] if at <= self.journal.release_position]
+        ends = [at for at in self.segments[1:] if at <= self.journal.views.release_position]
         if not ends:
             return
         marks = self.journal.tell_newest(ends[-1])
@@ -321,7 +321,7 @@ class History:
         self.turn()
         while self.unwritten:
             self.write()
-        for number in sorted(self.journal.destinations):
+        for number in sorted(self.journal.views.destinations):
             batches = list(itertools.islice(self.journal.packable(number), self.rng.choice([1, 5, 50])))
             if batches:
                 self.journal.pack(number, [(next(self.counts), self.now) for _ in batches])
@@ -344,7 +344,7 @@ class History:
         busy = bool(
             ready.persist or ready.sends or ready.resolved or ready.divides or ready.asides or ready.units
         )
-        self.parked += [notice.batch for notice in ready.notices if isinstance(notice, j.Parked)]
+        self.undecidable += [notice.batch for notice in ready.notices if isinstance(notice, j.Undecidable)]
         if ready.persist:
             self.unwritten.append(ready.persist)
         for divide in ready.divides:
@@ -376,7 +376,7 @@ class History:
     def divide(self, divide: j.Divide) -> None:
         batch = divide.batch
         counts = [batch.count] if batch.count == 1 else [batch.count // 2, batch.count - batch.count // 2]
-        topic, _ = self.journal.address(batch.destination)
+        topic, _ = self.journal.views.address(batch.destination)
         children = []
         for at, count in enumerate(counts):
             number = batch.destination
@@ -540,7 +540,7 @@ class History:
         present = next((at for at, place in enumerate(places) if place < 0), len(places))
         verdict = rng.choices([Verdict.DECIDED, Verdict.GAP, Verdict.UNDECIDABLE], [10, 2, 1])[0]
         offsets = {at: places[at] for at in range(present)} if rng.random() < 0.7 else {}
-        known = self.journal.last_acked_offset(*self.journal.address(ask.destination))
+        known = self.journal.views.last_acked_offset(*self.journal.views.address(ask.destination))
         shrunk = log.end if log.end <= known and rng.random() < 0.8 else -1
         judgement = Judgement(
             verdict, present, "seen", offsets, missing=rng.choice([0, 3]) if verdict is Verdict.GAP else 0,
@@ -717,7 +717,7 @@ class History:
 
     def suspect(self) -> None:
         number = self.destination()
-        if number in self.journal.acknowledged():
+        if number in self.journal.views.acknowledged():
             self.journal.suspect(number, Cause.LOG_END, "a look", from_offset=self.rng.choice([-1, 0, 3]))
 
     def learn(self) -> None:
@@ -725,7 +725,7 @@ class History:
         self.journal.learn_topic(name, self.topic_ids[name], PARTITIONS)
 
     def deny(self) -> None:
-        if self.journal.waiting(LATE):
+        if self.journal.views.waiting(LATE):
             self.journal.deny_unchosen(LATE, self.rng.choice([3, 17, 29]), "refused", self.now)
 
     def absence(self) -> None:
@@ -746,8 +746,8 @@ class History:
 
     def decide(self) -> None:
         """The user decides what cannot be known."""
-        if self.parked:
-            batch = self.parked.pop()
+        if self.undecidable:
+            batch = self.undecidable.pop()
             if batch.state is j.State.UNDECIDABLE:
                 self.journal.decide(batch, resend=self.rng.random() < 0.5)
 
@@ -771,8 +771,8 @@ class History:
                 journal.paid(journal.afters[0].debts[0])
             case 2:
                 journal.disown(m.Resent("lane-0", f"{rng.randrange(3)}.rejected"))
-            case _ if journal.resent:
-                journal.retired(journal.resent[0])
+            case _ if journal.views.resent:
+                journal.retired(journal.views.resent[0])
 
     # -- all of it ---------------------------------------------------------------------------------------------------
 
@@ -780,10 +780,10 @@ class History:
         return self.journal.destination(TOPIC, self.rng.randrange(PARTITIONS))
 
     def log(self, destination: int) -> Log:
-        return self.logs.setdefault(self.journal.address(destination), Log())
+        return self.logs.setdefault(self.journal.views.address(destination), Log())
 
     def topic_id(self, destination: int) -> bytes:
-        return self.topic_ids[self.journal.address(destination)[0]]
+        return self.topic_ids[self.journal.views.address(destination)[0]]
 
     def play(self) -> None:
         names, weights = list(self.weights), list(self.weights.values())
@@ -793,7 +793,7 @@ class History:
                 name = self.rng.choices(names, weights)[0]
                 self.lines.append(f"* {step} {name}")
                 do[name]()
-                if self.parked and self.rng.random() < 0.5:
+                if self.undecidable and self.rng.random() < 0.5:
                     self.decide()
                 self.turn()
         except Exception as error:

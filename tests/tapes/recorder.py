@@ -12,23 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kafkasafe._core import identity, loss
 from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
+from kafkasafe._core import loss
 from kafkasafe._core import units as u
 from kafkasafe._core.journal import groups
 from kafkasafe._core.units import terms
 
+from .words import KNOWN, word
+
 __all__ = ["Tape", "differences", "recorded", "recording", "replay"]
 
-_VIEWS = frozenset(
-    {
-        "acknowledged", "address", "batches", "chooses", "denials", "doubts", "held_back", "identified_since_ms", "idle",
-        "last_acked_offset", "last_acked_offsets", "leader_epoch", "may_be_sent", "owes", "packable", "packed", "pinned",
-        "portion_bytes", "reach", "topic", "topic_id", "unchosen_topics", "waiting", "wants",
-    }
-)  # fmt: skip
-"""They change nothing: a tape has what they say after each `ready`, and not who asked."""
+_VIEWS = frozenset({"packable"})
+"""They change nothing: a tape has what `Journal.views` says after each `ready`, and not who asked."""
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
     *(getattr(u, name) for name in ("Again", "Append", "Ask", "End", "Fence", "Join", "Look", "Note", "Refuse")),
@@ -85,11 +80,11 @@ class Tape:
 
     def views(self) -> None:
         """What the journal says of itself."""
-        journal = self.journal
+        journal, views = self.journal, self.journal.views
         said = (
-            journal.release_position, journal.held_position, journal.unfinished, journal.in_doubt, journal.in_flight,
-            journal.doubts(), journal.last_acked_offsets(), journal.idle(), journal.at_rest, len(journal.denials()),
-            journal.spooled_records, journal.missing.said, list(journal.units.pinned),
+            views.release_position, views.held_position, views.unfinished, views.in_doubt, views.in_flight,
+            views.doubts(), views.last_acked_offsets(), views.idle(), journal.at_rest, len(views.denials()),
+            views.spooled_records, journal.missing.said, list(journal.units.pinned),
         )  # fmt: skip
         self.lines.append(f"  views: {self.show(said)}")
 
@@ -113,7 +108,7 @@ class Tape:
 
     def _show_fields(self, value: Any) -> str:
         kind = type(value)
-        return f"{kind.__name__}({', '.join([self.show(getattr(value, name)) for name in _fields(kind)])})"
+        return f"{word(kind)}({', '.join([self.show(getattr(value, name)) for name in _fields(kind)])})"
 
     @staticmethod
     def _show_enum(value: enum.Enum) -> str:
@@ -149,7 +144,7 @@ class Tape:
         try:
             result = method(*args, **options)
         except Exception as error:
-            self.lines.append(f"! {type(error).__name__}: {error}")
+            self.lines.append(f"! {word(type(error))}: {error}")
             raise
         finally:
             self.busy = False
@@ -168,7 +163,7 @@ class Tape:
         """An argument as Python, in which what the journal gave out has a name."""
         match value:
             case enum.Enum():
-                return f"{type(value).__name__}.{value.name}"
+                return f"{word(type(value))}.{value.name}"
             case None | bool() | int() | float() | str() | bytes() | itertools.count():
                 return repr(value)
             case j.Batch() | u.Unit():
@@ -185,7 +180,7 @@ class Tape:
         if id(value) in self._names:
             return self._names[id(value)]
         kind = type(value)
-        return f"{kind.__name__}({', '.join(self.write(getattr(value, name)) for name in _fields(kind))})"
+        return f"{word(kind)}({', '.join(self.write(getattr(value, name)) for name in _fields(kind))})"
 
     def __getitem__(self, name: str) -> Any:
         """What a name in a call stands for."""
@@ -197,7 +192,7 @@ class Tape:
             return self.journal.units
         known: Any = None
         if name[0] == "b" and name[1:].isdigit():
-            known = next((b for _, _, b in self.journal.batches() if b.handle == int(name[1:])), None)
+            known = next((b for _, _, b in self.journal.views.batches() if b.handle == int(name[1:])), None)
         elif name[0] == "u" and name[1:].isdigit():
             known = next(
                 (each for each in self.journal.units.unfinished if each.number == int(name[1:])), None
@@ -279,10 +274,7 @@ def recording(patch: Any, tapes: list[Tape]) -> None:
 
 # -- replay ------------------------------------------------------------------------------------------------------------
 
-_KNOWN: dict[str, Any] = {}
-for place in (identity, loss, terms, j, groups, m):
-    _KNOWN |= {name: getattr(place, name) for name in place.__all__}
-_KNOWN |= {"count": itertools.count, "frozenset": frozenset}
+_KNOWN: dict[str, Any] = {**KNOWN, "count": itertools.count, "frozenset": frozenset}
 
 
 def replay(lines: list[str]) -> list[str]:
@@ -302,7 +294,7 @@ def replay(lines: list[str]) -> list[str]:
             eval(call, _KNOWN, tape)
         except Exception as error:
             if not tape.lines[-1].startswith("! "):
-                tape.lines.append(f"! {type(error).__name__}: {error}")
+                tape.lines.append(f"! {word(type(error))}: {error}")
             break
     return tape.lines
 

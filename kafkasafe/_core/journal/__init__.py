@@ -38,20 +38,24 @@ Objects that own what they know:
     rejection   batches on their way to `rejected/`         precedence  what other lanes deliver first
     quiescence  when all requests are dead                  healing     lost batches on their way back
     queue       the batches of a partition                  spool_index positions of the spool that are needed
-    replay      the group of the log that is being read
+    replay      the group of the log that is being read     destinations  all partitions, and the known topics
+    outbox      what is decided, until `ready` takes it     broker_clock  what time it is for brokers
+    snapshots   what a new segment repeats                  turns       when a batch of a unit is the next one
 
-`Journal` is one class in parts, and each part uses only itself and what stands before it:
+Objects that decide. Each has what it uses as arguments of its constructor, and none knows the ones that use it:
 
-    ground      settings, state, small answers          packing     what is far from its turn
-    views       what there is, for those who look       lives       order across lives; what the next one has to find
-    doubts      suspicions                              denials     refusals that may pass
-    topics      destinations                            losses      surveys, and what is sent again
-    endings     what is durable now                     forward     copies of what holds the spool's front
-    ids         given, and taken back                   sealing     new batches, on their way to the disk
-    dividing    one becomes several                     gathering   several become one
-    rejecting   what is refused for good                verdicts    batches in doubt
-    answers     of requests and questions               members     batches of units
-    recovery    what earlier lives left                 machine     what is to be done now
+    packing     what is far from its turn               suspicions  that acknowledged batches may be gone
+    refusals    destinations that are not accepted      topics      destinations, learned and forgotten
+    endings     what is durable now                     losses      surveys, and what is sent again
+    ids         given, and taken back                   forward     copies of what holds the spool's front
+    sealing     new batches, on their way to the disk   dividing    one becomes several
+    gathering   several become one                      rejecting   what is refused for good
+    verdicts    batches in doubt                        answers     of requests and questions
+    members     batches of units                        lives       order across incarnations and lanes
+    recovery    what earlier incarnations left          machine     what a partition does next
+
+`journal` has the facade: `Journal` makes these objects, passes each event to the one that it concerns, and collects
+what is to be done. `views` are answers about the state for readers outside, as `Journal.views`.
 
 `quiet` has the questions about a partition that the rules of `machine` ask in their order.
 """
@@ -59,8 +63,8 @@ Objects that own what they know:
 from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.gathering import GATHER_LEAST
 from kafkasafe._core.journal.groups import Consequence, Persist
+from kafkasafe._core.journal.journal import Journal
 from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, State
-from kafkasafe._core.journal.machine import Journal
 from kafkasafe._core.journal.messages import (
     Aside,
     Ask,
@@ -81,9 +85,9 @@ from kafkasafe._core.journal.notices import (
     Healed,
     Hole,
     Notice,
-    Parked,
     Refusal,
     Relented,
+    Undecidable,
 )
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
 from kafkasafe._core.journal.states import (
@@ -121,7 +125,6 @@ __all__ = [
     "Journal",
     "Notice",
     "Packed",
-    "Parked",
     "Partition",
     "Persist",
     "Ready",
@@ -130,6 +133,7 @@ __all__ = [
     "Resolution",
     "State",
     "SurveyAsk",
+    "Undecidable",
     "Unpacked",
     "Wait",
     "alive_s",

@@ -1,6 +1,6 @@
 """What is known to be in a log: the same for the incarnation that learns it, and for the one that reads it back.
 
-What is done where some of it may be gone is decided in `doubts` and `losses`.
+What is done where some of it may be gone is decided in `suspicions` and `losses`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class AckedLog:
     def knows_nothing(self) -> bool:
         """Nothing is known of what is in the log, nor of the topic: as after `forget`."""
         return not (self.has_begun or any(self.topic_id) or self.acked)
+
+    @property
+    def reach(self) -> int:
+        """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
+        return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
         """Nothing is known to be in the log: it is the log of another cluster, or of another topic, from here on."""

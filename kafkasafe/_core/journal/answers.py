@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, Action, Scope, classify_produce, latest_timestamp
 from kafkasafe._core.identity import ProducerView, shows
+from kafkasafe._core.journal.broker_clock import BrokerClock
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.endings import Durability
 from kafkasafe._core.journal.groups import Begun
 from kafkasafe._core.journal.lifecycle import BatchEvent
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.rejecting import Rejecter
+from kafkasafe._core.journal.snapshots import state_mark
 from kafkasafe._core.journal.states import DAMAGED, TOO_SLOW, Batch, State
-from kafkasafe._core.journal.verdicts import Verdicts
+from kafkasafe._core.journal.suspicions import Suspicions
 from kafkasafe._core.loss import Cause
 
 __all__ = ["Answers"]
@@ -24,8 +33,33 @@ _TIMEOUTS: Final = 2
 _INVALID_TIMESTAMP: Final = 32
 
 
-class Answers(Verdicts):
-    """Part of `Journal`: answers, and their absence."""
+class Answers:
+    """Answers, and their absence."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        durability: Durability,
+        rejecter: Rejecter,
+        clock: BrokerClock,
+        units: u.Units,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._durability = durability
+        self._rejecter = rejecter
+        self._clock = clock
+        self._units = units
+        self._request_timeout_s = request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
         """The cluster acknowledged a batch.
@@ -41,9 +75,9 @@ class Answers(Verdicts):
         partition.queue.answered()
         batch.on(BatchEvent.ACKNOWLEDGED)
         batch.locate(base_offset)
-        self._relent(partition)
-        self._look_back(partition, base_offset)
-        self._leads(partition, leader_epoch)
+        self._refusals.clear_refusal(partition)
+        self._suspicions.check_offset_order(partition, base_offset)
+        self._suspicions.note_leader_epoch(partition, leader_epoch)
         if partition.flow is Flow.PROBING:
             # acks=all answers only when the replicas have the batch, and so all before it.
             for earlier in list(partition.queue):
@@ -51,21 +85,19 @@ class Answers(Verdicts):
                     break
                 if earlier.state is State.IN_DOUBT:
                     earlier.on(BatchEvent.FOUND)
-                    self._finish(partition, earlier)
+                    self._durability.finish(partition, earlier)
             partition.progress.decide()
-            partition.look_for_doubt()
         elif partition.flow is Flow.FLOWING:
             partition.progress.recover()
             partition.progress.clear_reason()
             partition.window.note_answer()
         partition.log.acknowledge(base_offset, batch.count)
-        self._stop_if_suspected(partition)
-        self._finish(partition, batch)
+        self._suspicions.stop_if_suspected(partition)
+        self._durability.finish(partition, batch)
         if batch.identity is not None:
-            # A broker forgets a producer by the timestamp of its last batch, not by the time of its append.
-            age_s = max(0.0, (self._brokers_ms(now_ms) - batch.max_timestamp) / 1000)
-            partition.window.open(batch.identity, now + self._state_age_s - age_s)
-        self._touch(partition)
+            until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
+            partition.window.open(batch.identity, until)
+        self._packer.touch(partition)
 
     def lost(
         self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
@@ -93,10 +125,9 @@ class Answers(Verdicts):
         if sent or code not in DESTINATION_CODES:
             partition.refusal.no_answer()
         else:
-            lasting = self._deny(partition, code, message, Scope.DESTINATION, now)
+            lasting = self._refusals.note_refusal(partition, code, message, Scope.DESTINATION, now)
         if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
         elif lasting:
             self._refuse(batch, code, message)
         else:
@@ -113,18 +144,17 @@ class Answers(Verdicts):
         partition = self._partitions[batch.destination]
         batch.blame(DAMAGED, message)
         if partition.partition == UNCHOSEN:
-            self._put_aside(partition, (batch,))
-            self._touch(partition)
+            self._rejecter.put_aside(partition, (batch,))
+            self._packer.touch(partition)
             return
         if batch.state is State.REFUSED:
-            self._reject_head(partition, batch)
-            self._touch(partition)
+            self._rejecter.reject_head(partition, batch)
+            self._packer.touch(partition)
             return
         partition.queue.answered()
         if batch.unanswered or partition.flow is Flow.PROBING:
             # It may have been appended, when it was whole: the cluster is asked.
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
         else:
             self._refuse(batch, DAMAGED, message)
         self._settle(partition, message)
@@ -161,7 +191,7 @@ class Answers(Verdicts):
             scope = Scope.BATCH
         final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
-            self.keep_apart(partition.number)
+            partition.keep_apart()
         # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
         # the leader is said to have the batch, it proves nothing.
         alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
@@ -177,17 +207,19 @@ class Answers(Verdicts):
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
             )
-            self._suspect(partition, Cause.UNKNOWN_PRODUCER, evidence)
+            self._suspicions.raise_suspicion(partition, Cause.UNKNOWN_PRODUCER, evidence)
         lasting = False
         if scope is Scope.DESTINATION:
-            lasting = self._deny(partition, code, text, scope, now)
+            lasting = self._refusals.note_refusal(partition, code, text, scope, now)
         elif batch is partition.queue.head:
             # Nothing before it waits for an answer: what the broker says is about it, and nothing else.
             if scope is Scope.BATCH:
-                lasting = batch.overdue or self._deny(partition, code, text, scope, now, handle=batch.handle)
+                lasting = batch.overdue or self._refusals.note_refusal(
+                    partition, code, text, scope, now, handle=batch.handle
+                )
                 batch.refuse_for_long(overdue=lasting)
             else:
-                self._relent(partition)
+                self._refusals.clear_refusal(partition)
         if alone and not batch.unanswered and verdict.absent and (final or lasting):
             self._refuse(batch, code, text)
             batch.blame_records(bad_records)
@@ -206,7 +238,6 @@ class Answers(Verdicts):
             if code in {45, 59}:
                 partition.doubt.refuse_sequence()
             batch.on(BatchEvent.UNCERTAIN)
-            partition.note_doubt()
             if lasting and not verdict.absent:
                 batch.condemn(code, text)
         self._settle(partition, text)
@@ -216,7 +247,7 @@ class Answers(Verdicts):
         partition = self._partitions[destination]
         if partition.flow is Flow.WAITING:
             partition.progress.decide()
-            self._touch(partition)
+            self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """The end offset of a partition before anything of ours is in it; the first send waits until it is durable."""
@@ -224,12 +255,12 @@ class Answers(Verdicts):
         if partition.flow is not Flow.ASKING:
             return
         partition.log.begin(end_offset)
-        early = partition.log.last_acked_offset >= 0 or self.units.is_open(destination)
+        early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)
         if not (early and any(partition.log.topic_id)):
             partition.log.name_topic(topic_id)
-        self._relent(partition)
-        self._ready.persist.marks.append(self._state_mark(partition))
-        self._ready.persist.after.append(Begun(destination))
+        self._refusals.clear_refusal(partition)
+        self._out.ready.persist.marks.append(state_mark(partition))
+        self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
         """The cluster did not answer a question; it is asked again after a pause.
@@ -245,15 +276,17 @@ class Answers(Verdicts):
             return
         lasting = False
         if code in DESTINATION_CODES:
-            lasting = self._deny(partition, code, reason, Scope.DESTINATION, now, asking=partition.doubtful)
+            lasting = self._refusals.note_refusal(
+                partition, code, reason, Scope.DESTINATION, now, asking=partition.queue.has_doubt
+            )
         else:
             partition.refusal.no_answer()
         # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
-        if lasting and not (partition.doubtful and code in {17, 29}):
-            self._reject_all(partition, code, reason)
+        if lasting and not (partition.queue.has_doubt and code in {17, 29}):
+            self._rejecter.reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
         """The answer to an Ask with `confirm`.
@@ -270,15 +303,14 @@ class Answers(Verdicts):
             head.check_absence(wanted=False)
             if shows(view, head.identity):
                 head.on(BatchEvent.MAY_BE_THERE)
-                partition.note_doubt()
                 partition.progress.end_pause()
         partition.progress.settle_again()
-        self._touch(partition)
+        self._packer.touch(partition)
 
     def _settle(self, partition: Partition, reason: str) -> None:
         partition.progress.settle(reason)
         partition.window.close()
-        self._touch(partition)
+        self._packer.touch(partition)
 
     @staticmethod
     def _refuse(batch: Batch, code: int, message: str) -> None:
@@ -288,5 +320,4 @@ class Answers(Verdicts):
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
         """Its timestamps are too far ahead, not too old, and time will cure that within the timeout."""
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
-        limit_s = self._refused_timeout_s
-        return ahead_ms > 0 and (limit_s is None or ahead_ms <= limit_s * 1000)
+        return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

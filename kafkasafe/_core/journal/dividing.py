@@ -8,16 +8,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import Ended, unit_marks
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.sealing import Sealing
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
+from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, Fate, State
 
-__all__ = ["Dividing"]
+__all__ = ["Divider"]
 
 
-class Dividing(Sealing):
-    """Part of `Journal`: what a batch is divided into."""
+class Divider:
+    """What a batch is divided into."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        sealer: Sealer,
+        identities: Identities,
+        revivals: Revivals,
+        units: u.Units,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._sealer = sealer
+        self._identities = identities
+        self._revivals = revivals
+        self._units = units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
         """A batch was divided (see `Divide`): its children take its place, all or none.
@@ -30,7 +54,7 @@ class Dividing(Sealing):
             The children as batches, in order.
         """
         partition = self._partitions[batch.destination]
-        persist = self._ready.persist
+        persist = self._out.ready.persist
         made = []
         first = len(persist.batches)
         refused = batch.state is State.REFUSED
@@ -38,14 +62,14 @@ class Dividing(Sealing):
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
             if refused:
                 # They stand where their parent stood, in front of all behind it.
-                child = self._make(destination, count, size_bytes, max_timestamp)
+                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
                 child.inherit(batch, doomed=doomed)
                 child.owe(owed=batch.durable)
                 partition.queue.insert(place + index, child)
                 if batch.durable:
-                    self._write(child)
+                    self._sealer.write(child)
             else:
-                child = self._make(destination, count, size_bytes, max_timestamp)
+                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
                 child.owe(owed=batch.durable)
                 if batch.rank:
                     child.come_from(batch.written_at)
@@ -56,15 +80,15 @@ class Dividing(Sealing):
                         child.stand_for(batch)
                         partition.queue.insert(place + index, child)
                     else:
-                        self._join(batch.unit, child)
-                    self._write(child)
+                        self._sealer.join(batch.unit, child)
+                    self._sealer.write(child)
                 else:
-                    self._enqueue(child)
+                    self._sealer.enqueue(child)
             made.append(child)
         if batch.unit is not None:
-            self.units.divided(batch.unit, batch, made)
-        self._parts_heal(batch, made)
-        self._comes_back(batch)
+            self._units.divided(batch.unit, batch, made)
+        self._revivals.divide(batch, made)
+        self._revivals.finish(batch)
         if batch.position >= 0:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
@@ -75,7 +99,7 @@ class Dividing(Sealing):
         partition.queue.remove(batch)
         persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
         if refused:
-            self._reidentify(partition)
+            self._identities.reidentify(partition)
         partition.progress.end_pause()
-        self._touch(partition)
+        self._packer.touch(partition)
         return made

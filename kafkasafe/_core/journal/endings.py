@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kafkasafe._core import units as u
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import (
     Begun,
     Consequence,
@@ -14,17 +16,39 @@ from kafkasafe._core.journal.groups import (
     UnitEnded,
     UnitStaged,
 )
+from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.messages import Resolution
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import Partition
-from kafkasafe._core.journal.states import Batch, Fate, State
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.spool_index import SpoolIndex
+from kafkasafe._core.journal.states import Batch, Fate, State, batches_of
 
-__all__ = ["Endings"]
+__all__ = ["Durability"]
 
 
-class Endings(Losses):
-    """Part of `Journal`: groups that were written, and batches that end."""
+class Durability:
+    """Groups that were written, and batches that end."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        quiescence: Quiescence,
+        revivals: Revivals,
+        units: u.Units,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._quiescence = quiescence
+        self._units = units
+        self._revivals = revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """The group is durable.
@@ -40,11 +64,13 @@ class Endings(Losses):
             self._index.place(batch)
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.on(BatchEvent.DURABLE)
-            self._touch(self._partitions[batch.destination])
+            self._packer.touch(self._partitions[batch.destination])
             if batch.has_waited_for_position():
-                self._finish(self._partitions[batch.destination], batch)
+                self.finish(self._partitions[batch.destination], batch)
         for group in persist.units:
-            self.units.written(group.unit, min((b.position for b in group.batches), default=end_position - 1))
+            self._units.written(
+                group.unit, min((b.position for b in group.batches), default=end_position - 1)
+            )
         for consequence in persist.after:
             self._follow(consequence)
 
@@ -55,9 +81,9 @@ class Endings(Losses):
             case Ended(batch, fate, kept):
                 if not kept:
                     self._index.drop(batch)
-                self._ready.resolved.append(Resolution(batch, fate))
+                self._out.ready.resolved.append(Resolution(batch, fate))
                 if fate is Fate.REJECTED:
-                    self._tell_healed(batch)
+                    self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
                 partition.progress.recover()
@@ -66,30 +92,30 @@ class Endings(Losses):
                     partition.progress.end_pause()
                 else:
                     partition.progress.decide()
-                self._touch(partition)
+                self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:
                     # Unless it was taken back meanwhile.
                     if batch.state is State.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
-                self._touch(self._partitions[destination])
+                self._packer.touch(self._partitions[destination])
             case UnitStaged(unit):
-                self.units.staged(unit)
+                self._units.staged(unit)
             case UnitEnded(unit, fate):
-                for batch in self._members(unit):
+                for batch in batches_of(unit):
                     if fate is Fate.COMMITTED:
                         self._leave(batch)
                     else:
                         self._partitions[batch.destination].queue.remove(batch)
                         self._index.drop(batch)
-                        self._ready.resolved.append(Resolution(batch, fate))
-                    self._touch(self._partitions[batch.destination])
-                self.units.over(unit)
-                self._ready.ended.append((unit, fate))
+                        self._out.ready.resolved.append(Resolution(batch, fate))
+                    self._packer.touch(self._partitions[batch.destination])
+                self._units.over(unit)
+                self._out.ready.ended.append((unit, fate))
             case SilenceBroken():
-                self._ready.sends.extend(self._quiescence.taken_back())
+                self._out.ready.sends.extend(self._quiescence.taken_back())
 
-    def _finish(self, partition: Partition, batch: Batch) -> None:
+    def finish(self, partition: Partition, batch: Batch) -> None:
         """An acknowledged batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
@@ -100,14 +126,14 @@ class Endings(Losses):
             self._leave(batch)
             return
         self._commits(partition, batch)
-        self._ready.persist.after.append(Ended(batch, Fate.COMMITTED))
+        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     def _commits(self, partition: Partition, batch: Batch) -> None:
         partition.log.commit(batch)
-        self._committing[partition.number] = None
+        self._out.committing[partition.number] = partition
 
     @staticmethod
-    def _dequeue(partition: Partition, batch: Batch) -> None:
+    def dequeue(partition: Partition, batch: Batch) -> None:
         """It is in the log, and that is durable."""
         if partition.queue[0] is not batch:
             partition.queue.remove(batch)
@@ -119,9 +145,22 @@ class Endings(Losses):
         """It is in the log, and that is durable: it is finished."""
         batch.on(BatchEvent.COMMITTED)
         partition = self._partitions[batch.destination]
-        self._dequeue(partition, batch)
+        self.dequeue(partition, batch)
         self._index.drop(batch)
-        self._remember(partition, batch)
-        self._ready.resolved.append(Resolution(batch, Fate.COMMITTED))
-        self._tell_healed(batch)
-        self._touch(partition)
+        self.remember(partition, batch)
+        self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
+        self._report_healed(batch)
+        self._packer.touch(partition)
+
+    def remember(self, partition: Partition, batch: Batch) -> None:
+        """A batch of which the log has its place, and its fate: it may be lost, and be looked for."""
+        if batch.identity is None or batch.state is not State.COMMITTED:
+            return
+        # Where no offset is known, it is only known to be there.
+        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
+        partition.log.remember(batch, self._index.released)
+
+    def _report_healed(self, batch: Batch) -> None:
+        healed = self._revivals.finish(batch)
+        if healed is not None:
+            self._out.ready.notices.append(healed)

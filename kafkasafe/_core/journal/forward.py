@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.endings import Endings
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import WINDOW, Flow
+from kafkasafe._core.journal.snapshots import Snapshots
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State
 
-__all__ = ["Forward"]
+__all__ = ["CopyForward"]
 
 _MOVED_BATCHES: Final = 1000
 """How many batches are moved with one mark."""
@@ -24,8 +29,24 @@ _MOVABLE: Final = frozenset(
 """In these a batch may be copied to another place in the spool."""
 
 
-class Forward(Endings):
-    """Part of `Journal`: which batches are moved in the spool."""
+class CopyForward:
+    """Which batches are moved in the spool."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        snapshots: Snapshots,
+        revivals: Revivals,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._snapshots = snapshots
+        self._revivals = revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
         """Unfinished batches that hold the front of the spool, to be copied: one at least, unless one cannot be now.
@@ -34,14 +55,14 @@ class Forward(Endings):
             before_position: Those in front of it.
             most_bytes: Not more than this, or one.
         """
-        if self._ready.persist or self._committing:
+        if self._out.is_writing:
             return []  # what is about to be written speaks of their positions
         found: dict[int, Batch] = {}
         size = 0
         # What is packed there is needed, a part of it now.
         for number, first_position in list(self._index.packed_from.items()):
-            while first_position < before_position and len(self._ready.unpacked) < _MOVED_BATCHES:
-                self._unpack(self._partitions[number], WINDOW)
+            while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
+                self._packer.unpack(self._partitions[number], WINDOW)
                 first_position = self._index.packed_from.get(number, before_position)
         for position, pinning in self._index.items():
             if position >= before_position or len(found) >= _MOVED_BATCHES:
@@ -63,7 +84,7 @@ class Forward(Endings):
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
         """Unfinished batches in a part of the spool that was lost, as far as they can be copied; None: ask again."""
-        if self._ready.persist or self._committing:
+        if self._out.is_writing:
             return None
         return [
             batch
@@ -79,7 +100,7 @@ class Forward(Endings):
             and batch.unit is None
             and batch.state in _MOVABLE
             and partition.flow is not Flow.REJECTING
-            and partition.number not in self._healing
+            and partition.number not in self._revivals
             and batch.position >= partition.unsure_before
         )
 
@@ -87,7 +108,7 @@ class Forward(Endings):
         """What stands in front of their copies, in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
-            mark for number in numbers for mark in self._state_marks(self._partitions[number])
+            mark for number in numbers for mark in self._snapshots.states(self._partitions[number])
         ]
         marks.append(
             m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))
@@ -99,9 +120,9 @@ class Forward(Endings):
         """The copies are durable: they are the batches from now on."""
         self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
-            self._place(batch, position)
+            self.place(batch, position)
 
-    def _place(self, batch: Batch, position: int) -> None:
+    def place(self, batch: Batch, position: int) -> None:
         """It stands somewhere else, and its rank tells that it is as old as it was."""
         self._index.drop(batch)
         batch.copied(position)

@@ -7,13 +7,19 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId, add_sequence
-from kafkasafe._core.journal.dividing import Dividing
+from kafkasafe._core.journal.broker_clock import BrokerClock
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.lifecycle import BatchEvent
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, Fate, State, id_fields
 
-__all__ = ["GATHER_LEAST", "Gathering"]
+__all__ = ["GATHER_LEAST", "Gatherer"]
 
 GATHER_LEAST: Final = 8
 """So many batches that wait behind those under way are worth a group in the spool, to become one."""
@@ -22,8 +28,29 @@ _GATHERED_SHARE: Final = 8
 """A batch that takes more than this part of the room for all of them is large enough by itself."""
 
 
-class Gathering(Dividing):
-    """Part of `Journal`: which small batches may become one, and what that is."""
+class Gatherer:
+    """Which small batches may become one, and what that is."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        sealer: Sealer,
+        revivals: Revivals,
+        clock: BrokerClock,
+        precedence: Precedence,
+        *,
+        gather_bytes: int,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._sealer = sealer
+        self._revivals = revivals
+        self._clock = clock
+        self._precedence = precedence
+        self._gather_bytes = gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
         """Batches that waited (see `Ready.gathers`) become one: it has their records, their sequences and their place.
@@ -41,28 +68,30 @@ class Gathering(Dividing):
         if first.identity is None:
             raise AssertionError("What was prepared has an id")
         partition = self._partitions[first.destination]
-        persist = self._ready.persist
+        persist = self._out.ready.persist
         count = sum(batch.count for batch in batches)
-        made = self._make(first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches))
+        made = self._sealer.make(
+            first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches)
+        )
         # As with the parts of a refused one: the first one's position tells recovery where it stands.
         made.gather(first, BatchId(*id_fields(first.identity), count))
         partition.queue.insert(partition.queue.index(first), made)
         place = len(persist.batches)
-        self._write(made)
+        self._sealer.write(made)
         persist.keep_whole()
         for batch in batches:
             persist.marks.append(m.Replaced(batch.position, place, 1))
             batch.on(BatchEvent.MERGED)
             partition.queue.remove(batch)
             persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
-        self._touch(partition)
+        self._packer.touch(partition)
         return made
 
     def keep_apart(self, destination: int) -> None:
         """Batches of this destination go as they are."""
         self._partitions[destination].keep_apart()
 
-    def _gather(self, partition: Partition, now_ms: int) -> None:
+    def gather(self, partition: Partition, now_ms: int) -> None:
         """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
         if not (self._gather_bytes and partition.gathers):
             return
@@ -70,7 +99,7 @@ class Gathering(Dividing):
         while (
             (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
         ):
-            self._unpack(partition, 1)
+            self._packer.unpack(partition, 1)
         run: list[Batch] = []
         room = self._gather_bytes
         for batch in queue:
@@ -83,7 +112,7 @@ class Gathering(Dividing):
                 break
             run.append(batch)
         if len(run) >= GATHER_LEAST:
-            self._ready.gathers[partition.number] = run
+            self._out.ready.gathers[partition.number] = run
 
     def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
         """It waits on disk under its id, was never sent, and is nothing but a batch."""
@@ -96,8 +125,8 @@ class Gathering(Dividing):
             and batch.rank == (batch.position,)
             and batch.unit is None
             and self._is_small(batch.size_bytes)
-            and partition.number not in self._healing
-            and not self._is_old(batch, now_ms)
+            and partition.number not in self._revivals
+            and not self._clock.is_old(batch, now_ms)
             and not self._precedence.is_held(partition, batch)
         )
 

@@ -1,16 +1,17 @@
-"""Lost batches of one partition on their way back into the log.
+"""Lost batches on their way back into the log.
 
 Which batches are lost is decided in `losses`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kafkasafe._core.journal.notices import Healed
 from kafkasafe._core.journal.states import Batch, State
 
-__all__ = ["Healing"]
+__all__ = ["Healing", "Revivals"]
 
 
 @dataclass(slots=True)
@@ -57,3 +58,54 @@ class Healing:
         if not self.records:
             return None
         return Healed(destination, self.records, self.first_offset, self.last_offset)
+
+
+class Revivals:
+    """Lost batches on their way back, by destination."""
+
+    __slots__ = ("_healing",)
+
+    def __init__(self) -> None:
+        self._healing: dict[int, Healing] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._healing)
+
+    def __contains__(self, destination: int) -> bool:
+        return destination in self._healing
+
+    def get(self, destination: int) -> Healing | None:
+        """What is on its way back to this destination."""
+        return self._healing.get(destination)
+
+    @property
+    def pins(self) -> Iterable[int]:
+        """Spool positions from which on all is kept."""
+        return (healing.keep_from for healing in self._healing.values())
+
+    def add(self, destination: int, batches: Sequence[Batch]) -> None:
+        """These batches are sent again, one at least."""
+        keep_from = min(batch.position for batch in batches)
+        self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
+
+    def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
+        """What was to be sent again is sent in parts."""
+        healing = self._healing.get(parent.destination)
+        if parent.revived and healing is not None:
+            healing.divide(len(parts))
+            for part in parts:
+                part.revive_part()
+
+    def finish(self, batch: Batch) -> Healed | None:
+        """A batch is finished. If it was sent again after a loss, and is the last of them: what is in the log again."""
+        healing = self._healing.get(batch.destination)
+        if not batch.revived or healing is None:
+            return None
+        if not healing.finish(batch):
+            return None
+        del self._healing[batch.destination]
+        return healing.report(batch.destination)
+
+    def forget(self, destination: int) -> None:
+        """Nothing is on its way back to this destination: another log is written to."""
+        self._healing.pop(destination, None)

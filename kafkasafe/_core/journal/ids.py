@@ -10,31 +10,54 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import BatchId
-from kafkasafe._core.journal.forward import Forward
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import Identified
+from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.lifecycle import BatchEvent
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.states import Batch, State, id_fields
 
-__all__ = ["Ids"]
+__all__ = ["Identities"]
 
 _PREPARE_AHEAD: Final = 64
 """How many waiting batches get their id with one mark."""
 
 
-class Ids(Forward):
-    """Part of `Journal`: producer ids, epochs and sequences."""
+class Identities:
+    """Producer ids, epochs and sequences."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        ids: IdSource,
+        home: Home,
+        *,
+        durable_first: bool,
+        window: int,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._ids = ids
+        self._home = home
+        self._durable_first = durable_first
+        self._window = window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
         """A producer id of this life's own."""
         self._ids.grant(producer_id, producer_epoch)
         self._home.granted(producer_id)
-        self._ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
+        self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._partitions.values():
             if partition.queue:
-                self._touch(partition)
+                self._packer.touch(partition)
 
-    def _prepare(self, partition: Partition) -> None:
+    def prepare(self, partition: Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
         if not self._ids.is_granted or partition.ids.stale:
             # Sequences ascend in queue order: what stands behind still has ids that are to be given back.
@@ -62,12 +85,12 @@ class Ids(Forward):
                 batch.on(BatchEvent.ID_IN_MEMORY)
         if not entries:
             return
-        self._ready.persist.marks.append(
+        self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
         )
-        self._ready.persist.after.append(Identified(partition.number, tuple(moved)))
+        self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
-    def _reidentify(self, partition: Partition) -> None:
+    def reidentify(self, partition: Partition) -> None:
         """Every waiting batch gives its id back: each is proven absent, or was never sent.
 
         What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
@@ -87,6 +110,6 @@ class Ids(Forward):
             elif batch.identity is not None and batch.position >= 0:
                 # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
                 kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
-        self._ready.persist.marks.append(
+        self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
         )

@@ -6,36 +6,48 @@ How marks of earlier incarnations are read back is in `recovery`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.clock import Clock
-from kafkasafe._core.journal.partition import WINDOW, Partition
-from kafkasafe._core.journal.states import Batch, id_fields
-from kafkasafe._core.journal.views import Views
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.order import Address
 
-__all__ = ["Lives"]
+__all__ = ["Incarnations"]
 
 
-class Lives(Views):
-    """Part of `Journal`: order across incarnations, what a new segment repeats, and when all requests are dead."""
+class Incarnations:
+    """What is sent before batches of this lane, and when all its requests are dead."""
 
-    @property
-    def afters(self) -> Sequence[m.After]:
-        """The debts that come before batches of this lane, as far as these are not known to be delivered."""
-        return self._precedence.afters
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        precedence: Precedence,
+        quiescence: Quiescence,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._precedence = precedence
+        self._quiescence = quiescence
+        self._request_timeout_s = request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
         """Batches that are written from this position on come after these debts.
 
         An incarnation begins with this call. It is also made when another producer of the directory was dropped.
         """
-        self._ready.persist.marks.append(self._precedence.begin_after(position, debts))
-
-    def paid(self, debt: m.Debt) -> None:
-        """All batches of this debt are delivered."""
-        self._precedence.paid(debt)
+        self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
         """Send nothing of these addresses that was written at these positions or later: see `order.holds`."""
@@ -50,77 +62,7 @@ class Lives(Views):
     def _touch_waiting(self) -> None:
         for partition in self._partitions.values():
             if partition.queue:
-                self._touch(partition)
-
-    def held_back(self) -> list[Address]:
-        """Addresses for which something waits that is held back. From any thread."""
-        return [
-            (partition.topic, partition.partition)
-            for partition in list(self._partitions.values())
-            if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
-        ]
-
-    def owes(self, before: int) -> frozenset[Address]:
-        """Addresses of which something is unfinished that was written in front of this position."""
-        return frozenset(
-            (partition.topic, partition.partition)
-            for partition in self._partitions.values()
-            if partition.queue and partition.queue[0].written_at < before
-        )
-
-    def snapshot(self) -> list[m.Mark]:
-        """What the first group of a new segment must repeat, so that segments before it can go."""
-        marks: list[m.Mark] = [*self._home.marks, *self._topics.values(), *self._precedence.afters]
-        if self._ids.is_granted:
-            marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
-        for partition in self._partitions.values():
-            marks.append(m.Destination(partition.number, partition.topic, partition.partition))
-            marks += self._newest_marks(partition)
-            marks += self._state_marks(partition)
-        return marks
-
-    def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """Marks to be durable before what is in front of this position goes: which batch was acknowledged last."""
-        marks: list[m.Mark] = []
-        for partition in self._partitions.values():
-            newest = self._newest(partition)
-            if newest is None or newest.position == partition.log.told_position:
-                continue
-            if 0 <= newest.position < before_position:
-                marks += [*self._newest_marks(partition), *self._state_marks(partition)]
-        return marks
-
-    @staticmethod
-    def _newest(partition: Partition) -> Batch | None:
-        """The batch that ends where STATE says that everything before it is finished."""
-        return next(
-            (
-                batch
-                for batch in islice(reversed(partition.log.acked), WINDOW)
-                if batch.identity is not None
-                and batch.place == batch.base_offset >= 0
-                and batch.place + batch.count - 1 == partition.log.clear_offset
-            ),
-            None,
-        )
-
-    def _newest_marks(self, partition: Partition) -> list[m.Mark]:
-        """In front of STATE: the id of the batch that was acknowledged last, which outlives the batch.
-
-        The epoch of the acknowledgement may be an older one than that of its leader. Where the log of that epoch ends
-        before it, only the batch itself proves that it is still there.
-        """
-        newest = self._newest(partition)
-        if newest is None or newest.identity is None:
-            return []
-        # What was never in the spool has a position where no batch can be.
-        at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
-        partition.log.tell(at)
-        identity = m.Identity(at, *id_fields(newest.identity))
-        return [
-            m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
-            m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),
-        ]
+                self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
         """The machine slept; `now` has that in it.
@@ -132,13 +74,13 @@ class Lives(Views):
         for partition in self._partitions.values():
             partition.doubt.sleep(seconds, before)
 
-    def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
+    def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
         """For the last group of an owner that sends nothing any more: when all its requests are dead.
 
         None where nothing is unfinished or suspected to be lost, so that the next incarnation will ask nothing, and
         where the log says it already.
         """
-        if self._quiescence.is_announced or not (self.unfinished or self._index.suspected):
+        if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None
         # A request without an answer yet was sent until just now.
         dead_at = [

@@ -1,6 +1,6 @@
 """That acknowledged batches may be gone: what says so, what is asked about it, and what is missing anyway.
 
-What raises a suspicion is decided in `doubts`, what a survey of the log finds in `losses`.
+What raises a suspicion is decided in `suspicions`, what a survey of the log finds in `losses`.
 """
 
 from __future__ import annotations

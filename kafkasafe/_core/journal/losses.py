@@ -1,6 +1,6 @@
 """Acknowledged batches: remembered, looked for in the log where one may be gone, and sent again where it is.
 
-Why one may be gone is decided in `doubts`.
+Why one may be gone is decided in `suspicions`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,73 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.codes import MISSING_CODES
-from kafkasafe._core.journal.healing import Healing
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.messages import SurveyAsk
-from kafkasafe._core.journal.notices import AckedLoss, Healed
+from kafkasafe._core.journal.missing import Missing
+from kafkasafe._core.journal.notices import AckedLoss
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import ANYWHERE, Flow, Partition
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.snapshots import Snapshots
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State
-from kafkasafe._core.journal.topics import Topics
+from kafkasafe._core.journal.suspicions import Suspicions
 from kafkasafe._core.loss import AckedBatch, Cause, Loss
 
 __all__ = ["Losses"]
 
 
-class Losses(Topics):
-    """Part of `Journal`: surveys of a log, what is lost, and its way back."""
+class Losses:
+    """Surveys of a log, what is lost, and its way back."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        suspicions: Suspicions,
+        snapshots: Snapshots,
+        revivals: Revivals,
+        quiescence: Quiescence,
+        units: u.Units,
+        home: Home,
+        missing: Missing,
+        *,
+        heal: bool,
+        heal_recreated: bool,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._suspicions = suspicions
+        self._snapshots = snapshots
+        self._revivals = revivals
+        self._quiescence = quiescence
+        self._units = units
+        self._home = home
+        self._missing = missing
+        self._heal = heal
+        self._heal_recreated = heal_recreated
+        # Partitions that are surveyed as soon as nothing of a unit is on its way into them.
+        self._vacating: dict[int, None] = {}
+
+    @property
+    def waits_for_units(self) -> bool:
+        """Whether a survey begins as soon as nothing of a unit is on its way into its partition."""
+        return bool(self._vacating)
+
+    def look_again(self) -> None:
+        """Surveys that wait for units are looked at in this turn."""
+        for number in self._vacating:
+            self._packer.touch(self._partitions[number])
+        self._vacating.clear()
 
     def released(self, before_position: int) -> None:
         """The spool deleted everything before this position: it cannot be sent again."""
@@ -29,19 +82,12 @@ class Losses(Topics):
         for partition in self._partitions.values():
             partition.log.trim(self._index.released)
 
-    def _remember(self, partition: Partition, batch: Batch) -> None:
-        if batch.identity is None or batch.state is not State.COMMITTED:
-            return
-        # Where no offset is known, it is only known to be there.
-        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
-        partition.log.remember(batch, self._index.released)
-
-    def _look(self, partition: Partition, now: float) -> None:
+    def start_survey(self, partition: Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
             return  # when its mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
-        if not self.units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
+        if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
             self._vacating[partition.number] = None
             return
         partition.progress.survey()
@@ -55,7 +101,7 @@ class Losses(Topics):
             if batch.identity is not None
         )
         ours = self._home.producer_ids.union(batch.identity.producer_id for batch in acked)
-        self._ready.surveys.append(
+        self._out.ready.surveys.append(
             SurveyAsk(
                 partition.number,
                 acked,
@@ -77,11 +123,11 @@ class Losses(Topics):
         """
         partition = self._partitions[destination]
         if code in MISSING_CODES:
-            self.missing.say(destination)
+            self._missing.say(destination)
         if partition.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
     def surveyed(
         self,
@@ -119,18 +165,18 @@ class Losses(Topics):
         late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
         if heal and partition.doubt.asked_at < late:
             # A request with it, older than the one that was acknowledged, may still be appended in its place.
-            self._pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
+            self._out.pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
             return
         partition.loss.close()
-        self.missing.take_back(destination)
+        self._missing.take_back(destination)
         partition.progress.clear_reason()
-        self._doubt_or_not(partition)
+        self._suspicions.keep_suspected(partition)
         if leader_epoch >= 0:
             partition.log.lead(leader_epoch)
         if any(topic_id):
             partition.log.name_topic(topic_id)
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)
         # What ends there may be what has taken the place of one that is not remembered.
         forgotten_offset = partition.log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= partition.log.known_from <= epoch_end_offset:
@@ -181,12 +227,12 @@ class Losses(Topics):
         hole = partition.loss.take_hole()
         if records <= 0:
             if hole is not None:
-                self._ready.notices.append(hole)
+                self._out.ready.notices.append(hole)
             partition.log.confirm_until(end_offset)
             # Also where nothing moved: or the next life, whose batches may be gone from the spool, finds the same cause
             # to suspect a loss in its marks, and nothing that speaks against it.
-            self._ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
-            self._ready.persist.marks.extend(self._state_marks(partition))
+            self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
+            self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
         if recreated and cause is not Cause.TOPIC_ID:
             evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
@@ -196,12 +242,14 @@ class Losses(Topics):
         forgotten = {batch.handle for batch in lost if batch.position not in spooled}
         partition.log.leave_out(forgotten)
         gone = records - revived, [_span(batch) for batch in lost if batch.position not in again] + more
-        self._ready.notices.append(
+        self._out.ready.notices.append(
             AckedLoss(destination, first, last, records, cause, evidence, revived, _gone(*gone), recreated)
         )
-        self._ready.persist.marks.append(m.Revived(destination, end_offset, again, given_up, tuple(moved)))
-        self._revive(partition, again, given_up, end_offset)
-        self._ready.persist.marks.extend(self._state_marks(partition))
+        self._out.ready.persist.marks.append(
+            m.Revived(destination, end_offset, again, given_up, tuple(moved))
+        )
+        self.revive(partition, again, given_up, end_offset)
+        self._out.ready.persist.marks.extend(self._snapshots.states(partition))
         if again:
             partition.ids.expire()
 
@@ -210,7 +258,7 @@ class Losses(Topics):
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 
-    def _revive(
+    def revive(
         self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
         """Batches that were finished are unfinished again, in front of all that never were."""
@@ -220,32 +268,8 @@ class Losses(Topics):
             partition.queue.appendleft(batch)
             self._index.place(batch)
         if back:
-            keep_from = min(batch.position for batch in back)
-            self._healing.setdefault(partition.number, Healing(keep_from)).add(len(back), keep_from)
+            self._revivals.add(partition.number, back)
         partition.log.end_at(end_offset)
-
-    def _parts_heal(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """What was to be sent again is sent in parts."""
-        healing = self._healing.get(parent.destination)
-        if parent.revived and healing is not None:
-            healing.divide(len(parts))
-            for part in parts:
-                part.revive_part()
-
-    def _tell_healed(self, batch: Batch) -> None:
-        healed = self._comes_back(batch)
-        if healed is not None:
-            self._ready.notices.append(healed)
-
-    def _comes_back(self, batch: Batch) -> Healed | None:
-        """A batch is finished. If it was sent again after a loss, and is the last of them: what is in the log again."""
-        healing = self._healing.get(batch.destination)
-        if not batch.revived or healing is None:
-            return None
-        if not healing.finish(batch):
-            return None
-        del self._healing[batch.destination]
-        return healing.report(batch.destination)
 
 
 def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

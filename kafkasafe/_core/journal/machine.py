@@ -1,4 +1,4 @@
-"""The machine: what is to be done now, of all that the rooms before it know."""
+"""The machine: what a partition does next. Rules are in one order, here."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from kafkasafe._core import marks as m
 from kafkasafe._core.journal import packing, quiet
+from kafkasafe._core.journal.broker_clock import BrokerClock
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.gathering import Gatherer
+from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.messages import Ask, Divide, Ready
+from kafkasafe._core.journal.losses import Losses
+from kafkasafe._core.journal.messages import Ask, Divide
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
-from kafkasafe._core.journal.recovery import Recovery
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.rejecting import Rejecter
+from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, State, id_fields
+from kafkasafe._core.journal.topics import Topics
 
-__all__ = ["Journal"]
+__all__ = ["Machine"]
 
 _DIVIDE_BYTES: Final = 1024 * 1024
 """How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
@@ -28,86 +38,87 @@ class _Rule(NamedTuple):
     ends: bool = True
 
 
-class Journal(Recovery):
-    """Decides; see the package. Its settings are those of `Ground`."""
+class Machine:
+    """What each partition does next."""
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether `ready` would give nothing, until something happens."""
-        if self._touched or self._vacating or self._committing or not self._ids.is_granted:
-            return False
-        if self._quiescence.is_announced:
-            return False
-        return self.units.at_rest and not self._ready
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        identities: Identities,
+        sealer: Sealer,
+        gatherer: Gatherer,
+        rejecter: Rejecter,
+        refusals: Refusals,
+        topics: Topics,
+        losses: Losses,
+        clock: BrokerClock,
+        precedence: Precedence,
+        *,
+        window: int,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._identities = identities
+        self._sealer = sealer
+        self._gatherer = gatherer
+        self._rejecter = rejecter
+        self._refusals = refusals
+        self._topics = topics
+        self._losses = losses
+        self._clock = clock
+        self._precedence = precedence
+        self._window = window
 
-    def ready(self, now: float, now_ms: int) -> Ready:
-        """Everything that must be done now; each thing is given once.
-
-        Args:
-            now: Seconds.
-            now_ms: Wall clock, ms since the epoch.
-        """
-        for number in self._vacating:
-            self._touch(self._partitions[number])
-        self._vacating.clear()
-        if self._touched:
-            self.units.look()
-        while self._touched:
-            number = next(iter(self._touched))
-            del self._touched[number]
+    def turn(self, now: float, now_ms: int) -> None:
+        """Each partition that changed goes on as far as it can."""
+        touched = self._out.touched
+        while touched:
+            number = next(iter(touched))
+            del touched[number]
             self._advance(self._partitions[number], now, now_ms)
-        self._advance_units()
-        ready = self._take_ready()
-        if ready.persist.atomic:
-            ready.persist.leave_to(self._ready.persist)
-        for number in self._committing:
-            partition = self._partitions[number]
-            ready.persist.marks.append(
-                m.Committed(number, partition.log.leader_epoch, partition.log.take_commits())
-            )
-        self._committing.clear()
-        if self._quiescence.is_announced:
-            self._quiescence.gate(ready)
-        return ready
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._unpack(partition, packing.UNPACKED - WINDOW)
+            self._packer.unpack(partition, packing.UNPACKED - WINDOW)
         if not partition.queue:
-            self._relent(partition, accepted=False)
+            self._refusals.clear_refusal(partition, accepted=False)
             partition.window.use_answer()
         if partition.flow is Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
-            topic = self._topics.get(partition.topic)
+            topic = self._destinations.topics.get(partition.topic)
             if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.UNDECIDABLE:
                 size = 0
                 for batch in partition.queue:
-                    if batch.state not in {State.SEALED, State.JOINED} or not self._rests(batch):
+                    if batch.state not in {State.SEALED, State.JOINED} or not self._sealer.rests(batch):
                         break  # nothing overtakes it
-                    self._ready.divides.append(Divide(batch, refused=False))
+                    self._out.ready.divides.append(Divide(batch, refused=False))
                     size += batch.size_bytes
                     if size >= _DIVIDE_BYTES:
                         break
             return
         check = partition.loss.next_check()
         if check is not None:
-            self._ready.checks.append(check)
-        self._prepare(partition)
+            self._out.ready.checks.append(check)
+        self._identities.prepare(partition)
         if partition.flow is Flow.SETTLING and not partition.queue.in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
         if partition.flow is Flow.NEW:
             partition.progress.ask()
-            self._note_topic(partition)
-            self._ready.asks.append(
+            self._topics.note_topic(partition)
+            self._out.ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif partition.flow is Flow.FLOWING:
             head = partition.queue[0]
             if head.doomed:
-                self._reject_head(partition, head)
+                self._rejecter.reject_head(partition, head)
             else:
                 self._flow(partition, now, now_ms)
 
@@ -136,10 +147,10 @@ class Journal(Recovery):
                     return
 
     def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._look(partition, now)
+        self._losses.start_survey(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
+        self._out.pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -147,7 +158,6 @@ class Journal(Recovery):
         for batch in partition.queue:
             if batch.state is State.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
-        partition.note_doubt()
         partition.progress.end_pause()
 
     @staticmethod
@@ -160,7 +170,7 @@ class Journal(Recovery):
         if head is None or head.identity is None:
             return
         partition.progress.ask()
-        self._ready.asks.append(
+        self._out.ready.asks.append(
             Ask(
                 partition.number,
                 (head.identity,),
@@ -175,7 +185,7 @@ class Journal(Recovery):
     def _give_up_head(self, partition: Partition, _now: float, _now_ms: int) -> None:
         head = partition.queue.head
         if head is not None:
-            self._handle_refusal(partition, head)
+            self._rejecter.handle_refusal(partition, head)
 
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -185,11 +195,11 @@ class Journal(Recovery):
                 batch.on(BatchEvent.PASSED_BY)
 
     def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._reidentify(partition)
-        self._prepare(partition)
+        self._identities.reidentify(partition)
+        self._identities.prepare(partition)
 
     def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._pause(partition, partition.progress.reason)
+        self._out.pause(partition, partition.progress.reason)
 
     def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
         partition.progress.leave_settling()
@@ -215,17 +225,12 @@ class Journal(Recovery):
                 # What was late may have come, as what is behind it may have.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
-        if not doubt:
-            partition.end_doubt()
-            partition.progress.end_pause()
-            self._touch(partition)
-            return
         partition.progress.ask()
         first = doubt[0].identity
         last = partition.log.last_acked_id
-        start = partition.doubt.begin_at(self.reach(partition.number))
+        start = partition.doubt.begin_at(partition.log.reach)
         partition.doubt.ask(now, start)
-        self._ready.asks.append(
+        self._out.ready.asks.append(
             Ask(
                 partition.number,
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
@@ -234,7 +239,7 @@ class Journal(Recovery):
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
                 # A log that was cut may have taken a late request out of order: its leader would speak for the others.
-                read_log=partition.doubt.is_cut or any(self._is_old(batch, now_ms) for batch in doubt),
+                read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=partition.doubt.is_cut,
             )
@@ -245,7 +250,7 @@ class Journal(Recovery):
         old_in_flight = False
         for batch in islice(partition.queue, self._window):
             if batch.state in {State.SENT, State.ACKED}:
-                old_in_flight |= batch.state is State.SENT and self._is_old(batch, now_ms)
+                old_in_flight |= batch.state is State.SENT and self._clock.is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
@@ -255,26 +260,25 @@ class Journal(Recovery):
                 old_in_flight or not partition.window.is_open(batch.identity, now)
             ):
                 break
-            old = self._is_old(batch, now_ms)
+            old = self._clock.is_old(batch, now_ms)
             if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
                 # Once it is appended the leader may forget us, and would then append what is still on its way: what was
                 # lost, and what may get lost together with this one.
                 if not partition.queue.in_flight:
                     self._hold(partition, batch, now)
                 break
-            self._send(partition, batch)
+            self._out.send(partition, batch)
             old_in_flight |= old
         if partition.window.answered and partition.queue.in_flight:
             partition.window.use_answer()
-            self._gather(partition, now_ms)
+            self._gatherer.gather(partition, now_ms)
 
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
         """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
         if now < partition.doubt.dead_at:
             reason = "a request whose answer was lost may still arrive"
-            self._pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
+            self._out.pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
             return
         batch.on(BatchEvent.MAY_BE_THERE)
-        partition.note_doubt()
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)

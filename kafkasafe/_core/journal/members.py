@@ -10,39 +10,58 @@ from collections.abc import Iterable
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
-from kafkasafe._core.journal.answers import Answers
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import UnitEnded, UnitStaged
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Divide
+from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.partition import Partition
-from kafkasafe._core.journal.states import Batch, Fate
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.snapshots import state_mark
+from kafkasafe._core.journal.states import Batch, Fate, batches_of
+from kafkasafe._core.journal.suspicions import Suspicions
 
-__all__ = ["Members"]
+__all__ = ["UnitBatches"]
 
 
-class Members(Answers):
-    """Part of `Journal`: the batches of atomic batches."""
+class UnitBatches:
+    """The batches of atomic batches."""
 
-    def _advance_units(self) -> None:
-        units, persist = self.units, self._ready.persist
-        self._ready.units.extend(units.advance())
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        units: u.Units,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._units = units
+
+    def advance(self) -> None:
+        units, persist = self._units, self._out.ready.persist
+        self._out.ready.units.extend(units.advance())
         for unit, refused in units.too_large:
             self._divide_members(unit, refused)
         units.clear_too_large()
-        for action in self._ready.units:
+        for action in self._out.ready.units:
             if isinstance(action, u.Refuse):
-                for batch in self._members(action.unit):
+                for batch in batches_of(action.unit):
                     batch.blame(action.unit.code, action.unit.reason)
         persist.marks.extend(self._topics_of(units.ending))
         persist.marks.extend(units.take_marks())
         persist.after.extend(map(UnitStaged, units.staging))
         for unit in units.ending:
             committed = unit.phase is u.Phase.COMMITTED
-            for batch in self._members(unit):
+            for batch in batches_of(unit):
                 if committed:
                     batch.on(BatchEvent.UNIT_COMMITTED)
-                    self._unit_place(self._partitions[batch.destination], unit, batch)
-                    self._relent(self._partitions[batch.destination])
+                    self.place(self._partitions[batch.destination], unit, batch)
+                    self._refusals.clear_refusal(self._partitions[batch.destination])
                 else:
                     batch.on(BatchEvent.UNIT_ENDED)
             if committed:
@@ -61,7 +80,7 @@ class Members(Answers):
             for destination in unit.destinations
         }
         return [
-            self._state_mark(partition)
+            state_mark(partition)
             for partition in partitions.values()
             if partition.log.baseline_offset < 0
             and partition.log.clear_offset < 0
@@ -71,7 +90,7 @@ class Members(Answers):
     def _places(self, unit: u.Unit) -> list[m.Mark]:
         """Behind its ENDED mark: where its batches are, for lives that find neither them nor the STAGED mark."""
         entries: dict[int, list[tuple[int, int]]] = {}
-        for batch in self._members(unit):
+        for batch in batches_of(unit):
             if batch.base_offset >= 0:
                 entries.setdefault(batch.destination, []).append((batch.position, batch.base_offset))
         return [
@@ -81,7 +100,7 @@ class Members(Answers):
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
         """The cluster finds a batch of a unit too large: so are those of its topic that are about as large."""
-        members = {batch.handle: batch for batch in self._members(unit)}
+        members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._partitions[refused.destination].topic
         too_large = members[refused.handle].size_bytes
         for batch in members.values():
@@ -91,9 +110,9 @@ class Members(Answers):
                 and batch.size_bytes * 4 > too_large * 3
             ):
                 batch.blame(10, unit.reason)
-                self._ready.divides.append(Divide(batch, refused=True))
+                self._out.ready.divides.append(Divide(batch, refused=True))
 
-    def _unit_place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
+    def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
         """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
@@ -102,13 +121,13 @@ class Members(Answers):
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        self._look_back(partition, base_offset)
+        self._suspicions.check_offset_order(partition, base_offset)
         # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
-        self._leads(partition, unit.epochs.get(batch.handle, -1))
+        self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
-        topic = self._topics.get(partition.topic)
+        topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
             # It was prepared before that was known, perhaps in the old one.
-            self.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
-        self._stop_if_suspected(partition)
+            self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
+        self._suspicions.stop_if_suspected(partition)

@@ -16,9 +16,9 @@ __all__ = [
     "Healed",
     "Hole",
     "Notice",
-    "Parked",
     "Refusal",
     "Relented",
+    "Undecidable",
 ]
 
 
@@ -86,8 +86,8 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """A batch of which nobody knows whether it is in the log."""
+class Undecidable:
+    """A batch whose presence in the log cannot be determined: the user decides."""
 
     batch: Batch
     evidence: str
@@ -182,4 +182,4 @@ class Relented:
     accepted: bool
 
 
-Notice = AckedLoss | Healed | Hole | Parked | Refusal | Denied | Relented
+Notice = AckedLoss | Healed | Hole | Undecidable | Refusal | Denied | Relented

@@ -1,53 +1,57 @@
 """Long backlogs: what is far from its turn is packed, and comes back when its turn is near.
 
-Who changes a partition calls `_touch`: it is looked at in the next `ready`, and its first batches are there.
+Call `touch` after a change of a partition: it is looked at in the next `ready`, and its first batches are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kafkasafe._core.backlog import Row
 from kafkasafe._core.identity import BatchId
-from kafkasafe._core.journal.ground import Ground
-from kafkasafe._core.journal.messages import Packed, Unpacked
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.messages import Unpacked
+from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State, id_fields
 
-__all__ = ["UNPACKED", "Packing"]
+__all__ = ["UNPACKED", "Packer"]
 
 UNPACKED: Final = 10
 """So many of the first batches of a partition are never packed; more than `WINDOW`."""
 
 
-class Packing(Ground):
-    """Part of `Journal`: what of a queue is packed, and when it is needed again."""
+class Packer:
+    """What of a queue is packed, and when it is needed again."""
 
-    def _touch(self, partition: Partition) -> None:
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        replay: Replay,
+        handles: Iterator[int],
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._replay = replay
+        self._handles = handles
+
+    def touch(self, partition: Partition) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
-            self._unpack(partition, UNPACKED - WINDOW)
-        self._touched[partition.number] = None
-
-    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch with its address, but for those that are packed.
-
-        Args:
-            far: Only those that are far from their turn, which may be packed; or only the others.
-        """
-        first = UNPACKED if far else 0
-        last = UNPACKED if far is False else None
-        for partition in self._partitions.values():
-            for batch in islice(partition.queue.all(), first, last):
-                yield partition.topic, partition.partition, batch
+            self.unpack(partition, UNPACKED - WINDOW)
+        self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
         """Batches that may be packed next, in order; the first ones may be given to `pack`."""
         partition = self._partitions[destination]
         if partition.partition == UNCHOSEN or partition.flow is Flow.REJECTING:
             return
-        if any(each.batch.destination == destination for each in self._ready.unpacked):
+        if any(each.batch.destination == destination for each in self._out.ready.unpacked):
             return  # the shell does not know yet that they came back: that has to be before others go
         blind = self._replay.is_blind
         queue = partition.queue
@@ -98,21 +102,11 @@ class Packing(Ground):
         queue.pack(rows, min(len(queue), UNPACKED))
         self._note_packed(partition)
 
-    def packed(self) -> Iterator[Packed]:
-        """What is packed, of each partition of which something is."""
-        for partition in self._partitions.values():
-            first = partition.queue.first_packed
-            if first is not None:
-                queue = partition.queue
-                yield Packed(
-                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
-                )
-
     def _note_packed(self, partition: Partition) -> None:
         row = partition.queue.first_packed
         self._index.note_packed(partition.number, None if row is None else row.position)
 
-    def _unpack(self, partition: Partition, count: int) -> None:
+    def unpack(self, partition: Partition, count: int) -> None:
         queue = partition.queue
         for _ in range(min(count, queue.packed)):
             row = queue.unpack()
@@ -131,7 +125,7 @@ class Packing(Ground):
             self._index.place(batch)
             queue.put_back(batch)
             first = queue.first_packed
-            self._ready.unpacked.append(
+            self._out.ready.unpacked.append(
                 Unpacked(batch, row.number, row.sealed_at, -1 if first is None else first.number)
             )
         self._note_packed(partition)

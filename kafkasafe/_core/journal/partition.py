@@ -16,7 +16,6 @@ from kafkasafe._core.journal.queue import PartitionQueue
 from kafkasafe._core.journal.refusal import RefusalTimer
 from kafkasafe._core.journal.rejection import Rejection
 from kafkasafe._core.journal.sequences import IdSequence
-from kafkasafe._core.journal.states import State
 from kafkasafe._core.journal.window import SendWindow
 
 __all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Flow", "Partition", "Suspicion"]
@@ -37,8 +36,6 @@ class Partition:
     partition: int
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
-    doubtful: bool = False
-    """Something in the settling window may have been appended without our knowing."""
     doubt: Doubt = field(default_factory=Doubt)
     ids: IdSequence = field(default_factory=IdSequence)
     log: AckedLog = field(default_factory=AckedLog)
@@ -67,18 +64,6 @@ class Partition:
     def end_unsure(self) -> None:
         """The user decided to send a batch again: what was sent of the others does not matter any more."""
         self.unsure_before = -1
-
-    def note_doubt(self) -> None:
-        """A batch is in doubt."""
-        self.doubtful = True
-
-    def look_for_doubt(self) -> None:
-        """Some that were in doubt are so no longer."""
-        self.doubtful = any(batch.state is State.IN_DOUBT for batch in self.queue)
-
-    def end_doubt(self) -> None:
-        """None that could be asked about is in doubt."""
-        self.doubtful = False
 
     def forget_acknowledged(self) -> None:
         """Nothing is known to be in the log: it is the log of another cluster, or of another topic, from here on.

@@ -49,6 +49,11 @@ class PartitionQueue(Backlog[Batch]):
         return self.packed_identified if last is None else last.identity is not None
 
     @property
+    def has_doubt(self) -> bool:
+        """Whether a batch may have been appended without our knowing."""
+        return any(batch.state is State.IN_DOUBT for batch in self)
+
+    @property
     def doubt(self) -> list[Batch]:
         """The first batches in doubt that have the same producer id and epoch."""
         doubt: list[Batch] = []

@@ -12,16 +12,77 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.clock import Clock, alive_s
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.endings import Durability
+from kafkasafe._core.journal.forward import CopyForward
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.members import Members
+from kafkasafe._core.journal.losses import Losses
+from kafkasafe._core.journal.members import UnitBatches
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import ANYWHERE, WINDOW, Partition
-from kafkasafe._core.journal.states import DAMAGED, Batch, State
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.quiescence import Quiescence
+from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.spool_index import SpoolIndex
+from kafkasafe._core.journal.states import DAMAGED, Batch, State, batches_of
+from kafkasafe._core.journal.suspicions import Suspicions
+from kafkasafe._core.journal.topics import Topics
+from kafkasafe._core.journal.verdicts import Verdicts
 
 __all__ = ["Recovery"]
 
 
-class Recovery(Members):
-    """Part of `Journal`: the log is read back, `recovered` last."""
+class Recovery:
+    """The log is read back, `recovered` last."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        replay: Replay,
+        handles: Iterator[int],
+        suspicions: Suspicions,
+        topics: Topics,
+        losses: Losses,
+        durability: Durability,
+        forward: CopyForward,
+        verdicts: Verdicts,
+        unit_batches: UnitBatches,
+        revivals: Revivals,
+        precedence: Precedence,
+        quiescence: Quiescence,
+        units: u.Units,
+        home: Home,
+        *,
+        window: int,
+        request_timeout_s: float,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._replay = replay
+        self._handles = handles
+        self._suspicions = suspicions
+        self._topics = topics
+        self._losses = losses
+        self._durability = durability
+        self._forward = forward
+        self._verdicts = verdicts
+        self._unit_batches = unit_batches
+        self._revivals = revivals
+        self._precedence = precedence
+        self._quiescence = quiescence
+        self._units = units
+        self._home = home
+        self._window = window
+        self._request_timeout_s = request_timeout_s
 
     def recover_batch(
         self,
@@ -46,7 +107,7 @@ class Recovery(Members):
             self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
-            self._place(known, position)
+            self._forward.place(known, position)
             known.read_place(moved.rank, moved.origin)
             known.read_id(identity)
             self._replay.go_on()
@@ -77,7 +138,7 @@ class Recovery(Members):
             # Divided because it was too large: its records keep their place.
             queue.insert(queue.index(parent), batch)
             batch.stand_for(parent)
-            self._parts_heal(parent, (batch,))
+            self._revivals.divide(parent, (batch,))
         else:
             queue.append(batch)
         if parent is not None and parent.unit is not None:
@@ -104,14 +165,14 @@ class Recovery(Members):
         for index, mark in enumerate(recovered):
             match mark:
                 case m.Topic():
-                    self._topics[mark.topic] = mark
+                    self._destinations.learn(mark)
                 case m.Destination(number, topic, partition):
                     if number not in self._partitions:
-                        self._declare(number, topic, partition)
+                        self._destinations.declare(number, topic, partition)
                 case m.State() if mark.knows_nothing:
-                    self._forget_acknowledged(self._declared(mark.destination))
+                    self._topics.forget_acknowledged(self._destinations.declared(mark.destination))
                 case m.State():
-                    known = self._declared(mark.destination)
+                    known = self._destinations.declared(mark.destination)
                     known.log.read_state(mark)
                     self._recall(known, recovered[max(0, index - 2) : index])
                 case m.Granted(producer_id):
@@ -120,22 +181,22 @@ class Recovery(Members):
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
-                    known = self._declared(mark.destination)
-                    self._leads(known, mark.leader_epoch)
+                    known = self._destinations.declared(mark.destination)
+                    self._suspicions.note_leader_epoch(known, mark.leader_epoch)
                     for at, base_offset in mark.entries:
                         self._reach(known, at if known.queue.has_packed(at) else -1)
                         done = self._index.at(at)
                         if done is not None and done.state is not State.REPLACED:
                             self._index.drop(done)
                             done.locate(base_offset)
-                            self._dequeue(known, done)
+                            self._durability.dequeue(known, done)
                             if not _is_found_late(known, done):
-                                self._look_back(known, base_offset)
+                                self._suspicions.check_offset_order(known, base_offset)
                                 known.log.acknowledge(base_offset, done.count)
                             known.log.pass_id(done.identity)
                             done.read_fate(State.COMMITTED)
-                            self._remember(known, done)
-                            self._comes_back(done)
+                            self._durability.remember(known, done)
+                            self._revivals.finish(done)
                         elif done is None and _repeats_newest(recovered, index):
                             pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
                         elif done is None and base_offset >= 0 and at not in ended:
@@ -162,9 +223,9 @@ class Recovery(Members):
                         self._reach(self._partitions[done.destination])
                         self._partitions[done.destination].loss.explain()
                         done.read_fate(State.REJECTED)
-                        self._comes_back(done)
+                        self._revivals.finish(done)
                 case m.Revived(destination, end_offset, positions, given_up, moved):
-                    known = self._declared(destination)
+                    known = self._destinations.declared(destination)
                     self._reach(known, ANYWHERE)
                     places = dict(moved)
                     for done in known.log.acked:
@@ -172,8 +233,8 @@ class Recovery(Members):
                             done.relocate(places[done.position])
                     self._drop_lost(known, recovered[index + 1 : index + 2])
                     known.loss.close()
-                    self._doubt_or_not(known)
-                    self._revive(known, positions, given_up, end_offset)
+                    self._suspicions.keep_suspected(known)
+                    self._losses.revive(known, positions, given_up, end_offset)
                     if positions or given_up:
                         known.loss.explain()
                 case m.Resent():
@@ -186,7 +247,7 @@ class Recovery(Members):
                     self._precedence.read(mark)
                 case m.Unit(_, first, batches):
                     if not self._replay.divides_unit(first):
-                        read = self.units.get(mark.unit_id) or self.units.recover(
+                        read = self._units.get(mark.unit_id) or self._units.recover(
                             mark,
                             position,
                             # Divided, and the segment with the first UNIT mark is gone: where that was says its turn.
@@ -194,11 +255,11 @@ class Recovery(Members):
                         )
                         self._replay.read_unit(read, range(first, first + batches))
                 case m.Read():
-                    self.units.recover_readings(mark)
+                    self._units.recover_readings(mark)
                 case m.Begun():
-                    self.units.recover_begun(mark)
+                    self._units.recover_begun(mark)
                 case m.Staged():
-                    self.units.recover_staged(mark)
+                    self._units.recover_staged(mark)
                 case m.Ended():
                     ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
                 case m.Moved(moves):
@@ -209,7 +270,7 @@ class Recovery(Members):
                     self._reach_any(at)
                     skipped = self._index.at(at)
                     if skipped is not None:
-                        self._declared(skipped.destination).loss.explain()
+                        self._destinations.declared(skipped.destination).loss.explain()
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
@@ -236,7 +297,7 @@ class Recovery(Members):
     def recover_torn(self, destination: int) -> None:
         """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
         self._replay.go_on()
-        self._declared(destination).loss.explain()
+        self._destinations.declared(destination).loss.explain()
 
     def recovered_log(self) -> None:
         """The log ends here: nothing follows that would say so of its last group."""
@@ -255,7 +316,7 @@ class Recovery(Members):
         for partition in self._partitions.values():
             rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
             if rows:
-                self.pack(partition.number, rows)
+                self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Partition) -> Iterator[Batch]:
         """What is `packable`, as long as the ids of what is packed come first.
@@ -264,7 +325,7 @@ class Recovery(Members):
         """
         queue = partition.queue
         without = queue.packed > 0 and not queue.packed_identified
-        for batch in self.packable(partition.number):
+        for batch in self._packer.packable(partition.number):
             if without and batch.identity is not None:
                 return
             without = batch.identity is None
@@ -279,9 +340,9 @@ class Recovery(Members):
         while (row := queue.first_packed) is not None:
             if row.position > position and queue.unpacked > WINDOW:
                 break
-            self._unpack(partition, 1)
+            self._packer.unpack(partition, 1)
         # The shell does not know any of them yet.
-        self._ready.unpacked.clear()
+        self._out.ready.unpacked.clear()
 
     def _reach_any(self, position: int) -> None:
         """The same for one batch, of a partition that the mark does not name."""
@@ -298,9 +359,9 @@ class Recovery(Members):
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
         while queue.packed_with_id and sent < self._near:
-            self._unpack(partition, 1)
+            self._packer.unpack(partition, 1)
             sent += queue[-1].identity is not None
-        self._ready.unpacked.clear()
+        self._out.ready.unpacked.clear()
 
     @property
     def _near(self) -> int:
@@ -318,11 +379,11 @@ class Recovery(Members):
         quiet = None if self._replay.is_blind else self._replay.quiet
         pause_s = alive_s(quiet, clock, self._request_timeout_s)
         self._quiescence.begin(now + pause_s, announced=quiet is not None)
-        for unit in self.units.unfinished:
+        for unit in self._units.unfinished:
             if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
                 reason = "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
-        self.units.recovered()
+        self._units.recovered()
         self._index.pin_everything()
         for partition in self._partitions.values():
             partition.loss.keep_newest_check()
@@ -330,8 +391,8 @@ class Recovery(Members):
                 partition.progress.go_on()
             elif not self._replay.is_blind:
                 # Nothing was ever sent: that waits for a durable baseline.
-                self._note_topic(partition)
-                self._touch(partition)
+                self._topics.note_topic(partition)
+                self._packer.touch(partition)
                 continue
             # Only the first ones of a queue are ever sent, and what was put in front of them since has no id. Where
             # marks are lost, nobody knows what was in front.
@@ -345,17 +406,16 @@ class Recovery(Members):
             if doubt:
                 # An earlier life's last requests may still be on their way into the broker.
                 partition.doubt.may_arrive_until(now + pause_s)
-                partition.note_doubt()
                 partition.progress.decide()
-            self._stop_if_suspected(partition)
+            self._suspicions.stop_if_suspected(partition)
             if self._replay.is_blind:
                 partition.lose_marks(self._replay.blind_before)
-                self._park_unsure(partition)
-            self._touch(partition)
+                self._verdicts.stop_at_unsure(partition)
+            self._packer.touch(partition)
 
     def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:
         """Of the marks behind it, COMMITTED alone tells under which leader its batches were appended."""
-        unit = self.units.recover_ended(mark)
+        unit = self._units.recover_ended(mark)
         if unit is None:
             return []
         epochs = {
@@ -364,27 +424,22 @@ class Recovery(Members):
             if isinstance(each, m.Committed)
             for at, _ in each.entries
         }
-        members = self._members(unit)
+        members = batches_of(unit)
         for batch in members:
             partition = self._partitions[batch.destination]
             self._reach(partition)
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.epochs.setdefault(batch.handle, epochs.get(batch.position, -1))
-                self._unit_place(partition, unit, batch)
-                self._dequeue(partition, batch)
+                self._unit_batches.place(partition, unit, batch)
+                self._durability.dequeue(partition, batch)
                 batch.read_fate(State.COMMITTED)
-                self._remember(partition, batch)
+                self._durability.remember(partition, batch)
             else:
                 partition.queue.remove(batch)
                 partition.loss.explain()
                 batch.read_fate(State.REJECTED)
         return members
-
-    def _declared(self, destination: int) -> Partition:
-        if destination not in self._partitions:
-            raise m.MarkError(f"A mark speaks of destination {destination}, never declared")
-        return self._partitions[destination]
 
     def _drop_parents(self) -> None:
         """The group with their children is read: the parents' records live on in them."""
@@ -395,11 +450,11 @@ class Recovery(Members):
             parent.read_fate(State.REPLACED)
             if parent.unit is not None:
                 parent.unit.batches.remove(parent)
-            self._comes_back(parent)
+            self._revivals.finish(parent)
         self._replay.end_group()
 
     def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
-        """The newest acknowledged batch is gone from the spool, but not which one it was: see `_newest_marks`."""
+        """The newest acknowledged batch is gone from the spool, but not which one it was: see `snapshots`."""
         newest = _newest_told(told)
         if newest is None:
             return
@@ -434,7 +489,7 @@ class Recovery(Members):
                 partition.log.cut(state.last_acked_offset)
 
     def _recover_identities(self, mark: m.Identified) -> None:
-        partition = self._declared(mark.destination)
+        partition = self._destinations.declared(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # Of all that wait, and none that comes before these are sent has one.
@@ -463,7 +518,7 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
-    """Identity, position and base offset of the batch that these two marks name: see `Lives._newest_marks`."""
+    """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
     if len(marks) != 2:
         return None
     identified, committed = marks

@@ -7,25 +7,58 @@ from collections.abc import Sequence
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
-from kafkasafe._core.journal.gathering import Gathering
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import Ended
+from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Aside, Divide
+from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import Refusal
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.sealing import Sealer
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, Fate, State
 
-__all__ = ["Rejecting"]
+__all__ = ["Rejecter"]
 
 
-class Rejecting(Gathering):
-    """Part of `Journal`: refused batches, and files of `rejected/` that are batches again."""
+class Rejecter:
+    """Refused batches, and files of `rejected/` that are batches again."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        refusals: Refusals,
+        identities: Identities,
+        sealer: Sealer,
+        units: u.Units,
+        missing: Missing,
+        *,
+        aside_batches: int,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._refusals = refusals
+        self._identities = identities
+        self._sealer = sealer
+        self._units = units
+        self._missing = missing
+        self._aside_batches = aside_batches
 
     def disown(self, mark: m.Resent) -> None:
         """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
-            self._ready.persist.marks.append(mark)
+            self._out.ready.persist.marks.append(mark)
 
     def retired(self, mark: m.Resent) -> None:
         """The file is gone, durably: its mark may go."""
@@ -33,12 +66,12 @@ class Rejecting(Gathering):
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
-        partition = self._partitions[self._numbers[topic, UNCHOSEN]]
-        if partition.queue and self._deny(partition, code, reason, Scope.DESTINATION, now):
+        partition = self._destinations.at(topic, UNCHOSEN)
+        if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
             for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
-                    self.units.give_up(unit, code, reason)
-            self._reject_all(partition, code, reason)
+                    self._units.give_up(unit, code, reason)
+            self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
         """Go on with what `set_aside` left: the next portion."""
@@ -48,10 +81,10 @@ class Rejecting(Gathering):
         if partition.rejection.is_done:
             # The topic came into being meanwhile.
             partition.progress.begin()
-            self._touch(partition)
+            self._packer.touch(partition)
             return
         portion = partition.rejection.take_portion(self._aside_batches)
-        self._ready.asides.append(Aside(partition.number, portion))
+        self._out.ready.asides.append(Aside(partition.number, portion))
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
         """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
@@ -71,63 +104,62 @@ class Rejecting(Gathering):
             self._reject(batch)
         if any(batch.identity is not None for batch in aside.batches[:kept]):
             # What comes now must not continue the sequence of what was rejected.
-            self._reidentify(partition)
+            self._identities.reidentify(partition)
         if kept < len(aside.batches):
             partition.rejection.stop()
         elif not partition.rejection.is_done:
             return True
         else:
             # What comes now has its own time.
-            self._relent(partition, accepted=False)
-        partition.look_for_doubt()
+            self._refusals.clear_refusal(partition, accepted=False)
         if partition.partition == UNCHOSEN:
             partition.progress.begin()
         elif kept < len(aside.batches):
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
         else:
             partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)
         return False
 
-    def _handle_refusal(self, partition: Partition, head: Batch) -> None:
-        if not self._rests(head):
+    def handle_refusal(self, partition: Partition, head: Batch) -> None:
+        if not self._sealer.rests(head):
             return  # when it is written
         if head.code in DESTINATION_CODES:
-            self._reject_all(partition, head.code, head.message)
+            self.reject_all(partition, head.code, head.message)
             return
-        self._relent(partition, accepted=False)
+        self._refusals.clear_refusal(partition, accepted=False)
         if head.count > 1 and (
             head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
         ):
-            self._ready.divides.append(Divide(head, refused=True))
+            self._out.ready.divides.append(Divide(head, refused=True))
             partition.progress.settle_again()
             return
-        self._reject_head(partition, head)
+        self.reject_head(partition, head)
 
-    def _reject_head(self, partition: Partition, head: Batch) -> None:
+    def reject_head(self, partition: Partition, head: Batch) -> None:
         if head.durable:
-            self._put_aside(partition, (head,))
+            self.put_aside(partition, (head,))
         else:
-            self.spill((head,))  # it comes back here when it is on disk
+            self._sealer.spill((head,))  # it comes back here when it is on disk
 
-    def _reject_all(self, partition: Partition, code: int, reason: str) -> None:
+    def reject_all(self, partition: Partition, code: int, reason: str) -> None:
         """Nothing of this destination can be delivered."""
         if code in MISSING_CODES:
-            reason = self.missing.reason(partition.number) or reason
+            reason = self._missing.reason(partition.number) or reason
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
-        self._unpack(partition, partition.queue.packed)
+        self._packer.unpack(partition, partition.queue.packed)
         doomed = [batch for batch in partition.queue if batch.state in ended]
-        self.spill(doomed)
+        self._sealer.spill(doomed)
         durable = [batch for batch in doomed if batch.durable]
         for batch in durable:
             batch.blame(code, reason)
         if durable:
-            self._put_aside(partition, durable)
+            self.put_aside(partition, durable)
         elif partition.flow is Flow.ASKING:
             # In memory only: asked again, and rejected when it is on disk.
-            self._pause(partition, reason)
+            self._out.pause(partition, reason)
 
-    def _put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
+    def put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
         partition.progress.reject()
         partition.rejection.begin(batches)
         self.next_aside(partition.number)
@@ -135,10 +167,10 @@ class Rejecting(Gathering):
     def _reject(self, batch: Batch) -> None:
         """Refused for good; it is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
-        self._ready.notices.append(Refusal(batch))
+        self._out.ready.notices.append(Refusal(batch))
         partition = self._partitions[batch.destination]
         partition.queue.remove(batch)
         if batch.position >= 0:
-            self._ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
-        self._ready.persist.after.append(Ended(batch, Fate.REJECTED))
-        self._touch(partition)
+            self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+        self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
+        self._packer.touch(partition)

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from kafkasafe._core import units as u
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.groups import UnitGroup
-from kafkasafe._core.journal.ids import Ids
 from kafkasafe._core.journal.lifecycle import BatchEvent
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN
-from kafkasafe._core.journal.states import Batch, State
+from kafkasafe._core.journal.sequences import IdSource
+from kafkasafe._core.journal.states import Batch, State, batches_of
 
-__all__ = ["Sealing"]
+__all__ = ["Sealer"]
 
 
-class Sealing(Ids):
-    """Part of `Journal`: new batches, and those that are to be written."""
+class Sealer:
+    """New batches, and those that are to be written."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        ids: IdSource,
+        units: u.Units,
+        handles: Iterator[int],
+        *,
+        durable_first: bool,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._ids = ids
+        self._units = units
+        self._handles = handles
+        self._durable_first = durable_first
 
     def seal(
         self,
@@ -41,20 +63,20 @@ class Sealing(Ids):
         Returns:
             The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
         """
-        batch = self._make(destination, count, size_bytes, max_timestamp)
+        batch = self.make(destination, count, size_bytes, max_timestamp)
         batch.choose(given)
         if unit is not None:
-            self._join(unit, batch)
+            self.join(unit, batch)
             unit.batches.append(batch)
             batch.write()
             return batch
-        return self._enqueue(batch)
+        return self.enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
         """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
-        self.units.closed(unit)
-        group = UnitGroup(unit, tuple(self._members(unit)), next(self._handles))
-        self._ready.persist.units.append(group)
+        self._units.closed(unit)
+        group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
+        self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
@@ -63,15 +85,15 @@ class Sealing(Ids):
                 continue
             for earlier in self._partitions[batch.destination].queue.all():
                 if not (earlier.durable or earlier.writing):
-                    self._write(earlier)
+                    self.write(earlier)
                 if earlier is batch:
                     break
 
-    def _make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
-        self._touch(self._partitions[destination])
+    def make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+        self._packer.touch(self._partitions[destination])
         return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
 
-    def _enqueue(self, batch: Batch) -> Batch:
+    def enqueue(self, batch: Batch) -> Batch:
         partition = self._partitions[batch.destination]
         # Sequences ascend in queue order: behind a batch without an id there is none with one.
         if (
@@ -82,12 +104,12 @@ class Sealing(Ids):
             batch.identify(partition.ids.take(self._ids, batch.count))
         partition.queue.append(batch)
         if self._durable_first or batch.owed:
-            self._write(batch)
+            self.write(batch)
         elif batch.identity is not None:
             batch.on(BatchEvent.ID_IN_MEMORY)
         return batch
 
-    def _join(self, unit: u.Unit, batch: Batch) -> None:
+    def join(self, unit: u.Unit, batch: Batch) -> None:
         # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
         queue = self._partitions[batch.destination].queue
         if not self._durable_first:
@@ -98,11 +120,11 @@ class Sealing(Ids):
         batch.join(unit)
         self._partitions[batch.destination].queue.append(batch)
 
-    def _write(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
         batch.write()
-        self._ready.persist.batches.append(batch)
+        self._out.ready.persist.batches.append(batch)
 
-    def _rests(self, batch: Batch) -> bool:
+    def rests(self, batch: Batch) -> bool:
         """On disk, or only in memory where that is allowed, and not on its way between the two."""
         return batch.durable or not (self._durable_first or batch.writing)
 

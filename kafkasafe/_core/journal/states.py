@@ -21,6 +21,7 @@ __all__ = [
     "Fate",
     "IllegalMoveError",
     "State",
+    "batches_of",
     "follows",
     "id_fields",
 ]
@@ -303,6 +304,11 @@ class Fate(enum.Enum):
     REPLACED = "replaced"
     DROPPED = "dropped"
     """With its unit, which nobody wants any more."""
+
+
+def batches_of(unit: u.Unit) -> list[Batch]:
+    """The batches of a unit, in the order in which they were accepted."""
+    return [batch for batch in unit.batches if isinstance(batch, Batch)]
 
 
 def follows(later: BatchId, earlier: BatchId) -> bool:

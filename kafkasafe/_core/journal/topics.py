@@ -3,40 +3,75 @@
 from __future__ import annotations
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.denials import Denials
+from kafkasafe._core import units as u
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.home import Home
+from kafkasafe._core.journal.missing import Missing
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.refusals import Refusals
+from kafkasafe._core.journal.sequences import IdSource
+from kafkasafe._core.journal.snapshots import state_mark
+from kafkasafe._core.journal.suspicions import Suspicions
 
 __all__ = ["Topics"]
 
 
-class Topics(Denials):
-    """Part of `Journal`: where batches go."""
+class Topics:
+    """Where batches go."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        revivals: Revivals,
+        units: u.Units,
+        ids: IdSource,
+        home: Home,
+        missing: Missing,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._revivals = revivals
+        self._units = units
+        self._ids = ids
+        self._home = home
+        self._missing = missing
 
     def destination(self, topic: str, partition: int) -> int:
         """The number of a destination, declared if it is new."""
-        number = self._numbers.get((topic, partition))
+        number = self._destinations.number(topic, partition)
         if number is None:
-            number = self._last_number + 1
-            self._declare(number, topic, partition)
-            self._ready.persist.marks.append(m.Destination(number, topic, partition))
+            number = self._destinations.add(topic, partition)
+            self._out.ready.persist.marks.append(m.Destination(number, topic, partition))
         return number
 
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
         """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
         topic = m.Topic(name, topic_id, partition_count)
-        number = self._numbers.get((name, UNCHOSEN))
-        if number is not None:
-            self._relent(self._partitions[number])
-            self._partitions[number].rejection.stop()
-        if self._topics.get(name) == topic:
+        unchosen = self._destinations.find(name, UNCHOSEN)
+        if unchosen is not None:
+            self._refusals.clear_refusal(unchosen)
+            unchosen.rejection.stop()
+        if self._destinations.topics.get(name) == topic:
             return False
-        self._topics[name] = topic
+        self._destinations.learn(topic)
         for index in range(partition_count):
-            if (name, index) in self._numbers:
-                self._note_topic(self._partitions[self._numbers[name, index]])
-        self._ready.persist.marks.append(topic)
-        if number is not None:
-            self._touch(self._partitions[number])
+            partition = self._destinations.find(name, index)
+            if partition is not None:
+                self.note_topic(partition)
+        self._out.ready.persist.marks.append(topic)
+        if unchosen is not None:
+            self._packer.touch(unchosen)
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
@@ -61,7 +96,7 @@ class Topics(Denials):
         if not self._home.names(cluster_id):
             mark = m.Cluster(cluster_id)
             self._home.move(mark, forgets=moves)
-            self._ready.persist.marks.append(mark)
+            self._out.ready.persist.marks.append(mark)
         return moves
 
     def _new_cluster(self) -> None:
@@ -70,8 +105,8 @@ class Topics(Denials):
         Only while nothing waits, but what was sealed before any cluster was asked.
         """
         self._ids.withdraw()
-        self.units.moved()
-        self.missing.clear()
+        self._units.moved()
+        self._missing.clear()
         for partition in self._partitions.values():
             partition.ids.forget()
             partition.window.forget()
@@ -88,27 +123,28 @@ class Topics(Denials):
         known = [p for p in partitions if not p.log.knows_nothing]
         for partition in known:
             self._begin_anew(partition)
-        if topic in self._topics:
-            self._topics[topic] = m.Topic(topic, m.NO_TOPIC_ID, -1)
-            self._ready.persist.marks.append(self._topics[topic])
+        if topic in self._destinations.topics:
+            unknown = m.Topic(topic, m.NO_TOPIC_ID, -1)
+            self._destinations.learn(unknown)
+            self._out.ready.persist.marks.append(unknown)
         return bool(known)
 
     def _begin_anew(self, partition: Partition) -> None:
         """As if nothing had ever been sent to it, also for later incarnations: the mark knows nothing."""
-        self._forget_acknowledged(partition)
+        self.forget_acknowledged(partition)
         partition.progress.begin()
-        self._ready.persist.marks.append(self._state_mark(partition))
-        self._touch(partition)
+        self._out.ready.persist.marks.append(state_mark(partition))
+        self._packer.touch(partition)
 
-    def _forget_acknowledged(self, partition: Partition) -> None:
+    def forget_acknowledged(self, partition: Partition) -> None:
         """Also what follows from it elsewhere. Called live, and when the mark of it is read back."""
         partition.forget_acknowledged()
-        self._healing.pop(partition.number, None)
-        self._doubt_or_not(partition)
-        self.units.forget(partition.number)
+        self._revivals.forget(partition.number)
+        self._suspicions.keep_suspected(partition)
+        self._units.forget(partition.number)
 
-    def _note_topic(self, partition: Partition) -> None:
+    def note_topic(self, partition: Partition) -> None:
         """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
-        topic = self._topics.get(partition.topic)
+        topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.endings import Durability
 from kafkasafe._core.journal.lifecycle import BatchEvent
-from kafkasafe._core.journal.notices import Hole, Parked
+from kafkasafe._core.journal.notices import Hole, Undecidable
+from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
-from kafkasafe._core.journal.rejecting import Rejecting
+from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, follows
+from kafkasafe._core.journal.suspicions import Suspicions
 from kafkasafe._core.loss import Cause
 
 __all__ = ["Verdicts"]
 
 
-class Verdicts(Rejecting):
-    """Part of `Journal`: what became of batches whose answer was lost."""
+class Verdicts:
+    """What became of batches whose answer was lost."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        durability: Durability,
+        replay: Replay,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._durability = durability
+        self._replay = replay
+        self._request_timeout_s = request_timeout_s
 
     def judged(
         self,
@@ -45,13 +69,13 @@ class Verdicts(Rejecting):
         if partition.doubt.is_partial and shrunk_to < 0:
             # What was learned meanwhile says that the answer is not about all of the log.
             partition.progress.decide()
-            self._touch(partition)
+            self._packer.touch(partition)
             return
         doubt = partition.queue.doubt
         present, absent = doubt[: judgement.present], doubt[judgement.present :]
         if shrunk_to >= 0:
             evidence = f"the log ends at {shrunk_to}: {judgement.evidence}"
-            self._suspect(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
+            self._suspicions.raise_suspicion(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
             partition.doubt.read_again(read_from)
         newest = present[-1].identity if present else None
         last = partition.log.last_acked_id
@@ -60,22 +84,22 @@ class Verdicts(Rejecting):
         if present and not stable and not passed and now - partition.doubt.asked_at > self._request_timeout_s:
             # This process slept over the answer: the leader may have forgotten us, and would append the probe.
             partition.progress.decide()
-            self._touch(partition)
+            self._packer.touch(partition)
             return
         if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
             partition.progress.probe()
-            self._send(partition, present[-1])
+            self._out.send(partition, present[-1])
             return
         if present and stable:
-            self._leads(partition, leader_epoch)
+            self._suspicions.note_leader_epoch(partition, leader_epoch)
         for index, batch in enumerate(present):
             batch.locate(judgement.offsets.get(index, -1))
             batch.on(BatchEvent.FOUND)
             if batch.base_offset >= 0:
                 partition.loss.find(batch.base_offset, partition.log.last_acked_offset)
                 partition.log.find(batch.base_offset, batch.count)
-            self._finish(partition, batch)
+            self._durability.finish(partition, batch)
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.doubt.fenced):
             evidence = judgement.evidence
             if partition.doubt.fenced:
@@ -83,7 +107,7 @@ class Verdicts(Rejecting):
                     f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
                     f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
                 )
-            self._park(partition, absent[0], evidence)
+            self._stop_at(partition, absent[0], evidence)
             return
         # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
         gap = judgement.verdict is Verdict.GAP
@@ -91,7 +115,9 @@ class Verdicts(Rejecting):
         if absent and gap and not partition.queue.explains_gap(absent[0]):
             if partition.doubt.is_early:
                 # No new id while a request under the old one may still be appended.
-                self._pause(partition, judgement.evidence, at_least_s=max(0.0, partition.doubt.dead_at - now))
+                self._out.pause(
+                    partition, judgement.evidence, at_least_s=max(0.0, partition.doubt.dead_at - now)
+                )
                 return
             partition.ids.expire()
             first = absent[0]
@@ -104,20 +130,19 @@ class Verdicts(Rejecting):
                 partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
             # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
             evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
-            self._suspect(partition, Cause.SEQUENCE, evidence)
+            self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
             # Its parts get new ids: it is looked for once more when no request with it can still be appended.
-            self._pause(partition, absent[0].message, at_least_s=partition.doubt.dead_at - now)
+            self._out.pause(partition, absent[0].message, at_least_s=partition.doubt.dead_at - now)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
             given_up = batch.condemned and not batch.unanswered
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
-        partition.look_for_doubt()
         partition.doubt.unfence()
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
@@ -127,11 +152,11 @@ class Verdicts(Rejecting):
         partition = self._partitions[batch.destination]
         if batch.position >= 0:
             decision = m.Decision.RESEND if resend else m.Decision.SKIP
-            self._ready.persist.marks.append(m.Resolved(batch.position, decision))
+            self._out.ready.persist.marks.append(m.Resolved(batch.position, decision))
         if not resend:
             batch.on(BatchEvent.SKIPPED)
-            self._finish(partition, batch)
-            if self._park_unsure(partition):
+            self._durability.finish(partition, batch)
+            if self.stop_at_unsure(partition):
                 return
         elif partition.partition == UNCHOSEN:
             batch.on(BatchEvent.RESENT_UNCHOSEN)
@@ -144,25 +169,24 @@ class Verdicts(Rejecting):
             partition.ids.expire()
         if partition.partition == UNCHOSEN:
             partition.progress.begin()
-            self._touch(partition)
+            self._packer.touch(partition)
             return
-        partition.look_for_doubt()
         partition.doubt.unfence()
         partition.progress.decide()
-        self._touch(partition)
+        self._packer.touch(partition)
 
-    def _park(self, partition: Partition, batch: Batch, evidence: str) -> None:
+    def _stop_at(self, partition: Partition, batch: Batch, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
         batch.blame(batch.code, evidence)
         partition.progress.undecidable()
         if batch.position >= 0:
-            self._ready.persist.marks.append(m.Undecidable(batch.position, evidence))
-        self._ready.notices.append(Parked(batch, evidence))
+            self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))
+        self._out.ready.notices.append(Undecidable(batch, evidence))
 
-    def _park_unsure(self, partition: Partition) -> bool:
+    def stop_at_unsure(self, partition: Partition) -> bool:
         head = partition.queue.head
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False
         evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
-        self._park(partition, head, evidence)
+        self._stop_at(partition, head, evidence)
         return True

@@ -5,19 +5,48 @@ What says so may be called from any thread: it copies before it looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.journal import packing
+from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.healing import Revivals
+from kafkasafe._core.journal.messages import Packed
 from kafkasafe._core.journal.notices import Delivered, Denial
-from kafkasafe._core.journal.packing import Packing
 from kafkasafe._core.journal.partition import UNCHOSEN, Flow
+from kafkasafe._core.journal.precedence import Precedence
+from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.sequences import IdSource
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State
+from kafkasafe._core.order import Address
 
 __all__ = ["Views"]
 
 
-class Views(Packing):
-    """Part of `Journal`: answers about what waits, what is in doubt and what was delivered."""
+class Views:
+    """Answers about what waits, what is in doubt and what was delivered."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        index: SpoolIndex,
+        units: u.Units,
+        precedence: Precedence,
+        revivals: Revivals,
+        ids: IdSource,
+        replay: Replay,
+    ) -> None:
+        self._destinations = destinations
+        self._partitions = destinations.partitions
+        self._index = index
+        self._units = units
+        self._precedence = precedence
+        self._revivals = revivals
+        self._ids = ids
+        self._replay = replay
 
     @property
     def producer_id(self) -> int:
@@ -27,11 +56,11 @@ class Views(Packing):
     @property
     def release_position(self) -> int:
         """Everything before this spool position is finished, and not doubted."""
-        others = self._pinned() if self._healing or len(self.units) else ()
+        others = self._pinned() if self._revivals or len(self._units) else ()
         return self._index.release_position(others)
 
     def _pinned(self) -> Sequence[int]:
-        return *(healing.keep_from for healing in self._healing.values()), *self.units.pinned
+        return *self._revivals.pins, *self._units.pinned
 
     @property
     def doubted(self) -> list[int]:
@@ -62,6 +91,28 @@ class Views(Packing):
             sizes += self._partitions[number].queue.packed_sizes
         return sorted(sizes)
 
+    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address, but for those that are packed.
+
+        Args:
+            far: Only those that are far from their turn, which may be packed; or only the others.
+        """
+        first = packing.UNPACKED if far else 0
+        last = packing.UNPACKED if far is False else None
+        for partition in self._partitions.values():
+            for batch in islice(partition.queue.all(), first, last):
+                yield partition.topic, partition.partition, batch
+
+    def packed(self) -> Iterator[Packed]:
+        """What is packed, of each partition of which something is."""
+        for partition in self._partitions.values():
+            first = partition.queue.first_packed
+            if first is not None:
+                queue = partition.queue
+                yield Packed(
+                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                )
+
     @property
     def resent(self) -> list[m.Resent]:
         """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
@@ -70,11 +121,16 @@ class Views(Packing):
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._partitions.values()) + self.units.bare
+        return sum(len(p.queue) for p in self._partitions.values()) + self._units.bare
 
     def topic(self, name: str) -> m.Topic | None:
         """What is remembered of a topic."""
-        return self._topics.get(name)
+        return self._destinations.topics.get(name)
+
+    @property
+    def topics(self) -> Mapping[str, m.Topic]:
+        """What is remembered of each topic."""
+        return self._destinations.topics
 
     @property
     def destinations(self) -> set[int]:
@@ -88,8 +144,8 @@ class Views(Packing):
 
     def last_acked_offset(self, topic: str, partition: int) -> int:
         """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
-        number = self._numbers.get((topic, partition))
-        return -1 if number is None else self._partitions[number].log.last_acked_offset
+        known = self._destinations.find(topic, partition)
+        return -1 if known is None else known.log.last_acked_offset
 
     def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
         """((topic, partition), last acked offset) of every partition that has one. From any thread."""
@@ -103,10 +159,7 @@ class Views(Packing):
     def in_doubt(self) -> int:
         """Batches that may have been appended without our knowing. From any thread."""
         return sum(
-            batch.state is State.IN_DOUBT
-            for p in list(self._partitions.values())
-            if p.doubtful
-            for batch in p.queue.copy()
+            batch.state is State.IN_DOUBT for p in list(self._partitions.values()) for batch in p.queue.copy()
         )
 
     @property
@@ -136,27 +189,29 @@ class Views(Packing):
 
     def waiting(self, topic: str) -> int:
         """Batches of a topic that wait for their partitions to be chosen."""
-        number = self._numbers.get((topic, UNCHOSEN))
-        return 0 if number is None else len(self._partitions[number].queue)
+        known = self._destinations.find(topic, UNCHOSEN)
+        return 0 if known is None else len(known.queue)
 
     def unchosen_topics(self) -> list[str]:
         """Topics that have batches waiting for their partitions to be chosen."""
-        return [p.topic for p in self._unchosen if p.queue]
+        return [p.topic for p in self._destinations.unchosen if p.queue]
 
     @property
     def unchosen_bytes(self) -> int:
         """Size of the batches that wait for their partitions to be chosen."""
-        return sum(batch.size_bytes for partition in self._unchosen for batch in partition.queue.all())
+        return sum(
+            batch.size_bytes for partition in self._destinations.unchosen for batch in partition.queue.all()
+        )
 
     @property
     def has_unchosen(self) -> bool:
         """Whether batches wait for their partitions to be chosen."""
-        return any(partition.queue for partition in self._unchosen)
+        return any(partition.queue for partition in self._destinations.unchosen)
 
     def portion_bytes(self, topic: str) -> int:
         """Size of the batches of a topic that are divided next, when its partitions are known."""
-        number = self._numbers.get((topic, UNCHOSEN))
-        return 0 if number is None else sum(batch.size_bytes for batch in self._partitions[number].queue)
+        known = self._destinations.find(topic, UNCHOSEN)
+        return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
@@ -196,12 +251,7 @@ class Views(Packing):
 
     def reach(self, destination: int) -> int:
         """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
-        partition = self._partitions[destination]
-        return (
-            partition.log.clear_offset + 1
-            if partition.log.clear_offset >= 0
-            else partition.log.baseline_offset
-        )
+        return self._partitions[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
         """Whether a plain batch may have been sent: not without an id, nor before the partition's end was noted.
@@ -230,3 +280,19 @@ class Views(Packing):
                     Delivered(partition.topic, partition.partition, min(places[0]), max(places[1]), records)
                 )
         return found
+
+    def held_back(self) -> list[Address]:
+        """Addresses for which something waits that is held back. From any thread."""
+        return [
+            (partition.topic, partition.partition)
+            for partition in list(self._partitions.values())
+            if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
+        ]
+
+    def owes(self, before: int) -> frozenset[Address]:
+        """Addresses of which something is unfinished that was written in front of this position."""
+        return frozenset(
+            (partition.topic, partition.partition)
+            for partition in self._partitions.values()
+            if partition.queue and partition.queue[0].written_at < before
+        )

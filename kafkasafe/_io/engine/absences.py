@@ -38,7 +38,7 @@ class Absences:
         for lane, destinations in found:
             missing = lane.journal.missing
             for destination in destinations:
-                address = topic, partition = lane.journal.address(destination)
+                address = topic, partition = lane.journal.views.address(destination)
                 info = cluster.topic(topic)
                 if info is None or info.error_code:
                     continue  # of the topic itself nothing is known, or it is missing

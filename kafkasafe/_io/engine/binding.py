@@ -140,7 +140,9 @@ class Binding:
         ours = {lane.lock.path for lane in self._ground.lanes}
         met = self._ground.cluster_id is not None
         if any(
-            met or batch.former_life for lane in self._ground.lanes for _, _, batch in lane.journal.batches()
+            met or batch.former_life
+            for lane in self._ground.lanes
+            for _, _, batch in lane.journal.views.batches()
         ):
             return False
         with self._ledger.lock:

@@ -233,7 +233,7 @@ class DiskWriter:
     @staticmethod
     def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
         """Before they are written: room for their division, if they wait for one. Then: how much waits with them."""
-        size = sum(batch.size_bytes for batch in batches if lane.journal.chooses(batch.destination))
+        size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
             size += lane.to_divide_bytes
             lane.spool.keep_room(size)
@@ -241,8 +241,8 @@ class DiskWriter:
 
     def count_to_divide(self, lane: Lane) -> None:
         """What waits for its partitions changed by more than what was written."""
-        if lane.to_divide_bytes or lane.journal.has_unchosen:
-            lane.to_divide_bytes = lane.journal.unchosen_bytes
+        if lane.to_divide_bytes or lane.journal.views.has_unchosen:
+            lane.to_divide_bytes = lane.journal.views.unchosen_bytes
             lane.spool.keep_room(lane.to_divide_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
@@ -331,7 +331,7 @@ class DiskWriter:
         """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
         if lane.lock.lost:
             return
-        position = lane.journal.release_position
+        position = lane.journal.views.release_position
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
         more = self._config.spool_segment_bytes // 8
         if position == lane.released_at and excess <= max(lane.released_excess + more, 0):

@@ -32,7 +32,7 @@ class EndCheck(Steps):
     """
 
     def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool) -> None:
-        super().__init__(ground, lane, *lane.journal.address(check.destination))
+        super().__init__(ground, lane, *lane.journal.views.address(check.destination))
         self._check = check
         self._idle = idle
         self._elected = elected
@@ -88,7 +88,7 @@ class EndCheck(Steps):
         check, journal = self._check, self._lane.journal
         if not self._idle:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
-        elif (check.destination, check.last_acked_offset) in journal.idle():
+        elif (check.destination, check.last_acked_offset) in journal.views.idle():
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _passed(self) -> None:

@@ -67,7 +67,7 @@ class Endings:
                     for each in parcel.parents or (parcel,):
                         if each.sealed_at:
                             self._ground.stats.ack.observe(now - each.sealed_at, each.count)
-                    topic, partition = lane.journal.address(batch.destination)
+                    topic, partition = lane.journal.views.address(batch.destination)
                     if self._config.on_event is not None:
                         self._ground.emit(
                             events.RecordsCommitted(topic, partition, batch.base_offset, batch.count)
@@ -165,7 +165,7 @@ class Endings:
                 self._losses.healed(lane, notice)
             case j.Hole():
                 self._losses.missing(lane, notice)
-            case j.Parked(batch, evidence):
+            case j.Undecidable(batch, evidence):
                 self._park(lane, batch, evidence)
             case j.Refusal(batch):
                 self._rejected(lane, batch)
@@ -177,8 +177,8 @@ class Endings:
     def _denied(self, lane: Lane, destination: int, denial: j.Denial) -> None:
         """The cluster refuses what waits for a destination, and goes on refusing it."""
         self.publish_refused()
-        topic, partition = lane.journal.address(destination)
-        waiting = [each for each in lane.journal.denials() if each[0] == destination]
+        topic, partition = lane.journal.views.address(destination)
+        waiting = [each for each in lane.journal.views.denials() if each[0] == destination]
         if not waiting:
             return  # rejected already
         _, _, batches, records = waiting[0]
@@ -207,7 +207,7 @@ class Endings:
         self.publish_refused()
         if not accepted:
             return  # rejected, which is told of each batch
-        topic, partition = lane.journal.address(destination)
+        topic, partition = lane.journal.views.address(destination)
         seconds = self._ground.now() - denial.since
         self._log.seldom(
             logging.WARNING,
@@ -259,7 +259,7 @@ class Endings:
         return sorted((*found, *refused_names(lanes, topic)), key=lambda each: each.since)
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
-        topic, partition = lane.journal.address(batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         self._ground.counters["batches_undecidable"] += 1
         self._ground.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
@@ -305,7 +305,7 @@ class Endings:
         """It is durable in `rejected/`: only now is that said."""
         if batch.code == j.DAMAGED:
             return
-        topic, partition = lane.journal.address(batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         path = lane.kept_in[batch.handle]
         self._log.seldom(
             logging.ERROR,
@@ -336,7 +336,7 @@ class Endings:
         path = lane.kept_in.pop(batch.handle)
         if handler is None:
             return
-        topic, partition = lane.journal.address(batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         try:
             try:
                 data = self._disk.bytes_of(lane, parcel, batch)

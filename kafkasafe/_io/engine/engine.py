@@ -135,7 +135,7 @@ class Engine:
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
         # Not a list: it would keep what is packed.
-        self._packing.pack(own, (batch for _, _, batch in own.journal.batches()))
+        self._packing.pack(own, (batch for _, _, batch in own.journal.views.batches()))
         self.disk.publish_used()
 
     def listen(self) -> None:
@@ -258,7 +258,7 @@ class Engine:
             self._dropped = False
             own = self._ground.own
             end_position = own.spool.next_position
-            self.predecessor.stored(end_position, owes=bool(own.journal.owes(end_position)))
+            self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def _answer_looks(self) -> None:
         """Check once, for all callers that asked, whether the own lane is in its place."""
@@ -311,7 +311,7 @@ class Engine:
             self.left_elsewhere = self.places.at_end(self._ground.own)
             self.left = self._left_on_disk()
         self.left_doubted = [
-            lane.journal.address(number) for lane in lanes for number in lane.journal.doubted
+            lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
         ]
         # First: what the lanes say of when the last request was sent has to be true.
         self._ground.cluster.close(2.0)
@@ -320,7 +320,7 @@ class Engine:
                 self._lanes.close_lane(lane)
         self._lanes.end()
         own = self._ground.own
-        self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.unfinished))
+        self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
         self.ledger.fail(
             DeliveryTimeoutError(
                 "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"
@@ -333,7 +333,7 @@ class Engine:
     def _left_on_disk(self) -> Mapping[Path, int]:
         left: collections.Counter[Path] = collections.Counter()
         for lane in self._ground.lanes:
-            left[lane.lock.path.parent] += lane.journal.spooled_records
+            left[lane.lock.path.parent] += lane.journal.views.spooled_records
         # Of lanes that are not open yet, what was counted when their directory was found.
         for directory, records in self.surroundings.unread.items():
             left[directory] = max(left[directory], records)
@@ -390,7 +390,7 @@ class Engine:
             if (
                 ready.wants_producer_id
                 and not lane.producer_id_wanted
-                and (lane.own or lane.journal.unfinished)
+                and (lane.own or lane.journal.views.unfinished)
             ):
                 self._sender.want_producer_id(lane)
             if ready.persist and not spilled:

@@ -20,7 +20,7 @@ class Inquiries:
 
     def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
         """Which acknowledged batches are gone."""
-        topic, partition = lane.journal.address(ask.destination)
+        topic, partition = lane.journal.views.address(ask.destination)
         self._sender.tries(topic, partition)
         inquest = Inquest(self._ground, self._sender, lane, ask, topic, partition)
         self._sender.when_calm(topic, partition, inquest)
@@ -28,7 +28,7 @@ class Inquiries:
     def ask(self, lane: Lane, ask: j.Ask) -> None:
         """A question about one destination."""
         ground, sender = self._ground, self._sender
-        topic, partition = lane.journal.address(ask.destination)
+        topic, partition = lane.journal.views.address(ask.destination)
         sender.tries(topic, partition)
         if not ask.doubt:
             Baseline(ground, sender, lane, ask, topic, partition).go_on()

@@ -116,11 +116,11 @@ class Intake:
         if parcel.count:
             self._ground.counters["records_accepted"] += parcel.count
             self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
-        topic = lane.journal.topic(parcel.topic)
+        topic = lane.journal.views.topic(parcel.topic)
         if parcel.partition == UNCHOSEN:
             if topic is None or topic.partition_count < 1:
                 self._ground.refresh_topics([parcel.topic])
-            elif not lane.journal.waiting(parcel.topic):
+            elif not lane.journal.views.waiting(parcel.topic):
                 # Sealed just before the topic became known: divided at once, so that order holds.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]
@@ -231,7 +231,7 @@ class Intake:
                     break
                 progress = True
                 if self._ledger.damage:
-                    self._ledger.damage.pop(lane.journal.address(divide.batch.destination), None)
+                    self._ledger.damage.pop(lane.journal.views.address(divide.batch.destination), None)
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, divide.batch, error):
                     lane.journal.damaged(divide.batch, str(error))
@@ -262,7 +262,7 @@ class Intake:
         lane.undivided = stuck
         if progress:
             lane.room_attempt = 0
-            if lane.to_divide_bytes and not lane.journal.has_unchosen:
+            if lane.to_divide_bytes and not lane.journal.views.has_unchosen:
                 self._disk.count_to_divide(lane)
         return progress
 
@@ -272,11 +272,12 @@ class Intake:
         pause_s = self._ground.backoff.pause_s(lane.room_attempt)
         lane.room_at = self._ground.clock.monotonic() + pause_s
         self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
-        topic, partition = lane.journal.address(waiting[0].batch.destination)
+        topic, partition = lane.journal.views.address(waiting[0].batch.destination)
         if partition == UNCHOSEN:
-            enough = -(-lane.journal.unchosen_bytes * missing // waiting[0].batch.size_bytes) + _MARKS_BYTES
+            views = lane.journal.views
+            enough = -(-views.unchosen_bytes * missing // waiting[0].batch.size_bytes) + _MARKS_BYTES
             why = (
-                f"{lane.journal.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
+                f"{views.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
                 f" the volume has no room to write the next one once more, by partition ({missing:,} bytes). Free"
                 f" {missing:,} bytes and it goes on; about {enough:,} are enough for all that waits"
             )
@@ -292,14 +293,14 @@ class Intake:
         parent = lane.parcels[divide.batch.handle]
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:
-            topic, partition = lane.journal.address(divide.batch.destination)
+            topic, partition = lane.journal.views.address(divide.batch.destination)
             bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
             children = [
                 (self._reencode(parent, columns, indexes, partition), indexes)
                 for indexes in pieces(parent.count, bad, halves=divide.batch.code != j.TOO_SLOW)
             ]
         else:
-            known = lane.journal.topic(parent.topic)
+            known = lane.journal.views.topic(parent.topic)
             given = given_partitions(columns, divide.batch.given)
             partitions = known.partition_count if known else 1
             children = self._split_by_partition(parent, columns, given, partitions)
@@ -308,7 +309,7 @@ class Intake:
         if divide.batch.durable and not lane.spool.has_room(lane.divided_bytes + size):
             return lane.divided_bytes + size
         if divide.refused:
-            topic, partition = lane.journal.address(divide.batch.destination)
+            topic, partition = lane.journal.views.address(divide.batch.destination)
             self._log.seldom(
                 logging.INFO,
                 "batch_divided",

@@ -149,7 +149,7 @@ class LaneKeeper:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
         # Those that stay come first: between many that are packed right away they would keep the memory of those.
-        waiting = [*journal.batches(far=False), *journal.batches(far=True)]
+        waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
                 topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
@@ -171,7 +171,7 @@ class LaneKeeper:
                 for parcel in lane.parcels.values():
                     parcel.number = next(self._ledger.numbers)
                     self._ledger.open[parcel.number] = parcel
-        packed = list(lane.journal.packed())
+        packed = list(lane.journal.views.packed())
         for each in packed:
             self._ledger.pack_unseen(each)
         for unit in lane.journal.units.unfinished if lane.own else ():
@@ -208,7 +208,7 @@ class LaneKeeper:
         """What is in `rejected/` never keeps a lane from being opened."""
         self._retire(lane)
         try:
-            troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.resent)
+            troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
         except OSError as error:
             troubles = [f"{lane.name}/rejected: {error}"]
         lane.disown()
@@ -230,7 +230,7 @@ class LaneKeeper:
 
     def _retire(self, lane: Lane) -> None:
         """Files whose records were put back into this lane are deleted; until then no segment with their mark goes."""
-        for mark in lane.journal.resent:
+        for mark in lane.journal.views.resent:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
             except OSError as error:
@@ -282,7 +282,7 @@ class LaneKeeper:
 
     def _let_go_of_drained(self) -> None:
         for lane in [lane for lane in self._ground.lanes if not lane.own]:
-            if not lane.journal.unfinished and not lane.journal.doubted:
+            if not lane.journal.views.unfinished and not lane.journal.views.doubted:
                 self._let_go(lane)
 
     def _let_go(self, lane: Lane) -> None:
@@ -416,14 +416,14 @@ class LaneKeeper:
             wanted = self._ground.directory.wanted(lane.lock.number)
             lane.journal.halt(halted=wanted or self._config.decide is not None)
             # The second time: what was answered since the first is on disk by now.
-            idle = wanted and not lane.journal.in_flight and not lane.unwritten
+            idle = wanted and not lane.journal.views.in_flight and not lane.unwritten
             if idle and lane.idle:
                 self._hand_over(lane)
             lane.idle = idle
         self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
 
     def _hand_over(self, lane: Lane) -> None:
-        left = lane.journal.unfinished
+        left = lane.journal.views.unfinished
         with self._ledger.lock:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
@@ -467,7 +467,7 @@ class LaneKeeper:
                 break
             self._ground.sleep(self._ground.backoff.pause_s(attempt))
         try:
-            position = lane.journal.release_position
+            position = lane.journal.views.release_position
             self._disk.tell_newest(lane, position)
             lane.spool.release(position, self._config.retain_acked_bytes, self._disk.retain_since_ms())
             quiet = None
@@ -485,7 +485,7 @@ class LaneKeeper:
             )
         finally:
             self._disk.forget(lane)
-            lane.lock.release(drained=not lane.journal.unfinished)
+            lane.lock.release(drained=not lane.journal.views.unfinished)
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:

@@ -30,7 +30,7 @@ class LossWatch:
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Acknowledged records are gone: counted, said, and what is sent again gets its parcels."""
-        topic, partition = lane.journal.address(loss.destination)
+        topic, partition = lane.journal.views.address(loss.destination)
         self._ground.counters["data_loss_detected"] += 1
         self._ground.counters["data_loss_records"] += loss.records
         self._ground.stats.losses[loss.cause.value] += 1
@@ -67,7 +67,7 @@ class LossWatch:
             reason=loss.cause.value,
             event="data_lost",
         )
-        for at, number, batch in lane.journal.batches():
+        for at, number, batch in lane.journal.views.batches():
             if batch.handle not in lane.parcels and (at, number) == (topic, partition):
                 parcel = Parcel(
                     topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
@@ -113,13 +113,13 @@ class LossWatch:
 
     def publish_doubted(self, lane: Lane) -> None:
         """Have callers know whether they wait for an answer about the own lane."""
-        doubted = lane.journal.doubted
+        doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):
-            self._ledger.doubt([lane.journal.address(number) for number in doubted])
+            self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
 
     def missing(self, lane: Lane, hole: j.Hole) -> None:
         """Something took records out of the spool, and it was not damage that was found when it was opened."""
-        topic, partition = lane.journal.address(hole.destination)
+        topic, partition = lane.journal.views.address(hole.destination)
         message = (
             f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede what waits there are"
             f" neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}. Segments"
@@ -144,11 +144,11 @@ class LossWatch:
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again is in the log."""
         self._ground.counters["data_loss_restored_records"] += batch.count
-        self._ground.stats.healed_records[lane.journal.address(batch.destination)[0]] += batch.count
+        self._ground.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
         """A batch that was sent again was rejected."""
-        topic, partition = lane.journal.address(batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         path = lane.kept_in[batch.handle]
         last_offset = batch.place + batch.count - 1
         message = (
@@ -160,7 +160,7 @@ class LossWatch:
 
     def healed(self, lane: Lane, healed: j.Healed) -> None:
         """All that was sent again is in the log."""
-        topic, partition = lane.journal.address(healed.destination)
+        topic, partition = lane.journal.views.address(healed.destination)
         self._log.warning(
             "%s-%d: %d lost records are restored: they are in the log again",
             topic,
@@ -182,15 +182,15 @@ class LossWatch:
         """Is everything that was acknowledged still there? Of idle partitions nobody else notices."""
         # Requests name topics by their names: only metadata tells that one is another now.
         topics = {
-            lane.journal.address(number)[0]
+            lane.journal.views.address(number)[0]
             for lane in self._ground.lanes
-            for number in lane.journal.acknowledged()
+            for number in lane.journal.views.acknowledged()
         }
         if topics:
             self._ground.refresh_topics(topics)
         for lane in self._ground.lanes:
-            for destination, last_acked_offset in lane.journal.idle():
-                if lane.journal.address(destination)[0] not in self._ground.gone:
+            for destination, last_acked_offset in lane.journal.views.idle():
+                if lane.journal.views.address(destination)[0] not in self._ground.gone:
                     self._check_end(lane, destination, last_acked_offset)
         self._ground.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
@@ -198,7 +198,7 @@ class LossWatch:
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
     ) -> None:
         """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
-        epoch = lane.journal.leader_epoch(destination)
+        epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
         EndCheck(self._ground, lane, check, idle=True, elected=elected).go_on()
 
@@ -209,11 +209,11 @@ class LossWatch:
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """After an election, or under another topic id, acknowledged records may be gone."""
         for lane in self._ground.lanes:
-            for destination in lane.journal.acknowledged():
-                info = refreshed.topics.get(lane.journal.address(destination)[0])
+            for destination in lane.journal.views.acknowledged():
+                info = refreshed.topics.get(lane.journal.views.address(destination)[0])
                 self.compare_topic(lane, destination, info)
-            for destination, last_acked_offset in lane.journal.idle():
-                topic, partition = lane.journal.address(destination)
+            for destination, last_acked_offset in lane.journal.views.idle():
+                topic, partition = lane.journal.views.address(destination)
                 info = refreshed.topics.get(topic)
                 if info is None or info.error_code or partition not in info.partitions:
                     continue
@@ -221,20 +221,20 @@ class LossWatch:
                 before = lane.epochs.get(destination)
                 lane.epochs[destination] = epoch
                 if before is None or epoch > before:
-                    elected = 0 <= lane.journal.leader_epoch(destination) < epoch
+                    elected = 0 <= lane.journal.views.leader_epoch(destination) < epoch
                     self._check_end(lane, destination, last_acked_offset, elected=elected)
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
         """Under another id it is another topic, and what was acknowledged in the old one is gone."""
-        known = lane.journal.topic_id(destination)
+        known = lane.journal.views.topic_id(destination)
         if (
             info is not None
             and not info.error_code
             and any(known)
             and any(info.topic_id)
             and known != info.topic_id
-            and destination in lane.journal.acknowledged()
+            and destination in lane.journal.views.acknowledged()
         ):
             evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
             lane.journal.recreated(destination, evidence)

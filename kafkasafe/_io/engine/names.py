@@ -189,7 +189,7 @@ def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
 
 
 def _topics(lane: Lane, unit: u.Unit) -> set[str]:
-    return {lane.journal.address(batch.destination)[0] for batch in list(unit.batches)}
+    return {lane.journal.views.address(batch.destination)[0] for batch in list(unit.batches)}
 
 
 def _records(units: Iterable[u.Unit]) -> int:

@@ -189,7 +189,7 @@ class Order:
         for debt in {debt for after in journal.afters for debt in after.debts}:
             carried = ours.get(debt.lane_id)
             if carried is not None:
-                owed[debt] = carried.owes(debt.before)
+                owed[debt] = carried.views.owes(debt.before)
             else:
                 owed[debt] = self._owed_elsewhere(
                     lane.lock.path.parent,
@@ -266,7 +266,7 @@ class Order:
         self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
 
     def _tell(self, lane: Lane, owing: Sequence[int]) -> None:
-        waiting = lane.journal.held_back()
+        waiting = lane.journal.views.held_back()
         if not waiting:
             if lane.held_back and not owing:
                 lane.held_back = False

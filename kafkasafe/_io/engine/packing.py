@@ -94,7 +94,7 @@ class Packing:
         """The journal needs these again."""
         for each in unpacked:
             batch = each.batch
-            topic, partition = lane.journal.address(batch.destination)
+            topic, partition = lane.journal.views.address(batch.destination)
             parcel = self._ledger.unpack(each.number)
             if parcel is None:
                 parcel = Parcel(

@@ -132,7 +132,7 @@ class PlaceKeeper:
         """At the end, where a lane is that could not be restored; None for one that is in place."""
         if lane not in self._troubles:
             return None
-        return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.spooled_records)
+        return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
         """Whether `spool_dir` as it was given still leads to the directory: a deploy may switch a link."""
@@ -249,7 +249,7 @@ class PlaceKeeper:
         """It is restored: what became of it."""
         gone = [
             batch
-            for _, _, batch in lane.journal.batches()
+            for _, _, batch in lane.journal.views.batches()
             if any(first <= batch.position < end for first, end in lost)
             and not ((parcel := lane.parcels.get(batch.handle)) and parcel.data)
         ]

@@ -199,7 +199,7 @@ class Question(_LogSteps):
         if ask.read_log or ask.fenced or judgement.verdict is Verdict.READ_LOG:
             self._read_log()
             return
-        epoch = self._lane.journal.leader_epoch(ask.destination)
+        epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
             # A log that was wiped takes any sequence: a late request alone would speak for those before it.
             self._unproven = judgement
@@ -244,7 +244,7 @@ class Question(_LogSteps):
         if start is None:
             return
         self._log_start = start.offset
-        epoch = self._lane.journal.leader_epoch(self._ask.destination)
+        epoch = self._lane.journal.views.leader_epoch(self._ask.destination)
         if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
             # A log that was cut and has grown again may hold them before what was acknowledged.
             self._ground.cluster.offset_for_leader_epoch(
@@ -449,7 +449,7 @@ class Inquest(_LogSteps):
                 self._failed("The topic was created again meanwhile", 0)
                 return
             # Topics have ids from Kafka 2.8 on. Before, only what is still there tells a log from another topic's.
-            comparable = any(topic_id) and any(journal.topic_id(self._ask.destination))
+            comparable = any(topic_id) and any(journal.views.topic_id(self._ask.destination))
             journal.surveyed(
                 self._ask.destination,
                 survey.loss(),

@@ -34,7 +34,7 @@ class Rejects:
             lane.kept_in.update((batch.handle, None) for batch in aside.batches)
             self._set_aside(lane, aside, len(aside.batches))
             return
-        topic, partition = lane.journal.address(aside.destination)
+        topic, partition = lane.journal.views.address(aside.destination)
         destination = m.Destination(aside.destination, topic, partition)
         kept, reason = 0, ""
         while kept < len(aside.batches) and not reason:
@@ -107,7 +107,7 @@ class Rejects:
         """A batch is damaged on disk. Whether it is in quarantine/ and is given up; else its partition waits."""
         if batch.handle in lane.kept_in:
             return True
-        address = lane.journal.address(batch.destination)
+        address = lane.journal.views.address(batch.destination)
         if self._config.on_corrupt == "quarantine":
             try:
                 lane.kept_in[batch.handle] = lane.spool.quarantine(batch.position)

@@ -60,7 +60,7 @@ class RoomKeeper:
         if not self._copy(lane, batches):
             lane.copy_before = -1
             lane.look_at = self._ground.clock.monotonic() + _AFTER_FAILURE_S
-        elif lane.journal.release_position >= lane.copy_before:
+        elif lane.journal.views.release_position >= lane.copy_before:
             lane.copy_before = -1
         else:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
@@ -99,14 +99,14 @@ class RoomKeeper:
             return False
         lane.looked_bytes, lane.look_at = used, now + _LOOK_EVERY_S
         segments = lane.spool.segments
-        held = lane.journal.held_position
+        held = lane.journal.views.held_position
         closed = [
             forward.Segment(following[1], segment[2])
             for segment, following in itertools.pairwise(segments)
             if following[1] <= held
         ]
         lane.copy_before = forward.copy_before(
-            closed, lane.journal.pinned(), used_bytes=used, limit_bytes=limit
+            closed, lane.journal.views.pinned(), used_bytes=used, limit_bytes=limit
         )
         return lane.copy_before >= 0
 

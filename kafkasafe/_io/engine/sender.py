@@ -83,7 +83,7 @@ class Sender:
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
         """Send batches, in order, as soon as there is room for them on their way; the reply comes as `Produced`."""
         for batch in batches:
-            address = lane.journal.address(batch.destination)
+            address = lane.journal.views.address(batch.destination)
             self.tries(*address)
             self._outlet.hold(address, lane, batch)
         self._let_out()
@@ -178,14 +178,14 @@ class Sender:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
             # As the fence does for those that are further on: nothing overtakes what failed.
-            address = sent.lane.journal.address(sent.batch.destination)
+            address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
         self._let_out()
 
     def _produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
-        address = lane.journal.address(batch.destination)
+        address = lane.journal.views.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
         now = self._ground.now()
         timed_out = isinstance(reply, t.Failure) and isinstance(
@@ -215,7 +215,7 @@ class Sender:
                 address,
                 classify_code(reply.error_code).name,
                 log_start_offset=reply.log_start_offset,
-                last_acked=lane.journal.last_acked_offset(*address),
+                last_acked=lane.journal.views.last_acked_offset(*address),
             )
             lane.journal.refused(
                 batch,
@@ -322,7 +322,7 @@ class Sender:
 
     def wait(self, lane: Lane, wait: j.Wait) -> None:
         """A destination pauses before its next try."""
-        topic, partition = lane.journal.address(wait.destination)
+        topic, partition = lane.journal.views.address(wait.destination)
         backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
             wait.attempt
         )

@@ -71,7 +71,7 @@ class Topics:
         """On the network thread: a deleted topic must not come back because we ask whether it is still there."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._ground.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
-            lane.journal.wants(topic) for lane in list(self._ground.lanes)
+            lane.journal.views.wants(topic) for lane in list(self._ground.lanes)
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
@@ -98,7 +98,7 @@ class Topics:
 
     def poll(self) -> None:
         """Ask about topics that records wait for without a partition."""
-        waiting = {topic for lane in self._ground.lanes for topic in lane.journal.unchosen_topics()}
+        waiting = {topic for lane in self._ground.lanes for topic in lane.journal.views.unchosen_topics()}
         unknown = {topic for topic in waiting if self._ground.cluster.topic(topic) is None}
         if unknown:
             self._ground.refresh_topics(unknown)
@@ -128,10 +128,10 @@ class Topics:
         """What was noted of topics is carried out."""
         usable = [(name, info) for name, info in found if info.partitions and not info.error_code]
         for lane in self._ground.lanes:
-            if any(lane.own or lane.journal.waiting(name) for name, _ in usable):
+            if any(lane.own or lane.journal.views.waiting(name) for name, _ in usable):
                 self._drive(lane)
         for name, info in usable:
-            if not self._ground.own.journal.waiting(name):
+            if not self._ground.own.journal.views.waiting(name):
                 self._on_topic(name, max(info.partitions) + 1)
         if found:
             with self._ledger.lock:
@@ -143,14 +143,14 @@ class Topics:
         now = self._ground.now()
         size = 0
         for lane in self._ground.lanes:
-            if info.error_code in {3, 17, 29} and lane.journal.waiting(name):
+            if info.error_code in {3, 17, 29} and lane.journal.views.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
                 if fresh:
                     lane.journal.deny_unchosen(
                         name, info.error_code, f"{reason}: the cluster says so of the topic", now
                     )
-            elif info.partitions and not info.error_code and (lane.own or lane.journal.waiting(name)):
-                size += lane.journal.portion_bytes(name)
+            elif info.partitions and not info.error_code and (lane.own or lane.journal.views.waiting(name)):
+                size += lane.journal.views.portion_bytes(name)
                 if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
                     self._ground.progressed()
         return size

@@ -73,7 +73,7 @@ class Transactor:
                 case u.Fence():
                     self._fence(lane, action)
                 case u.Join():
-                    places = [lane.journal.address(number) for number in action.unit.destinations]
+                    places = [lane.journal.views.address(number) for number in action.unit.destinations]
                     self._ground.cluster.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
@@ -152,7 +152,7 @@ class Transactor:
         requests: list[t.ProduceRequest[u.Append]] = []
         for action in appends:
             batch = action.batch
-            topic, partition = lane.journal.address(batch.destination)
+            topic, partition = lane.journal.views.address(batch.destination)
             if not isinstance(batch, j.Batch):
                 continue  # a unit of a journal has no others
             try:
@@ -238,7 +238,7 @@ class Transactor:
     def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int] | None:
         """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
         if unit.batches:
-            return lane.journal.address(unit.batches[0].destination)
+            return lane.journal.views.address(unit.batches[0].destination)
         first = next((at for each in unit.offsets for at in each.positions), None)
         return None if first is None else (first.topic, first.partition)
 
@@ -272,7 +272,7 @@ class Transactor:
         batch = next((each for each in unit.batches if unit.places.get(each.handle, -1) >= 0), None)
         if batch is None:
             return False
-        topic, partition = lane.journal.address(batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         self._ground.cluster.fetch_records(
             topic,
             partition,
@@ -358,7 +358,7 @@ class Transactor:
             case u.Join(), _:
                 units.joined(action)
             case u.Append(), _:
-                topic, partition = lane.journal.address(action.batch.destination)
+                topic, partition = lane.journal.views.address(action.batch.destination)
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
@@ -415,7 +415,7 @@ class Transactor:
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:
                 self._ground.refresh_topics(
-                    lane.journal.address(number)[0] for number in action.unit.destinations
+                    lane.journal.views.address(number)[0] for number in action.unit.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
 
@@ -427,7 +427,7 @@ class Transactor:
         if isinstance(action, u.Append):
             return [action.batch.destination]
         destinations = list(action.unit.destinations)
-        return [each for each in destinations if lane.journal.address(each) in refused] or destinations
+        return [each for each in destinations if lane.journal.views.address(each) in refused] or destinations
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
         """Who waits for a transactional id of the user's hears of what will not pass by itself."""
@@ -478,7 +478,7 @@ class Transactor:
             lane.kept_in.update((batch.handle, None) for batch in left)
             left = []
         for destination in dict.fromkeys(batch.destination for batch in left):
-            topic, partition = lane.journal.address(destination)
+            topic, partition = lane.journal.views.address(destination)
             portion = []
             mine = [batch for batch in left if batch.destination == destination]
             used = lane.rejected.size_bytes

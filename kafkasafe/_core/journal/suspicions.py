@@ -6,16 +6,31 @@ What the log says about it, and what is sent again, is in `losses`.
 from __future__ import annotations
 
 from kafkasafe._core.codes import MISSING_CODES
-from kafkasafe._core.journal.lives import Lives
+from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.messages import EpochCheck
+from kafkasafe._core.journal.missing import Missing
+from kafkasafe._core.journal.packing import Packer
 from kafkasafe._core.journal.partition import Flow, Partition, Suspicion
+from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.loss import Cause
 
-__all__ = ["Doubts"]
+__all__ = ["Suspicions"]
 
 
-class Doubts(Lives):
-    """Part of `Journal`: what was acknowledged and may be gone."""
+class Suspicions:
+    """What was acknowledged and may be gone."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        index: SpoolIndex,
+        packer: Packer,
+        missing: Missing,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._index = index
+        self._packer = packer
+        self._missing = missing
 
     def suspect(
         self,
@@ -38,17 +53,17 @@ class Doubts(Lives):
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):
             return
-        self._suspect(partition, cause, evidence, from_offset=from_offset, check=check)
-        self._stop_if_suspected(partition)
-        self._touch(partition)
+        self.raise_suspicion(partition, cause, evidence, from_offset=from_offset, check=check)
+        self.stop_if_suspected(partition)
+        self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
         """The log of the leader before did not end before what that one acknowledged."""
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
             partition.loss.passed()
-            self._touch(partition)
-        self._doubt_or_not(partition)
+            self._packer.touch(partition)
+        self.keep_suspected(partition)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
         """The log of the leader before could not be asked about; it is asked again.
@@ -58,13 +73,13 @@ class Doubts(Lives):
             code: Kafka's error code where the cluster gave one, else 0.
         """
         if code in MISSING_CODES:
-            self.missing.say(check.destination)
+            self._missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
         """The topic was deleted and created again: what was acknowledged is gone with the old one."""
         self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
 
-    def _suspect(
+    def raise_suspicion(
         self,
         partition: Partition,
         cause: Cause,
@@ -82,22 +97,22 @@ class Doubts(Lives):
         if check is not None:
             last, epoch = check.last_acked_offset, check.leader_epoch
         partition.loss.open(Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK))
-        self._doubt_or_not(partition)
+        self.keep_suspected(partition)
 
-    def _doubt_or_not(self, partition: Partition) -> None:
+    def keep_suspected(self, partition: Partition) -> None:
         """After each change of its `suspicion` or `checks`. What may have to be sent again stays in the spool."""
         if not partition.loss.is_open:
             self._index.unpin(partition.number)
         else:
             self._index.pin(partition.number, (*partition.log.acked, *partition.queue))
 
-    def _stop_if_suspected(self, partition: Partition) -> None:
+    def stop_if_suspected(self, partition: Partition) -> None:
         """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
         if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
             partition.progress.decide()
-            self._touch(partition)
+            self._packer.touch(partition)
 
-    def _look_back(self, partition: Partition, base_offset: int) -> None:
+    def check_offset_order(self, partition: Partition, base_offset: int) -> None:
         """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
         last = partition.log.last_acked_offset
         if base_offset > last:
@@ -106,14 +121,14 @@ class Doubts(Lives):
         if base_offset < 0:
             return
         evidence = f"acknowledged at offset {base_offset}, though offset {last} was acknowledged before"
-        self._suspect(partition, Cause.ACK, evidence, from_offset=base_offset)
+        self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
-    def _leads(self, partition: Partition, leader_epoch: int) -> None:
+    def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
         """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
                 EpochCheck(partition.number, partition.log.leader_epoch, partition.log.last_acked_offset)
             )
-            self._doubt_or_not(partition)
-            self._touch(partition)
+            self.keep_suspected(partition)
+            self._packer.touch(partition)
         partition.log.lead(leader_epoch)
