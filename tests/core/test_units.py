@@ -110,7 +110,7 @@ class Script:
                 self.units.staged(unit)
             for unit in self.units.ending:
                 self.units.over(unit)
-            self.units.staging, self.units.ending = [], []
+            self.units.clear_outcomes()
         return written
 
     def take(self, kind):

@@ -116,7 +116,7 @@ def test_a_unit_that_has_nothing_but_offsets_has_its_turn():
         script.prepare()
         ended.append(commit_first(script))
     assert ended == [first, bare, last]
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
@@ -177,7 +177,7 @@ def test_units_of_one_consumer_share_a_transaction_with_the_newest_offsets(proto
     script.units.ended(end, u.Grant(7, 99, protocol))
     marks = script.turn()
     assert outcomes(marks) == [(number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3, 4)]
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from test_units import Batch, Script
 
 def in_line(script: Script, destination: int) -> list[u.Unit]:
     """What stands in the line of a partition, with those that share a transaction one by one."""
-    line = script.units._lines[destination]
+    line = script.units._lines.at(destination)
     return [each for unit in line for each in unit.each if destination in each.destinations]
 
 
@@ -94,7 +94,7 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
     ]
     assert {unit.phase for unit in units} == {u.Phase.OVER}
     assert len(script.units) == 0
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
@@ -124,12 +124,12 @@ def test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself(which):
             other.resting = True
         case "refused":
             other.phase = u.Phase.REFUSED
-    assert script.units._gather(units[0], script.units._is_ready) == [units[0]]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == [units[0]]
     if which in {"a user's name", "offsets of a group", "went back before"}:
-        assert script.units._gather(other, script.units._is_ready) == [other]
+        assert script.units._schedule._sharing.gather(other, script.units._schedule.is_ready) == [other]
     other.transactional_id, other.offsets, other.tries = "", (), 0
     other.durable, other.resting, other.phase = True, False, u.Phase.WAITING
-    assert script.units._gather(units[0], script.units._is_ready) == units
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units
 
 
 def test_what_has_a_name_goes_by_itself():
@@ -143,19 +143,19 @@ def test_what_is_refused_is_not_begun_with_what_stands_before_it():
 def test_they_are_not_more_than_a_transaction_should_hold():
     script = Script(2, most=16)
     units = [script.seal(number, 1) for number in range(1, 30)]
-    assert script.units._gather(units[0], script.units._is_ready) == units[:16]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:16]
     for unit in units:
         unit.batches[0].size_bytes = 3 << 20
-    assert script.units._gather(units[0], script.units._is_ready) == units[:2]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:2]
     units[0].batches[0].size_bytes = 300 << 20
-    assert script.units._gather(units[0], script.units._is_ready) == units[:1]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:1]
 
 
 def test_nothing_that_stands_between_is_passed():
     # The third stands behind the second on partition 2, which waits behind the one that is under way there.
     script = Script(2, most=16)
-    script.units.fenced(u.Fence(script.units._slot("lane-0"), 0), u.Grant(7, 1, 2))
-    script.units.fenced(u.Fence(script.units._slot("lane-1"), 0), u.Grant(7, 2, 2))
+    script.units.fenced(u.Fence(script.units._ids["lane-0"], 0), u.Grant(7, 1, 2))
+    script.units.fenced(u.Fence(script.units._ids["lane-1"], 0), u.Grant(7, 2, 2))
     under_way = script.seal(1, 2)
     script.turn()
     assert under_way.phase is u.Phase.APPENDING
@@ -165,7 +165,7 @@ def test_nothing_that_stands_between_is_passed():
     last = script.seal(5, 1)
     beside = script.seal(6, 3)
     script.turn()
-    began = [slot.unit for slot in script.units._slots.values()]
+    began = [slot.unit for slot in script.units._ids]
     assert [unit.number for each in began for unit in each.each] == [1, 2]
     assert {unit.phase for unit in (between, behind, last, beside)} == {u.Phase.WAITING}
 
@@ -176,12 +176,13 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
     units = [script.seal(number, *sorted(some)) for number, some in enumerate(places, 1)]
     for unit in units[:under_way]:
         unit.phase = u.Phase.STAGED
-    before = {at: list(line) for at, line in script.units._lines.items()}
-    for first in script.units._next():
-        found = script.units._gather(first, script.units._is_ready)
+    lines = set().union(*places)
+    before = {at: list(script.units._lines.at(at)) for at in lines}
+    for first in script.units._lines.next_units():
+        found = script.units._schedule._sharing.gather(first, script.units._schedule.is_ready)
         ahead = {unit for at in first.destinations for unit in before[at][: before[at].index(first)]}
         assert found == sorted(found, key=lambda unit: unit.number)
-        whole = script.units._lead(found)
+        whole = script.units._transitions.unite(found)
         assert {at: in_line(script, at) for at in before} == before, "the order is another one"
         for line in before.values():
             mine = [unit for unit in line if unit in found]
@@ -190,8 +191,8 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
                 front = line[: line.index(mine[0])]
                 assert all(unit.phase is u.Phase.STAGED for unit in front)
                 assert set(front) <= ahead
-        script.units._part(whole)
-        assert {at: list(line) for at, line in script.units._lines.items()} == before
+        script.units._transitions.part(whole)
+        assert {at: list(script.units._lines.at(at)) for at in lines} == before
         assert all(unit.within is None for unit in units)
 
 

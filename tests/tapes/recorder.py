@@ -32,7 +32,7 @@ _VIEWS = frozenset(
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
     *(getattr(u, name) for name in ("Again", "Append", "Ask", "End", "Fence", "Join", "Look", "Note", "Refuse")),
-    terms.Rest,
+    u.Rest,
     groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
     groups.UnitGroup,
     j.Aside,
@@ -58,7 +58,7 @@ class Tape:
         self._names: dict[int, str] = {}
         self._shows: dict[type, Callable[[Any], str]] = {
             int: repr, str: repr, bytes: repr, float: repr, bool: repr, type(None): repr,
-            j.Batch: self._show_batch, u.Unit: self._show_unit, terms.Slot: lambda slot: slot.transactional_id,
+            j.Batch: self._show_batch, u.Unit: self._show_unit, u.Slot: lambda slot: slot.transactional_id,
             loss.Released: _show_released,
             list: self._show_all, tuple: self._show_all, deque: self._show_all,
             dict: self._show_dict, MappingProxyType: self._show_dict,

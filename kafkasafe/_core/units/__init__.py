@@ -21,39 +21,57 @@ before it are, and stand before it in the log. So several may be under way at on
 line like any: units that move it are committed in order, and each writes it only after all before it are committed.
 
 Readings. Units with a consumer's offsets go on from one another, so one that is dropped takes along the later ones of
-the same reading (`Moves._follow_drops`).
+the same reading (`Transitions.follow_drops`).
+
+Modules. Each object owns its state, and knows those below it only:
+
+    machine.py      `Units`: takes the events
+    schedule.py     `Schedule`: what is begun, appended and committed next
+    recovery.py     `UnitReplay`: what the marks of earlier incarnations say
+    transitions.py  `Transitions`: every way out of a transaction, and out of the line
+    together.py     `Sharing`: which units share a transaction
+    order.py        `Lines`: in which order units stand on each partition, and how far the logs hold what is committed
+    readings.py     `ReadingOrder`: which readings of consumers are broken off, or come too late
+    ids.py          `TransactionalIds`: which id a transaction gets, and how one becomes ours
+    registry.py     `UnitRegistry`: the units without a fate
+    outbox.py       `Outbox`: requests and marks that are decided, and not taken yet
+    requests.py     what is done under a transactional id
+    unit.py         `Unit`, and the transactional id under which it goes
+    terms.py        phases, grants, readings
+    outcome.py      what the coordinator's description says of the outcome
 """
 
 from kafkasafe._core.units.machine import Units
 from kafkasafe._core.units.outcome import outcome_of
-from kafkasafe._core.units.terms import (
-    GIVEN_UP,
-    NO_READING,
-    POOL,
-    SUPERSEDED,
-    TRANSITIONS,
+from kafkasafe._core.units.requests import (
     Action,
     Again,
     Append,
     Ask,
     End,
     Fence,
-    Grant,
-    GroupPartition,
-    IllegalStepError,
     Join,
-    Line,
     Look,
-    Member,
     Note,
-    Phase,
-    Reading,
     Refuse,
     Request,
     Rest,
-    Slot,
-    Unit,
 )
+from kafkasafe._core.units.terms import (
+    GIVEN_UP,
+    NO_READING,
+    POOL,
+    SUPERSEDED,
+    TRANSITIONS,
+    Grant,
+    GroupPartition,
+    IllegalStepError,
+    Line,
+    Member,
+    Phase,
+    Reading,
+)
+from kafkasafe._core.units.unit import Slot, Unit
 
 __all__ = [
     "GIVEN_UP",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.units.order import Order
-from kafkasafe._core.units.terms import GroupPartition, Line, Reading, Unit
+from kafkasafe._core.units.order import Lines
+from kafkasafe._core.units.terms import GroupPartition, Line, Reading
+from kafkasafe._core.units.unit import Unit
 
-__all__ = ["MOST", "Together"]
+__all__ = ["MOST", "Sharing", "whole_of"]
 
 MOST: Final = 128
 """So many units share a transaction at most."""
@@ -21,16 +22,19 @@ _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
 
 
-class Together(Order):
-    """What is in line, and what of it goes together.
+class Sharing:
+    """Chooses the units that share a transaction.
 
-    Whoever goes in line behind a unit that shares a transaction finds the whole there, which is in all lines of its
-    units, with nothing between them. So what is true of the order of single units is true of it.
+    Args:
+        lines: Where they stand.
+        most: How many share one at most.
     """
 
-    _most: int
+    def __init__(self, lines: Lines, most: int) -> None:
+        self._lines = lines
+        self._most = most
 
-    def _gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
+    def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
         """The unit whose turn it is, and those right behind it that may share its transaction, in order.
 
         Args:
@@ -47,7 +51,7 @@ class Together(Order):
         heads: dict[Line, Unit | None] = {}
         ahead: set[Unit] = set()
         for at in unit.lines:
-            lines[at] = iter(self._lines[at])
+            lines[at] = self._lines.at(at)
             while (each := next(lines[at])) is not unit:
                 ahead.add(each)
             heads[at] = next(lines[at], None)
@@ -74,7 +78,7 @@ class Together(Order):
                 room -= _size(other)
                 for at in other.lines:
                     if at not in lines:
-                        lines[at] = iter(self._lines[at])
+                        lines[at] = self._lines.at(at)
                         while next(lines[at]) is not other:
                             pass
                     heads[at] = next(lines[at], None)
@@ -87,54 +91,28 @@ class Together(Order):
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Unit]) -> bool:
         """Nothing stands before it there but these."""
         return all(
-            each in ahead for each in itertools.takewhile(lambda each: each is not other, self._lines[line])
+            each in ahead
+            for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
         )
 
-    def _lead(self, units: Sequence[Unit]) -> Unit:
-        """They share a transaction from here on: what stands for all of them, in their places."""
-        first = units[0]
-        if len(units) == 1:
-            return first
-        whole = Unit(
-            first.number,
-            first.unit_id,
-            first.transactional_id,
-            _newest_offsets(units),
-            {line: reading for each in units for line, reading in each.readings.items()},
-            batches=[batch for each in units for batch in each.batches],
-            durable=True,
-            phase=first.phase,
-            together=tuple(units),
-        )
-        for each in units:
-            each.within = whole
-            for mine, all_of_them in (
-                (each.sequences, whole.sequences),
-                (each.places, whole.places),
-                (each.epochs, whole.epochs),
-            ):
-                all_of_them.update(mine)
-            each.sequences, each.places, each.epochs = whole.sequences, whole.places, whole.epochs
-        for at in whole.lines:
-            line = self._lines[at]
-            mine_here = [each for each in units if at in each.lines]
-            line[line.index(mine_here[0])] = whole
-            for each in mine_here[1:]:
-                line.remove(each)
-        return whole
 
-    def _part(self, whole: Unit) -> None:
-        """Each goes by itself again, in its place."""
-        for at in whole.lines if whole.together else ():
-            line = self._lines[at]
-            index = line.index(whole)
-            del line[index]
-            for each in reversed(whole.together):
-                if at in each.lines:
-                    line.insert(index, each)
-        for each in whole.together:
-            each.within = None
-            each.sequences, each.places, each.epochs = {}, {}, {}
+def whole_of(units: Sequence[Unit]) -> Unit:
+    """They share a transaction from here on. Returns what stands for all of them."""
+    first = units[0]
+    whole = Unit(
+        first.number,
+        first.unit_id,
+        first.transactional_id,
+        _newest_offsets(units),
+        {line: reading for each in units for line, reading in each.readings.items()},
+        batches=[batch for each in units for batch in each.batches],
+        durable=True,
+        phase=first.phase,
+        together=tuple(units),
+    )
+    for each in units:
+        each.share(whole)
+    return whole
 
 
 class _Members:

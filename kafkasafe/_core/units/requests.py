@@ -1,0 +1,131 @@
+"""What is done under a transactional id, and for a unit: the answer to each is an event of `Units`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafkasafe._core.units.terms import Grant, Member
+from kafkasafe._core.units.unit import Slot, Unit
+
+__all__ = [
+    "Action",
+    "Again",
+    "Append",
+    "Ask",
+    "End",
+    "Fence",
+    "Join",
+    "Look",
+    "Note",
+    "Refuse",
+    "Request",
+    "Rest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since.
+
+    With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
+    """
+
+    slot: Slot
+    turn: int
+    keep: Grant | None = None
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Add its partitions to the transaction: `joined`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append a batch: `appended`. Those of a partition go out in the order in which they are given."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+    batch: Member
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write offsets of a group inside the transaction: `noted`.
+
+    `index` -1 is the marker: the group is called as the transactional id, and the text is the unit's id.
+    """
+
+    slot: Slot
+    turn: int
+    unit: Unit
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """EndTxn with commit, under the slot's grant: `ended`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How does the coordinator describe the transaction? `described`."""
+
+    slot: Slot
+    turn: int
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Does the marker, or the log, say that it was committed? `told`.
+
+    With `by_log` the log alone: who has taken the id over may have the marker of ours in a transaction of his own.
+    """
+
+    slot: Slot
+    turn: int
+    unit: Unit
+    by_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It is to be made durable in `rejected/`: `put_aside`."""
+
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """It goes on after a pause: `rested`."""
+
+    unit: Unit
+
+
+Request = Fence | Join | Append | Note | End | Look | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The same once more, after a pause: `again`."""
+
+    action: Request | Rest
+    attempt: int
+    code: int | None
+    reason: str
+    slow: bool = False
+
+
+Action = Request | Refuse | Again
