@@ -7,6 +7,7 @@ which decision changed, and why*.
     histories.py    seeded histories: a `History` drives the journal through successive incarnations, with a disk and a cluster
                     that are just complex enough to reach its rare states
     recorder.py     a `Tape`, journals that record on it, and the replay of a tape
+    words.py        the word of each class on a tape
     digests.txt     a digest of each seed's tape
     whole/          tapes as text, compressed. Some are of these histories; some were recorded in histories of the
                     simulation, with the real engine, and are replayed without it

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kafkasafe._core import identity, loss
 from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
+from kafkasafe._core import loss
 from kafkasafe._core import units as u
 from kafkasafe._core.journal import groups
-from kafkasafe._core.units import terms
+
+from .words import KNOWN, word
 
 __all__ = ["Tape", "differences", "recorded", "recording", "replay"]
 
@@ -113,7 +113,7 @@ class Tape:
 
     def _show_fields(self, value: Any) -> str:
         kind = type(value)
-        return f"{kind.__name__}({', '.join([self.show(getattr(value, name)) for name in _fields(kind)])})"
+        return f"{word(kind)}({', '.join([self.show(getattr(value, name)) for name in _fields(kind)])})"
 
     @staticmethod
     def _show_enum(value: enum.Enum) -> str:
@@ -149,7 +149,7 @@ class Tape:
         try:
             result = method(*args, **options)
         except Exception as error:
-            self.lines.append(f"! {type(error).__name__}: {error}")
+            self.lines.append(f"! {word(type(error))}: {error}")
             raise
         finally:
             self.busy = False
@@ -168,7 +168,7 @@ class Tape:
         """An argument as Python, in which what the journal gave out has a name."""
         match value:
             case enum.Enum():
-                return f"{type(value).__name__}.{value.name}"
+                return f"{word(type(value))}.{value.name}"
             case None | bool() | int() | float() | str() | bytes() | itertools.count():
                 return repr(value)
             case j.Batch() | u.Unit():
@@ -185,7 +185,7 @@ class Tape:
         if id(value) in self._names:
             return self._names[id(value)]
         kind = type(value)
-        return f"{kind.__name__}({', '.join(self.write(getattr(value, name)) for name in _fields(kind))})"
+        return f"{word(kind)}({', '.join(self.write(getattr(value, name)) for name in _fields(kind))})"
 
     def __getitem__(self, name: str) -> Any:
         """What a name in a call stands for."""
@@ -279,10 +279,7 @@ def recording(patch: Any, tapes: list[Tape]) -> None:
 
 # -- replay ------------------------------------------------------------------------------------------------------------
 
-_KNOWN: dict[str, Any] = {}
-for place in (identity, loss, terms, j, groups, m):
-    _KNOWN |= {name: getattr(place, name) for name in place.__all__}
-_KNOWN |= {"count": itertools.count, "frozenset": frozenset}
+_KNOWN: dict[str, Any] = {**KNOWN, "count": itertools.count, "frozenset": frozenset}
 
 
 def replay(lines: list[str]) -> list[str]:
@@ -302,7 +299,7 @@ def replay(lines: list[str]) -> list[str]:
             eval(call, _KNOWN, tape)
         except Exception as error:
             if not tape.lines[-1].startswith("! "):
-                tape.lines.append(f"! {type(error).__name__}: {error}")
+                tape.lines.append(f"! {word(type(error))}: {error}")
             break
     return tape.lines
 

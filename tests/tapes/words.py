@@ -1,0 +1,115 @@
+"""The word of each class on a tape: a class that is renamed keeps its word, and so every tape stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kafkasafe._core import identity, loss
+from kafkasafe._core import journal as j
+from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
+from kafkasafe._core.journal import groups
+
+__all__ = ["KNOWN", "WORDS", "word"]
+
+WORDS: Final[dict[type[Any], str]] = {
+    # Judgements.
+    identity.BatchId: "BatchId",
+    identity.Judgement: "Judgement",
+    identity.ProducerView: "ProducerView",
+    identity.Verdict: "Verdict",
+    loss.AckedBatch: "AckedBatch",
+    loss.Cause: "Cause",
+    loss.Loss: "Loss",
+    # Atomic batches.
+    u.Again: "Again",
+    u.Append: "Append",
+    u.Ask: "Ask",
+    u.End: "End",
+    u.Fence: "Fence",
+    u.Grant: "Grant",
+    u.IllegalStepError: "IllegalStepError",
+    u.Join: "Join",
+    u.Look: "Look",
+    u.Note: "Note",
+    u.Phase: "Phase",
+    u.Reading: "Reading",
+    u.Refuse: "Refuse",
+    u.Rest: "Rest",
+    # The journal.
+    j.AckedLoss: "AckedLoss",
+    j.Aside: "Aside",
+    j.Ask: "Ask",
+    j.Clock: "Clock",
+    j.Delivered: "Delivered",
+    j.Denial: "Denial",
+    j.Denied: "Denied",
+    j.Divide: "Divide",
+    j.EpochCheck: "EpochCheck",
+    j.Fate: "Fate",
+    j.Healed: "Healed",
+    j.Hole: "Hole",
+    j.IllegalMoveError: "IllegalMoveError",
+    j.Packed: "Packed",
+    j.Parked: "Parked",
+    j.Persist: "Persist",
+    j.Ready: "Ready",
+    j.Refusal: "Refusal",
+    j.Relented: "Relented",
+    j.Resolution: "Resolution",
+    j.SurveyAsk: "SurveyAsk",
+    j.Unpacked: "Unpacked",
+    j.Wait: "Wait",
+    groups.Begun: "Begun",
+    groups.Ended: "Ended",
+    groups.Identified: "Identified",
+    groups.SilenceBroken: "SilenceBroken",
+    groups.UnitEnded: "UnitEnded",
+    groups.UnitGroup: "UnitGroup",
+    groups.UnitStaged: "UnitStaged",
+    # Marks.
+    m.After: "After",
+    m.Begun: "Begun",
+    m.Cluster: "Cluster",
+    m.Committed: "Committed",
+    m.Debt: "Debt",
+    m.Decision: "Decision",
+    m.Destination: "Destination",
+    m.Ended: "Ended",
+    m.Given: "Given",
+    m.Granted: "Granted",
+    m.GroupOffsets: "GroupOffsets",
+    m.Identified: "Identified",
+    m.Identity: "Identity",
+    m.IdentityReason: "IdentityReason",
+    m.MarkError: "MarkError",
+    m.Move: "Move",
+    m.Moved: "Moved",
+    m.Placed: "Placed",
+    m.Position: "Position",
+    m.Quiet: "Quiet",
+    m.Read: "Read",
+    m.Rejected: "Rejected",
+    m.Replaced: "Replaced",
+    m.Resent: "Resent",
+    m.Resolved: "Resolved",
+    m.Revived: "Revived",
+    m.Staged: "Staged",
+    m.State: "State",
+    m.Topic: "Topic",
+    m.Torn: "Torn",
+    m.Undecidable: "Undecidable",
+    m.Unit: "Unit",
+    m.UnitOutcome: "UnitOutcome",
+}
+
+KNOWN: Final[dict[str, type[Any]]] = {name: kind for kind, name in WORDS.items()}
+"""What a word in a call stands for. Some are of two classes, and calls have the one that is named last: a mark."""
+
+
+def word(kind: type[Any]) -> str:
+    """The word of a class, which is in `WORDS` unless it is one of Python's."""
+    known = WORDS.get(kind)
+    if known is None and kind.__module__ != "builtins":
+        raise LookupError(f"{kind.__qualname__} is on a tape, and has no word: give it one in {__name__}")
+    return known or kind.__name__
