@@ -52,7 +52,7 @@ def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000, *, s
                 # However late the first one's end is, the second one is not staged by then.
                 Sharing.gather, note = goes_alone, Transactor._note
                 Transactor._note = lambda self, lane, action: (
-                    action.unit.number > 1 or note(self, lane, action)
+                    action.transaction.number > 1 or note(self, lane, action)
                 )
             carry_out = Transactor.carry_out
 
@@ -85,7 +85,7 @@ def killed_with_the_second_staged(servers, directory, topic):
             marked = []
 
             def notes_the_second(self, lane, action):
-                if action.unit.number > 1:
+                if action.transaction.number > 1:
                     note(self, lane, action)
 
             def writes(self, marks, batches, **options):

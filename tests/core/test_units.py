@@ -158,7 +158,7 @@ def test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable
     # Once more, and the mark stays unwritten.
     assert unit.phase is u.Phase.ENDING
     [end] = script.take(u.End)
-    assert end.unit is unit
+    assert end.transaction.units == (unit,)
 
     late = Script(protocol)
     unit = late.seal(1, 1, 2)
@@ -181,11 +181,11 @@ def test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side()
     first, second = script.seal(1, 1), script.seal(2, 1)
     script.prepare()
     ends = script.take(u.End)
-    assert [end.unit for end in ends] == [first]
+    assert [unit for end in ends for unit in end.transaction.units] == [first]
     assert second.phase is u.Phase.STAGED
     script.units.ended(ends[0], u.Grant(7, 99, 2))
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [second]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [second]
 
 
 def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
@@ -201,14 +201,14 @@ def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
     script.units.told(ask, committed=False)
     script.prepare()
     [end] = script.take(u.End)
-    assert end.unit is first
+    assert end.transaction.units == (first,)
     script.units.ended(end, u.Grant(7, 99, 2))
     script.prepare()
     for again in script.take(u.Again):
         script.units.again(again.action)
     script.prepare()
     [end] = script.take(u.End)
-    assert end.unit is second
+    assert end.transaction.units == (second,)
     assert second.places[second.batches[0].handle] > first.places[first.batches[0].handle]
 
 
@@ -281,7 +281,7 @@ def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_i
     for rest in script.take(u.Again):
         script.units.again(rest.action)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [unit]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [unit]
 
 
 def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again():
@@ -312,7 +312,7 @@ def test_the_next_life_sends_the_same_commit():
     units.recovered()
     actions = units.advance()
     [end] = [action for action in actions if isinstance(action, u.End)]
-    assert (end.slot.transactional_id, end.unit.grant) == ("lane-1", u.Grant(7, 3, 1))
+    assert (end.slot.transactional_id, end.transaction.grant) == ("lane-1", u.Grant(7, 3, 1))
     # What the earlier life may have left open elsewhere is ended at once.
     assert [a.slot.transactional_id for a in actions if isinstance(a, u.Fence)] == ["lane-0"]
 
@@ -379,7 +379,7 @@ def test_what_went_alone_is_in_order_though_its_log_was_cut():
     script.offsets[1] = 5
     unit = script.seal(2, 1)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [unit]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [unit]
 
 
 def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
@@ -444,7 +444,7 @@ def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
     script.turn()
     assert second.phase is u.Phase.WAITING
     assert {action.slot.transactional_id for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
-    assert not first.issued
+    assert first.transaction is None
 
 
 def under_way(script: Script, first: u.Unit) -> u.Append:
@@ -454,11 +454,11 @@ def under_way(script: Script, first: u.Unit) -> u.Append:
         script.fence_all()
         joins = script.take(u.Join)
         for join in joins:
-            if join.unit is first:
+            if join.transaction.units == (first,):
                 script.units.joined(join)
             else:
                 script.actions.append(join)
-    [append] = [action for action in script.take(u.Append) if action.unit is first]
+    [append] = [action for action in script.take(u.Append) if action.transaction.units == (first,)]
     return append
 
 
@@ -481,7 +481,7 @@ def test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again():
         script.turn()
         script.fence_all()
     early, late = script.take(u.Append)
-    assert (early.unit, late.unit) == (first, second)
+    assert (early.transaction.units, late.transaction.units) == ((first,), (second,))
     script.units.failed(early, 19, "NOT_ENOUGH_REPLICAS")
     script.append(late)
     script.turn()
@@ -499,7 +499,7 @@ def test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transaction
     script = Script(protocol)
     first, second, third = script.seal(1, 1), script.seal(2, 1, 2), script.seal(3, 2)
     append = under_way(script, first)
-    assert (second.phase, second.issued, third.phase) == (u.Phase.BEGUN, False, u.Phase.WAITING)
+    assert (second.phase, second.transaction.issued, third.phase) == (u.Phase.BEGUN, False, u.Phase.WAITING)
     # The third one would have taken the id of the first one, and the second one keeps the other: nobody could go on.
     script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     rest_of(script)
@@ -517,7 +517,7 @@ def test_a_partition_that_is_away_holds_no_transactional_id_that_others_need():
     script.prepare()
     assert (away.phase, behind.phase) == (u.Phase.WAITING, u.Phase.WAITING)
     [end] = script.take(u.End)
-    assert end.unit is other
+    assert end.transaction.units == (other,)
 
 
 def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_of_them():
@@ -550,7 +550,7 @@ def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(
     script.units.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
     script.units.recovered()
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [unit] * commits
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [unit] * commits
     assert unit.phase is (u.Phase.ENDING if commits else u.Phase.ASKING)
 
 
@@ -563,7 +563,7 @@ def test_what_was_divided_keeps_its_turn_in_the_next_life():
         unit.batches.append(Batch(handle, 1, 3, unit.position + 1))
     script.units.recovered()
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [divided]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [divided]
     assert divided.number < later.number
 
 
@@ -595,7 +595,11 @@ def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     # In any case its id is used again only under a new grant.
     assert end.slot.fresh
     script.prepare()
-    assert [each.unit for each in script.take(u.End)] == [] if committed else [unit]
+    assert (
+        [unit for each in script.take(u.End) for unit in each.transaction.units] == []
+        if committed
+        else [unit]
+    )
 
 
 def test_without_a_description_the_marker_is_asked_behind_a_fence():
@@ -664,7 +668,7 @@ def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
     first, behind, alone = script.units.unfinished
     assert [script.units.held_up(unit) for unit in (first, behind, alone)] == [False, True, False]
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [alone]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [alone]
 
 
 def test_a_unit_without_anything_is_committed_without_a_transaction():
@@ -676,7 +680,7 @@ def test_a_unit_without_anything_is_committed_without_a_transaction():
     [ended] = [mark for mark in script.turn() if isinstance(mark, m.Ended)]
     assert (ended.unit_id, ended.outcome) == (empty.unit_id, m.UnitOutcome.COMMITTED)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [other]
+    assert [unit for end in script.take(u.End) for unit in end.transaction.units] == [other]
 
 
 def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_anothers():
@@ -693,7 +697,10 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
     script.units.recovered()
     script.turn()
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.
-    ends = {end.unit.unit_id: (end.slot.transactional_id, end.unit.grant.epoch) for end in script.take(u.End)}
+    ends = {
+        end.transaction.unit_id: (end.slot.transactional_id, end.transaction.grant.epoch)
+        for end in script.take(u.End)
+    }
     assert ends == {moved: ("lane-1", 5), other: ("lane-0", 4)}
 
 
@@ -745,7 +752,7 @@ def test_what_timed_out_is_told_from_what_was_taken_over_by_the_epoch_that_nobod
     for rest in script.take(u.Again):
         script.units.again(rest.action)
     script.turn()
-    assert [join.unit for join in script.take(u.Join)] == [unit]
+    assert [unit for join in script.take(u.Join) for unit in join.transaction.units] == [unit]
 
 
 @pytest.mark.parametrize(("protocol", "code"), [(1, 3), (1, 90), (2, 3), (2, 90)])

@@ -60,7 +60,8 @@ def commit_first(script: Script) -> u.Unit:
     [end] = script.take(u.End)
     script.units.ended(end, u.Grant(7, 99, script.protocol))
     script.turn()
-    return end.unit
+    [unit] = end.transaction.units
+    return unit
 
 
 def outcomes(marks) -> list[tuple[int, m.UnitOutcome]]:
@@ -78,7 +79,7 @@ def test_units_that_move_the_same_offset_are_committed_in_order(protocol):
     assert len(second.places) == 1
     script.prepare()
     [end] = [each for each in script.actions if isinstance(each, u.End)]
-    assert end.unit is first
+    assert end.transaction.units == (first,)
     assert commit_first(script) is first
     script.prepare()
     assert commit_first(script) is second
@@ -90,20 +91,20 @@ def test_an_offset_is_written_when_all_before_it_are_committed(protocol):
     script = Script(protocol)
     first = script.seal(1, 1, offsets=[to(10)])
     second = script.seal(2, 2, offsets=[to(20)])
-    assert [note.unit for note in until_notes(script)] == [first]
+    assert [unit for note in until_notes(script) for unit in note.transaction.units] == [first]
     answer_notes(script)
     script.turn()
     assert script.take(u.Note) == []
     commit_first(script)
     script.turn()
-    assert [note.unit for note in script.take(u.Note)] == [second]
+    assert [unit for note in script.take(u.Note) for unit in note.transaction.units] == [second]
 
 
 def test_units_that_move_different_partitions_of_a_group_do_not_wait_for_each_other():
     script = Script(2)
     first = script.seal(1, 1, offsets=[to(10, partition=0)])
     second = script.seal(2, 2, offsets=[to(20, partition=1)])
-    assert [note.unit for note in until_notes(script)] == [first, second]
+    assert [unit for note in until_notes(script) for unit in note.transaction.units] == [first, second]
 
 
 def test_a_unit_that_has_nothing_but_offsets_has_its_turn():
@@ -166,8 +167,8 @@ def test_units_of_one_consumer_share_a_transaction_with_the_newest_offsets(proto
         script.seal(4, 1, offsets=[to(30)]),
     ]
     [note] = until_notes(script)
-    assert note.unit.each == tuple(units)
-    [offsets] = note.unit.offsets
+    assert note.transaction.units == tuple(units)
+    [offsets] = note.transaction.offsets
     assert {(at.partition, at.offset) for at in offsets.positions} == {(0, 30), (1, 7)}
     assert (offsets.group, offsets.member_id, offsets.generation_id) == (GROUP, "me", 3)
     answer_notes(script)
@@ -194,7 +195,7 @@ def test_offsets_in_another_name_have_their_own_transaction(other):
     script.seal(1, 1, offsets=[to(10)])
     script.seal(2, 1, offsets=[other])
     [note] = until_notes(script)
-    assert note.unit.together == ()
+    assert not note.transaction.is_shared
 
 
 def test_offsets_of_another_reading_have_their_own_transaction():
@@ -202,7 +203,7 @@ def test_offsets_of_another_reading_have_their_own_transaction():
     script.seal(1, 1, offsets=[to(10)], readings=of(1, 0))
     script.seal(2, 1, offsets=[to(20)], readings=of(2, 10))
     [note] = until_notes(script)
-    assert note.unit.together == ()
+    assert not note.transaction.is_shared
 
 
 def test_offsets_of_other_groups_go_along():
@@ -212,8 +213,8 @@ def test_offsets_of_other_groups_go_along():
         script.seal(2, 1, offsets=[to(5, group="h", member="her", generation=9)]),
     ]
     [note] = until_notes(script)
-    assert note.unit.each == tuple(units)
-    assert [each.group for each in note.unit.offsets] == ["g", "h"]
+    assert note.transaction.units == tuple(units)
+    assert [each.group for each in note.transaction.offsets] == ["g", "h"]
     answer_notes(script)
     script.turn()
     [note] = script.take(u.Note)
@@ -230,7 +231,7 @@ def test_a_group_that_refuses_a_consumer_leaves_the_others_of_the_transaction_th
     plain = script.seal(3, 1)
     [note] = until_notes(script)
     script.take(u.Note)
-    assert note.unit.each == (mine, other, plain)
+    assert note.transaction.units == (mine, other, plain)
     script.units.failed(note, UNKNOWN_MEMBER_ID, "UNKNOWN_MEMBER_ID")
     marks = script.turn()
     assert outcomes(marks) == [(1, m.UnitOutcome.DROPPED)]
@@ -345,7 +346,7 @@ def test_what_is_rejected_and_kept_takes_nothing_along():
     second = script.seal(2, 2, offsets=[to(20)], readings=of(1, 0))
     script.turn()
     script.fence_all()
-    [append] = [each for each in script.take(u.Append) if each.unit is first]
+    [append] = [each for each in script.take(u.Append) if each.transaction.units == (first,)]
     script.units.failed(append, 87, "INVALID_RECORD")
     script.turn()
     [refuse] = script.take(u.Refuse)
@@ -391,7 +392,7 @@ def test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_v
         ends += script.take(u.End)
         for end in ends[-1:]:
             script.units.ended(end, u.Grant(7, 99, 2))
-    assert [end.unit for end in ends] == ([mine, late] if goes else [])
+    assert [unit for end in ends for unit in end.transaction.units] == ([mine, late] if goes else [])
     assert not len(script.units) or goes
 
 
@@ -417,8 +418,8 @@ def test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about():
         script.units.recover_staged(m.Staged(begun, (m.Placed(number, number * 10, 3, 0, 40),)))
     script.units.recovered()
     script.turn()
-    assert [end.unit.unit_id[0] for end in script.take(u.End)] == [1]
-    assert [look.unit.unit_id[0] for look in script.take(u.Look)] == [2]
+    assert [end.transaction.unit_id[0] for end in script.take(u.End)] == [1]
+    assert [look.transaction.unit_id[0] for look in script.take(u.Look)] == [2]
 
 
 def test_a_name_that_another_producer_took_over_takes_along_what_goes_on_from_it():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.units.together import transaction_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_units import Batch, Script
@@ -19,7 +20,12 @@ from test_units import Batch, Script
 def in_line(script: Script, destination: int) -> list[u.Unit]:
     """What stands in the line of a partition, with those that share a transaction one by one."""
     line = script.units._lines.at(destination)
-    return [each for unit in line for each in unit.each if destination in each.destinations]
+    return [
+        each
+        for entry in line
+        for each in getattr(entry, "units", (entry,))
+        if destination in each.destinations
+    ]
 
 
 def three(protocol: int = 2, *, destinations=((1,), (1,), (1,))) -> tuple[Script, list[u.Unit]]:
@@ -80,7 +86,7 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
         script.units.noted(note)
         notes.append(note)
     # One marker, with the id of the first.
-    assert [note.unit.unit_id for note in notes] == [units[0].unit_id]
+    assert [note.transaction.unit_id for note in notes] == [units[0].unit_id]
     written += script.turn()
     assert [(type(mark), number_of(mark)) for mark in written] == [
         *((m.Begun, number) for number in (1, 2, 3)),
@@ -104,9 +110,9 @@ def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
     script.units.ended(end, u.Grant(7, 99, 2))
     script.units.advance()
     for unit in units:
-        assert end.slot.unit is not None
+        assert end.slot.transaction is not None
         script.units.over(unit)
-    assert end.slot.unit is None
+    assert end.slot.transaction is None
 
 
 @pytest.mark.parametrize("which", ["a user's name", "went back before", "not on disk", "a pause", "refused"])
@@ -165,8 +171,8 @@ def test_nothing_that_stands_between_is_passed():
     last = script.seal(5, 1)
     beside = script.seal(6, 3)
     script.turn()
-    began = [slot.unit for slot in script.units._ids]
-    assert [unit.number for each in began for unit in each.each] == [1, 2]
+    began = [slot.transaction for slot in script.units._ids]
+    assert [unit.number for each in began for unit in each.units] == [1, 2]
     assert {unit.phase for unit in (between, behind, last, beside)} == {u.Phase.WAITING}
 
 
@@ -182,7 +188,8 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
         found = script.units._schedule._sharing.gather(first, script.units._schedule.is_ready)
         ahead = {unit for at in first.destinations for unit in before[at][: before[at].index(first)]}
         assert found == sorted(found, key=lambda unit: unit.number)
-        whole = script.units._transitions.unite(found)
+        whole = transaction_of(found, u.Slot("lane-0"), u.Grant(7, 1, 2))
+        script.units._lines.unite(whole)
         assert {at: in_line(script, at) for at in before} == before, "the order is another one"
         for line in before.values():
             mine = [unit for unit in line if unit in found]
@@ -191,9 +198,8 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
                 front = line[: line.index(mine[0])]
                 assert all(unit.phase is u.Phase.STAGED for unit in front)
                 assert set(front) <= ahead
-        script.units._transitions.part(whole)
+        script.units._lines.part(whole)
         assert {at: list(script.units._lines.at(at)) for at in lines} == before
-        assert all(unit.within is None for unit in units)
 
 
 REFUSALS = [(10, "too large"), (87, "invalid"), (29, "no right"), (3, "unknown topic"), (48, "over")]
@@ -226,8 +232,8 @@ def refuse_one(code, reason, *, lasting):
     for _ in units:
         go_on(script)
         for end in script.take(u.End):
-            assert len(end.unit.each) <= 2, "as many share a transaction again"
-            committed += end.unit.each
+            assert len(end.transaction.units) <= 2, "as many share a transaction again"
+            committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
             script.turn()
     assert committed == units
@@ -242,10 +248,10 @@ def test_an_eighth_as_many_share_after_each_failure():
         failed = None
         for append in script.take(u.Append):
             if append.batch is refused:
-                failed = append.unit
-                shared.append(len(failed.each))
-                script.units.failed(append, 87, "invalid", lasting=len(failed.each) == 1)
-            elif append.unit is not failed:
+                failed = append.transaction
+                shared.append(len(failed.units))
+                script.units.failed(append, 87, "invalid", lasting=len(failed.units) == 1)
+            elif append.transaction is not failed:
                 script.append(append)
         for note in script.take(u.Note):
             script.units.noted(note)
@@ -296,7 +302,7 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     for _ in range(4):
         go_on(script)
         for end in script.take(u.End):
-            committed += end.unit.each
+            committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
     assert committed == [units[0], units[2]]
 
@@ -326,7 +332,7 @@ def test_what_stands_behind_goes_back_when_one_of_them_is_given_up():
     script.turn()
     script.fence_all()
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.APPENDING}
-    assert behind.within is None
+    assert behind.transaction.units == (behind,)
     assert script.units.give_up(units[1], -4, "of the test")
     assert {unit.phase for unit in (units[0], units[2], behind)} == {u.Phase.WAITING}
 
@@ -348,7 +354,7 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     # Fewer go together, so that it shows soon whose fault it was.
     go_on(script)
     [end] = script.take(u.End)
-    assert end.unit.each == (units[0], units[1])
+    assert end.transaction.units == (units[0], units[1])
 
 
 # -- what earlier lives left -------------------------------------------------------------------------------------------
@@ -391,8 +397,12 @@ def test_the_next_life_commits_all_of_a_transaction_with_one_end():
     script.units.recovered()
     script.turn()
     end = end_of(script)
-    assert (end.unit.each, end.unit.grant, end.unit.unit_id) == (tuple(units), GRANT, units[0].unit_id)
-    assert end.unit.places == {1: 3, 2: 6, 3: 9}
+    assert (end.transaction.units, end.transaction.grant, end.transaction.unit_id) == (
+        tuple(units),
+        GRANT,
+        units[0].unit_id,
+    )
+    assert end.transaction.places == {1: 3, 2: 6, 3: 9}
     script.units.ended(end, u.Grant(7, 4, 2))
     assert [number_of(mark) for mark in script.turn()] == [1, 2, 3]
     assert {unit.phase for unit in units} == {u.Phase.OVER}
@@ -427,7 +437,7 @@ def leave(mark) -> None:
     script.units.recovered()
     script.turn()
     for end in script.take(u.End):
-        assert end.unit.grant != GRANT
+        assert end.transaction.grant != GRANT
     left = [unit for unit in units if unit.phase is not u.Phase.OVER and unit.unit_id != _id(mark)]
     assert {unit.phase for unit in left} == {u.Phase.WAITING}
 
@@ -440,8 +450,8 @@ def test_another_epoch_of_the_same_name_is_another_transaction():
     script, (first, second, third) = read(staged(1), staged(2, epoch=4), staged(3, epoch=4))
     script.units.recovered()
     assert first.phase is u.Phase.WAITING
-    assert second.within is third.within
-    assert second.within.grant == u.Grant(7, 4, 2)
+    assert second.transaction is third.transaction
+    assert second.transaction.grant == u.Grant(7, 4, 2)
 
 
 def test_only_what_is_chosen_as_a_whole_is_committed():
@@ -457,7 +467,7 @@ def test_only_what_is_chosen_as_a_whole_is_committed():
     script.units.recovered()
     script.turn()
     assert not any(script.units.held_up(unit) for unit in units)
-    assert end_of(script).unit.each == tuple(units)
+    assert end_of(script).transaction.units == tuple(units)
 
 
 def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():

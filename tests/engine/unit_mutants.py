@@ -14,7 +14,7 @@ from unit_storm_groups import GroupStorm
 from kafkasafe._core import journal as j
 from kafkasafe._core import units as u
 from kafkasafe._core.readings import Readings
-from kafkasafe._core.units import machine, together
+from kafkasafe._core.units import machine, together, unit
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.readings import ReadingOrder
 from kafkasafe._core.units.recovery import UnitReplay
@@ -52,7 +52,7 @@ class Mutant:
 
 
 def _no_marker(patch: Any) -> None:
-    source(u.Unit, "begin", "1 + len(self.offsets)", "len(self.offsets)")(patch)
+    source(u.Transaction, "begin", "1 + len(self.offsets)", "len(self.offsets)")(patch)
     patch.setattr(Schedule, "mark", lambda *_: None)
 
 
@@ -62,7 +62,7 @@ MUTANTS = {
             Schedule,
             "stage_if_whole",
             "self._out.stage(",
-            "unit.move(Phase.STAGED); self._out.change(); self._out.stage(",
+            "transaction.move(Phase.STAGED); self._out.change(); self._out.stage(",
         ),
         "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
     ),
@@ -70,8 +70,9 @@ MUTANTS = {
         source(
             u.Units,
             "failed",
-            "if code in _LOST:\n            self._transitions.doubt(unit)",
-            "if code in _LOST:\n            unit.phase = Phase.STAGED; self._transitions.redo(unit, code, reason)",
+            "if code in _LOST:\n            self._transitions.doubt(transaction)",
+            "if code in _LOST:\n            transaction.phase = Phase.STAGED; [setattr(each, 'phase', Phase.STAGED) for each in transaction.units];"
+            " self._transitions.redo(transaction, code, reason)",
         ),
         "test_an_outcome_that_the_marker_shows_is_believed",
     ),
@@ -79,7 +80,7 @@ MUTANTS = {
         source(
             Transactor,
             "answered",
-            "ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()",
+            "ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()",
             "ours = True",
         ),
         "test_what_timed_out_is_committed_only_if_its_own_marker_says_so",
@@ -101,7 +102,7 @@ MUTANTS = {
         source(
             Transactor,
             "answered",
-            "ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()",
+            "ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()",
             "ours = answer.offset >= 0",
         ),
         "test_what_timed_out_is_committed_only_if_its_own_marker_says_so",
@@ -122,7 +123,7 @@ MUTANTS = {
         source(
             Schedule,
             "_may_end",
-            "return self._lines.is_first(unit, unit.lines)",
+            "return self._lines.is_first(transaction, transaction.lines)",
             "return True",
         ),
         "test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side",
@@ -135,8 +136,8 @@ MUTANTS = {
         source(
             Schedule,
             "_go_on",
-            "self._out.ask(End(slot, slot.turn, unit))",
-            "self._out.ask(End(slot, slot.turn, unit)); self._transitions.commit(unit)",
+            "self._out.ask(End(slot, slot.turn, transaction))",
+            "self._out.ask(End(slot, slot.turn, transaction)); self._transitions.commit(transaction)",
         ),
         "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
     ),
@@ -150,11 +151,16 @@ MUTANTS = {
         "test_a_unit_is_done_when_the_mark_that_says_so_is_durable",
     ),
     "an id is used again before ENDED is durable": Mutant(
-        source(Transitions, "end", "self._lines.leave(unit)", "self._lines.leave(unit); self.release(unit)"),
+        source(
+            Transitions,
+            "_end",
+            "self._lines.leave(entry)",
+            "self._lines.leave(entry); getattr(entry, 'slot', None) and self.release(entry)",
+        ),
         "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable",
     ),
     "what stands behind is not prepared again": Mutant(
-        source(Transitions, "set_back_behind", "other.number <= unit.number", "True"),
+        source(Transitions, "set_back_behind", "other.number <= entry.number", "True"),
         "test_what_was_appended_behind_a_failed_unit_is_aborted_with_it",
     ),
     "the place in the log is not looked at": Mutant(
@@ -170,7 +176,7 @@ MUTANTS = {
         source(
             UnitReplay,
             "recovered",
-            "if slot.unit is None and not paused:",
+            "if slot.transaction is None and not paused:",
             "if False:",
         ),
         "test_the_next_life_sends_the_same_commit",
@@ -184,7 +190,7 @@ MUTANTS = {
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
     ),
     "refused with another of its transaction": Mutant(
-        source(u.Units, "failed", "if lasting and not unit.together:", "if lasting:"),
+        source(u.Units, "failed", "if lasting and not transaction.is_shared:", "if lasting:"),
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "the STAGED marks of others count after a BEGUN": Mutant(
@@ -200,7 +206,7 @@ MUTANTS = {
         "test_the_next_life_commits_all_of_a_transaction_with_one_end",
     ),
     "an id is used again when one of several is over": Mutant(
-        source(u.Units, "over", " and all(each.phase is Phase.OVER for each in whole.each)", ""),
+        source(u.Units, "over", " and all(each.phase is Phase.OVER for each in transaction.units)", ""),
         "test_the_transactional_id_is_free_when_the_ends_of_all_are_durable",
     ),
     "what stands between is passed": Mutant(
@@ -213,15 +219,17 @@ MUTANTS = {
         "test_nothing_that_stands_between_is_passed",
     ),
     "what was not chosen is committed with what was": Mutant(
-        source(Schedule, "_is_decided_here", "self._only.issuperset(", "self._only.intersection("),
+        source(Schedule, "_are_decided_here", "self._only.issuperset(", "self._only.intersection("),
         "test_only_what_is_chosen_as_a_whole_is_committed",
     ),
     "STAGED of the first alone": Mutant(
-        source(Schedule, "stage_if_whole", "for each in unit.each]", "for each in unit.each[:1]]"),
+        source(
+            Schedule, "stage_if_whole", "for each in transaction.units]", "for each in transaction.units[:1]]"
+        ),
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "those who part stand in another order": Mutant(
-        source(Lines, "part", "reversed(whole.together)", "whole.together"),
+        source(Lines, "part", "reversed(transaction.units)", "transaction.units"),
         "test_what_stands_behind_them_goes_back_when_they_do",
     ),
     "what failed together goes together again": Mutant(
@@ -229,11 +237,11 @@ MUTANTS = {
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "those behind stay when one of several is given up": Mutant(
-        source(Transitions, "give_up", "self.set_back_behind(whole)", "pass"),
+        source(Transitions, "_break_up", "self.set_back_behind(transaction)", "pass"),
         "test_what_stands_behind_goes_back_when_one_of_them_is_given_up",
     ),
     "given up before STAGED is durable": Mutant(
-        source(Transitions, "give_up", "if unit.phase is Phase.STAGING:", "if False:"),
+        source(Transitions, "give_up", "if transaction.phase is Phase.STAGING:", "if False:"),
         "test_one_that_is_given_up_before_staged_is_durable_leaves_the_others_their_turn",
     ),
     "what was not committed together goes together again": Mutant(
@@ -270,11 +278,16 @@ MUTANTS = {
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "ENDED of the first alone": Mutant(
-        source(Transitions, "end", "for each in unit.each:", "for each in unit.each[:1]:"),
+        source(Transitions, "_end", "for each in units:", "for each in [*units][:1]:"),
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "STAGED says the places of all": Mutant(
-        source(Schedule, "stage_if_whole", "each.placed", "unit.placed"),
+        source(
+            Schedule,
+            "stage_if_whole",
+            "each.placed",
+            "tuple(place for one in transaction.units for place in one.placed)",
+        ),
         "test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps",
     ),
     "ENDED does not say where its batches are": Mutant(
@@ -303,7 +316,7 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "where a committed unit ends is forgotten by the next life": Mutant(
-        source(UnitReplay, "recover_ended", "self._lines.raise_floors(unit)", "pass"),
+        source(UnitReplay, "recover_ended", "self._lines.raise_floors(unit, alone=False)", "pass"),
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "what an earlier life staged out of order is prepared again unasked": Mutant(
@@ -311,17 +324,20 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "offsets of a group have no order": Mutant(
-        lambda patch: patch.setattr(u.Unit, "lines", u.Unit.destinations),
+        lambda patch: patch.setattr(unit.Content, "lines", unit.Content.destinations),
         "test_units_that_move_the_same_offset_are_committed_in_order",
     ),
     "an offset is written before those before it are committed": Mutant(
         source(
-            Schedule, "_write_offsets", "if not self._lines.is_first(unit, unit.group_lines):", "if False:"
+            Schedule,
+            "_write_offsets",
+            "if not self._lines.is_first(transaction, transaction.group_lines):",
+            "if False:",
         ),
         groups=True,
     ),
     "an offset that was not answered is written again with protocol 1": Mutant(
-        source(u.Units, "failed", "and _is_first_protocol(unit)", "and False"),
+        source(u.Units, "failed", "and transaction.grant.protocol < 2", "and False"),
         "test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late",
     ),
     "offsets of two members share a transaction": Mutant(
@@ -373,7 +389,7 @@ MUTANTS = {
         source(
             UnitReplay,
             "recovered",
-            "unit.code or not self._lines.is_first(whole := unit.within or unit, whole.group_lines)",
+            "unit.code or not self._lines.is_first(transaction, transaction.group_lines)",
             "unit.code",
         ),
         "test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about",

@@ -607,7 +607,7 @@ class History:
             code = rng.choice(UNIT_CODES)
             lasting = False
             if code in {3, 17, 29} and not isinstance(action, u.Fence):
-                for number in action.unit.destinations:
+                for number in action.transaction.destinations:
                     lasting = self.journal.deny_unit(number, code, "refused", self.now) or lasting
             if isinstance(action, u.Fence) and code is None:
                 units.unanswered(action, ended=rng.random() < 0.5)
@@ -620,8 +620,8 @@ class History:
                 self.fence(action)
             case u.Join():
                 units.joined(action)
-            case u.Append(_, _, unit, batch, sequence):
-                log, grant = self.log(batch.destination), unit.grant
+            case u.Append(_, _, transaction, batch, sequence):
+                log, grant = self.log(batch.destination), transaction.grant
                 at = (
                     log.append(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
                     if grant
@@ -630,8 +630,8 @@ class History:
                 units.appended(action, at, log.epoch)
             case u.Note():
                 units.noted(action)
-            case u.End(_, _, unit):
-                grant = unit.grant
+            case u.End(_, _, transaction):
+                grant = transaction.grant
                 after = (
                     None
                     if grant is None

@@ -58,7 +58,8 @@ class Tape:
         self._names: dict[int, str] = {}
         self._shows: dict[type, Callable[[Any], str]] = {
             int: repr, str: repr, bytes: repr, float: repr, bool: repr, type(None): repr,
-            j.Batch: self._show_batch, u.Unit: self._show_unit, u.Slot: lambda slot: slot.transactional_id,
+            j.Batch: self._show_batch, u.Unit: self._show_unit, u.Transaction: self._show_transaction,
+            u.Slot: lambda slot: slot.transactional_id,
             loss.Released: _show_released,
             list: self._show_all, tuple: self._show_all, deque: self._show_all,
             dict: self._show_dict, MappingProxyType: self._show_dict,
@@ -106,6 +107,12 @@ class Tape:
 
     def _show_unit(self, unit: u.Unit) -> str:
         return f"{self._name(unit, f'u{unit.number}')}<{unit.phase.value} {unit.code} {unit.tries}>"
+
+    def _show_transaction(self, transaction: u.Transaction) -> str:
+        """A unit that is alone in it, or what stands for several."""
+        if not transaction.is_shared:
+            return self._show_unit(transaction.units[0])
+        return f"{self._name(transaction, f'u{transaction.number}')}<{transaction.phase.value} 0 0>"
 
     def _show_named(self, value: Any) -> str:
         name = self._names.get(id(value)) or self._name(value, f"x{len(self._objects)}")
@@ -171,7 +178,7 @@ class Tape:
                 return f"{word(type(value))}.{value.name}"
             case None | bool() | int() | float() | str() | bytes() | itertools.count():
                 return repr(value)
-            case j.Batch() | u.Unit():
+            case j.Batch() | u.Unit() | u.Transaction():
                 return self.show(value).partition("<")[0]
             case tuple():
                 return f"({''.join(f'{self.write(each)}, ' for each in value)})"

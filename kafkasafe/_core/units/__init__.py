@@ -36,7 +36,7 @@ Modules. Each object owns its state, and knows those below it only:
     registry.py     `UnitRegistry`: the units without a fate
     outbox.py       `Outbox`: requests and marks that are decided, and not taken yet
     requests.py     what is done under a transactional id
-    unit.py         `Unit`, and the transactional id under which it goes
+    unit.py         `Unit`, the `Transaction` in which it is committed, and the transactional id of that
     terms.py        phases, grants, readings
     outcome.py      what the coordinator's description says of the outcome
 """
@@ -71,7 +71,7 @@ from kafkasafe._core.units.terms import (
     Phase,
     Reading,
 )
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.unit import Slot, Transaction, Unit
 
 __all__ = [
     "GIVEN_UP",
@@ -99,6 +99,7 @@ __all__ = [
     "Request",
     "Rest",
     "Slot",
+    "Transaction",
     "Unit",
     "Units",
     "outcome_of",

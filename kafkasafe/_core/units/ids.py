@@ -8,7 +8,7 @@ from typing import Final
 from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.requests import Fence
 from kafkasafe._core.units.terms import Grant
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.unit import Slot, Transaction, Unit
 
 __all__ = ["EPOCH_REFUSED", "FENCED", "LAST_EPOCH", "TransactionalIds"]
 
@@ -64,20 +64,21 @@ class TransactionalIds:
         return None if slot is None else slot.grant
 
     @property
-    def under_way(self) -> list[Unit]:
-        """Those that have an id, in order."""
-        units = (slot.unit for slot in self._slots.values() if slot.unit is not None)
-        return sorted(units, key=lambda unit: unit.number)
+    def under_way(self) -> list[Transaction]:
+        """Those of all ids, in order."""
+        found = (slot.transaction for slot in self._slots.values() if slot.transaction is not None)
+        return sorted(found, key=lambda each: each.number)
 
     @property
     def coming(self) -> int:
         """How many will be free when InitProducerId is answered."""
-        return sum(slot.fencing and slot.unit is None for slot in self._slots.values())
+        return sum(slot.fencing and slot.transaction is None for slot in self._slots.values())
 
     def is_open(self, destination: int) -> bool:
         """Whether a transaction with the partition may be open, or its end is not durable."""
         return any(
-            destination in slot.aborting or (slot.unit is not None and destination in slot.unit.destinations)
+            destination in slot.aborting
+            or (slot.transaction is not None and destination in slot.transaction.destinations)
             for slot in self._slots.values()
         )
 
@@ -95,7 +96,7 @@ class TransactionalIds:
     def fence(self, slot: Slot, *, refused: bool = False) -> None:
         """Ask for a new grant: it aborts what is open under the id, and shuts out whatever is late."""
         # Of a name that the user gave: who has taken it over since is not to be fenced in turn.
-        keep = slot.former if not self.is_own(slot.transactional_id) and slot.unit is None else None
+        keep = slot.former if not self.is_own(slot.transactional_id) and slot.transaction is None else None
         slot.begin_fencing()
         late = _late(slot, keep) if refused else None
         self._out.ask(Fence(slot, slot.turn, late or keep, timed_out=late is not None))

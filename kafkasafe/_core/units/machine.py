@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
@@ -33,7 +33,7 @@ from kafkasafe._core.units.schedule import Schedule, adds_itself
 from kafkasafe._core.units.terms import POOL, SUPERSEDED, Grant, GroupPartition, Member, Phase, Reading
 from kafkasafe._core.units.together import MOST, Sharing
 from kafkasafe._core.units.transitions import Transitions
-from kafkasafe._core.units.unit import Unit
+from kafkasafe._core.units.unit import Transaction, Unit
 
 __all__ = ["Units"]
 
@@ -45,6 +45,8 @@ _LOST: Final = frozenset({47, 48, 49, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
 """What is to be noted will never be: a group without a name, metadata that are too long."""
+Staging: TypeAlias = Any
+"""A `Transaction`. The journal hands it back, and does not look into it."""
 BROKEN: Final = "it goes on from an atomic batch of the same consumer that was dropped"
 
 
@@ -215,9 +217,9 @@ class Units:
         if not _valid(action):
             return
         slot.give(grant)
-        unit = slot.unit
-        if unit is not None and unit.phase is Phase.ASKING:
-            self._out.ask(Ask(slot, slot.turn, unit))
+        transaction = slot.transaction
+        if transaction is not None and transaction.phase is Phase.ASKING:
+            self._out.ask(Ask(slot, slot.turn, transaction))
         else:
             slot.leave()
         self._out.change()
@@ -254,34 +256,35 @@ class Units:
         """The partitions are part of the transaction."""
         if _valid(action):
             action.slot.note_open()
-            action.unit.move(Phase.APPENDING)
+            action.transaction.move(Phase.APPENDING)
             self._out.change()
 
     def appended(self, action: Append, base_offset: int, leader_epoch: int) -> None:
         """A batch is in its log."""
         if not _valid(action):
             return
-        unit = action.unit
+        transaction = action.transaction
         action.slot.note_open()
-        first = unit.append(action.batch.handle, base_offset, leader_epoch)
-        if first and adds_itself(unit):
-            self._schedule.mark(unit)
-        self._schedule.stage_if_whole(unit)
+        first = transaction.append(action.batch, base_offset, leader_epoch)
+        if first and adds_itself(transaction):
+            self._schedule.mark(transaction)
+        self._schedule.stage_if_whole(transaction)
 
     def noted(self, action: Note) -> None:
         """Offsets of a group are in the transaction."""
         if not _valid(action):
             return
-        unit = action.unit
+        transaction = action.transaction
         action.slot.note_open()
-        if unit.note(action.index):
+        if transaction.note(action.index):
             self._out.change()
-        self._schedule.stage_if_whole(unit)
+        self._schedule.stage_if_whole(transaction)
 
-    def staged(self, unit: Unit) -> None:
-        """Its STAGED mark is durable."""
-        if unit.phase is Phase.STAGING:
-            unit.move(Phase.STAGED)
+    def staged(self, staging: Staging) -> None:
+        """The STAGED marks of its units are durable."""
+        transaction: Transaction = staging
+        if transaction.phase is Phase.STAGING:
+            transaction.move(Phase.STAGED)
             self._out.change()
 
     def ended(self, action: End, grant: Grant | None) -> None:
@@ -295,7 +298,7 @@ class Units:
             return
         slot = action.slot
         slot.end(grant, sure=action not in slot.attempts)
-        self._transitions.commit(action.unit)
+        self._transitions.commit(action.transaction)
 
     def described(self, action: Look, committed: bool | None) -> None:
         """What the coordinator says of a transaction; None: nothing that decides it."""
@@ -304,7 +307,7 @@ class Units:
         if committed is None:
             self._ids.fence(action.slot)
         else:
-            self._transitions.outcome(action.unit, committed=committed)
+            self._transitions.outcome(action.transaction, committed=committed)
 
     def told(self, action: Ask, *, committed: bool | None) -> None:
         """The outcome of a unit: nothing can change it any more. None: the log does not reach back that far."""
@@ -312,28 +315,30 @@ class Units:
             return
         if committed is None:
             # The marker says it, once nothing of anybody is open under the id.
-            action.unit.doubt_lapse()
+            action.transaction.doubt_lapse()
             action.slot.expire()
             self._ids.fence(action.slot)
         else:
-            self._transitions.outcome(action.unit, committed=committed)
+            self._transitions.outcome(action.transaction, committed=committed)
 
     def over(self, unit: Unit) -> None:
         """Its ENDED mark is durable."""
         unit.move(Phase.OVER)
         self._units.pop(unit.unit_id)
         self._out.change()
-        whole = unit.within or unit
-        slot = whole.slot
-        if slot is not None and slot.unit is whole and all(each.phase is Phase.OVER for each in whole.each):
-            self._transitions.release(whole)
+        transaction = unit.transaction
+        if transaction is None or transaction.slot is None:
+            return
+        is_its = transaction.slot.transaction is transaction
+        if is_its and all(each.phase is Phase.OVER for each in transaction.units):
+            self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """What it holds is durable in `rejected/`, or could not be kept, and is tried again after a pause."""
         if not kept:
             self._out.ask(Again(Rest(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
-        self._transitions.end(unit, m.UnitOutcome.DROPPED, unit.reason)
+        self._transitions.let_go(unit)
 
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
@@ -351,15 +356,15 @@ class Units:
             return
         attempt = action.slot.count_failure(action)
         if isinstance(action, Fence):
-            if action.keep is not None and code in FENCED and action.slot.unit is None:
+            if action.keep is not None and code in FENCED and action.slot.transaction is None:
                 if not self._ids.fence_late(action):
                     sure = action.timed_out or action.keep.protocol >= 2
                     self._transitions.taken_over(action.slot, reason, sure=sure)
             else:
                 self._out.ask(Again(action, attempt, code, reason, slow=code is not None))
             return
-        unit = action.unit
-        unit.explain(reason)
+        transaction = action.transaction
+        transaction.explain(reason)
         if isinstance(action, Look):
             self._ids.fence(action.slot)
             return
@@ -368,10 +373,10 @@ class Units:
             return
         if isinstance(action, End):
             if code in FENCED and self._ids.may_be_anothers(action.slot):
-                self._transitions.ask_unfenced(unit, action.slot, reason)
+                self._transitions.ask_unfenced(transaction, action.slot, reason)
                 return
             if code in _LOST:
-                self._transitions.doubt(unit)
+                self._transitions.doubt(transaction)
                 return
             if code is None and not sent:
                 action.slot.forget_failures(action)
@@ -381,22 +386,24 @@ class Units:
             )
             return
         if isinstance(action, Note) and action.index >= 0 and code is not None and code in _NOT_A_MEMBER:
-            self._transitions.leave_group(unit, unit.offsets[action.index].group, code, reason)
+            self._transitions.leave_group(transaction, transaction.offsets[action.index].group, code, reason)
             return
         if (
             isinstance(action, Note)
             and action.index >= 0
             and code is None
             and sent
-            and _is_first_protocol(unit)
+            and transaction.grant.protocol < 2
         ):
-            self._transitions.redo(unit, code, reason)
+            # It may come late, and is then taken into the next transaction of its producer id, unless that has a newer
+            # epoch. So it is not asked for again, but aborted.
+            self._transitions.redo(transaction, code, reason)
             return
         lasting = lasting or (isinstance(action, Note) and action.index >= 0 and code in _NO_OFFSETS)
         if isinstance(action, Append) and code is not None:
-            verdict = classify_produce(code)
-            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not unit.together:
-                self._transitions.redo(unit, code, reason)
+            verdict, unit = classify_produce(code), transaction.units[0]
+            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not transaction.is_shared:
+                self._transitions.redo(transaction, code, reason)
                 # What is divided is nearer to its end.
                 unit.forget_tries()
                 self._out.divide(unit, action.batch)
@@ -404,15 +411,13 @@ class Units:
             if verdict.action is Produce.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
             elif verdict.action is not Produce.RETRY and code != 51:
-                self._transitions.redo(unit, code, reason)
+                self._transitions.redo(transaction, code, reason)
                 return
-        if lasting and not unit.together:
-            unit.blame(code or 0, reason)
-            self._transitions.abort(unit)
-            self._transitions.refuse(unit)
+        if lasting and not transaction.is_shared:
+            self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
             # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
-            self._transitions.redo(unit, code, reason)
+            self._transitions.redo(transaction, code, reason)
         else:
             self._out.ask(Again(action, attempt, code, reason))
 
@@ -435,8 +440,8 @@ class Units:
         return self._out.is_empty
 
     @property
-    def staging(self) -> Sequence[Unit]:
-        """Those whose STAGED mark is among the marks."""
+    def staging(self) -> Sequence[Staging]:
+        """Whose STAGED marks are among the marks: `staged` takes each when they are durable."""
         return self._out.staging
 
     @property
@@ -503,11 +508,3 @@ class Units:
 def _valid(action: Request) -> bool:
     """Whether the answer to it still means something."""
     return action.turn == action.slot.turn
-
-
-def _is_first_protocol(unit: Unit) -> bool:
-    """Where an offset that comes late is taken into the next transaction of its producer id, unless that has a newer
-    epoch: so what was not answered is not asked for again, but aborted.
-    """
-    grant = unit.grant
-    return grant is not None and grant.protocol < 2

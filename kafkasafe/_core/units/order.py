@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from kafkasafe._core.units.terms import Line, Phase
-from kafkasafe._core.units.unit import Unit
+from kafkasafe._core.units.unit import Entry, Transaction, Unit
 
 __all__ = ["Lines"]
 
@@ -14,13 +14,13 @@ __all__ = ["Lines"]
 class Lines:
     """Units in line, and how far the logs are known to hold what is committed.
 
-    A unit that goes in line behind units that share a transaction finds what stands for all of them there, with nothing
-    between them. So what is true of the order of single units is true of it.
+    A unit that goes in line behind units that share a transaction finds the transaction there, with nothing between its
+    units. So what is true of the order of single units is true of it.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[Line, deque[Unit]] = {}
-        """By destination or group partition, units in order, until they are known to be committed, or refused."""
+        self._lines: dict[Line, deque[Entry]] = {}
+        """By destination or group partition, in order, until they are known to be committed, or refused."""
         self._bare: deque[Unit] = deque()
         """Those that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
@@ -36,50 +36,50 @@ class Lines:
         if not lines:
             self._bare.append(unit)
 
-    def leave(self, unit: Unit) -> None:
+    def leave(self, entry: Entry) -> None:
         """Its fate is known."""
-        for at in unit.lines:
+        for at in entry.lines:
             line = self._lines.get(at)
-            if line is not None and unit in line:
-                line.remove(unit)
+            if line is not None and entry in line:
+                line.remove(entry)
                 if not line:
                     del self._lines[at]
-        for each in unit.each:
-            if each in self._bare:
-                self._bare.remove(each)
+        if isinstance(entry, Unit) and entry in self._bare:
+            self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
         """A batch of it was divided: it has other destinations than before, and keeps its turn on each."""
+        entry = unit.transaction or unit
         former, now = set(before), unit.destinations
         for destination in former.difference(now):
-            self._lines[destination].remove(unit)
+            self._lines[destination].remove(entry)
         for destination in now:
             if destination not in former:
                 line = self._lines.setdefault(destination, deque())
                 later = sum(1 for other in line if other.number > unit.number)
-                line.insert(len(line) - later, unit)
+                line.insert(len(line) - later, entry)
 
-    def unite(self, units: Sequence[Unit], whole: Unit) -> None:
-        """From here on, one stands for all of these, in their places."""
-        for at in whole.lines:
+    def unite(self, transaction: Transaction) -> None:
+        """From here on, it stands for its units, in their places."""
+        for at in transaction.lines:
             line = self._lines[at]
-            mine_here = [each for each in units if at in each.lines]
-            line[line.index(mine_here[0])] = whole
+            mine_here = [each for each in transaction.units if at in each.lines]
+            line[line.index(mine_here[0])] = transaction
             for each in mine_here[1:]:
                 line.remove(each)
 
-    def part(self, whole: Unit) -> None:
-        """Each stands for itself again, in its place."""
-        for at in whole.lines:
+    def part(self, transaction: Transaction) -> None:
+        """Each of its units stands for itself again, in its place."""
+        for at in transaction.lines:
             line = self._lines[at]
-            index = line.index(whole)
+            index = line.index(transaction)
             del line[index]
-            for each in reversed(whole.together):
+            for each in reversed(transaction.units):
                 if at in each.lines:
                     line.insert(index, each)
 
-    def at(self, line: Line) -> Iterator[Unit]:
-        """Those in a line, in order."""
+    def at(self, line: Line) -> Iterator[Entry]:
+        """What stands in a line, in order."""
         return iter(self._lines[line])
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Lines:
         found: dict[int, Unit] = {}
         for line in self._lines.values():
             for unit in line:
-                if unit.phase is Phase.WAITING:
+                if isinstance(unit, Unit) and unit.phase is Phase.WAITING:
                     found[unit.number] = unit
                     break
                 if unit.phase in {Phase.ASKING, Phase.REFUSED}:
@@ -113,37 +113,39 @@ class Lines:
                 return False
         return False
 
-    def is_first(self, unit: Unit, lines: Iterable[Line]) -> bool:
+    def is_first(self, entry: Entry, lines: Iterable[Line]) -> bool:
         """Whether everything before it, on these lines, is committed or refused."""
-        return all(self._lines[line][0] is unit for line in lines)
+        return all(self._lines[line][0] is entry for line in lines)
 
-    def all_issued_before(self, unit: Unit) -> bool:
+    def all_issued_before(self, transaction: Transaction) -> bool:
         """Whether everything before it, on its destinations, was given out to be appended."""
-        return all(self._issued_before(unit, destination) for destination in unit.destinations)
+        return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
-    def _issued_before(self, unit: Unit, destination: int) -> bool:
+    def _issued_before(self, transaction: Transaction, destination: int) -> bool:
         for other in self._lines[destination]:
-            if other is unit:
+            if other is transaction:
                 return True
-            if not other.issued:
+            if not (isinstance(other, Transaction) and other.issued):
                 return False
         return True
 
     # -- the logs --------------------------------------------------------------------------------------------------
 
-    def in_order(self, unit: Unit) -> bool:
+    def in_order(self, transaction: Transaction) -> bool:
         """Everything that was accepted before it stands before it in the logs."""
-        for batch in unit.batches:
-            place = unit.places.get(batch.handle, -1)
+        places = transaction.places
+        for batch in transaction.batches:
+            place = places.get(batch.handle, -1)
             if 0 <= place <= self._floor.get(batch.destination, -1):
                 return False
         return True
 
-    def raise_floors(self, unit: Unit) -> None:
-        """It is committed."""
-        for batch in unit.batches:
-            place = unit.places.get(batch.handle, -1)
-            if place >= 0 and unit.alone:
+    def raise_floors(self, entry: Entry, *, alone: bool) -> None:
+        """It is committed; `alone`: everything before it was, when it was appended."""
+        places = entry.places
+        for batch in entry.batches:
+            place = places.get(batch.handle, -1)
+            if place >= 0 and alone:
                 # Whatever was known before: a log may have been cut since.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.requests import Action
 from kafkasafe._core.units.terms import Member
-from kafkasafe._core.units.unit import Unit
+from kafkasafe._core.units.unit import Transaction, Unit
 
 __all__ = ["Outbox"]
 
@@ -16,13 +16,13 @@ class Outbox:
     """Requests, marks and what follows from those; and whether there may be more to decide.
 
     Attributes:
-        staging: Units whose STAGED mark is among the marks.
+        staging: Transactions whose STAGED marks are among the marks.
         ending: Units whose ENDED mark is among the marks.
         too_large: Units of which the cluster finds a batch too large: it is divided, and all of it prepared again.
     """
 
     def __init__(self) -> None:
-        self.staging: list[Unit] = []
+        self.staging: list[Transaction] = []
         self.ending: list[Unit] = []
         self.too_large: list[tuple[Unit, Member]] = []
         self._actions: list[Action] = []
@@ -41,10 +41,10 @@ class Outbox:
         """A BEGUN mark."""
         self._begun_marks.append(mark)
 
-    def stage(self, unit: Unit, marks: Iterable[m.Staged]) -> None:
-        """All of it is appended: the marks of those that share its transaction."""
+    def stage(self, transaction: Transaction, marks: Iterable[m.Staged]) -> None:
+        """All of it is appended: the marks of its units."""
         self._marks.extend(marks)
-        self.staging.append(unit)
+        self.staging.append(transaction)
 
     def end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
         """The fate of a unit; one that was not written has no mark."""

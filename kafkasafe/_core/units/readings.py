@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe._core.units.terms import GroupPartition
-from kafkasafe._core.units.unit import Unit
+from kafkasafe._core.units.unit import Transaction, Unit
 
 __all__ = ["Break", "ReadingOrder"]
 
@@ -43,12 +43,12 @@ class ReadingOrder:
                     return True
         return False
 
-    def reach(self, unit: Unit, newest: int) -> None:
+    def reach(self, transaction: Transaction, newest: int) -> None:
         """Its offsets are committed; `newest` is the number of the reading that began last."""
-        for each in unit.offsets:
+        for each in transaction.offsets:
             for at in each.positions:
                 line = each.group, at.topic, at.partition
-                self._reached[line] = at.offset, unit.reading(line).number, newest
+                self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
         """It was dropped; what is accepted later of its readings is as well."""

@@ -40,6 +40,8 @@ class UnitReplay:
         self._out = out
         self._staged: dict[Slot, list[Unit]] = {}
         """Units that are staged in the transaction of a transactional id."""
+        self._slots: dict[Unit, Slot] = {}
+        """The same the other way round."""
         self._former: dict[int, int] = {}
         """Readings of earlier incarnations: their numbers in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
@@ -67,7 +69,7 @@ class UnitReplay:
         """A BEGUN mark: what an earlier STAGED mark says is void."""
         unit = self._units.get(mark.unit_id)
         if unit is not None:
-            self._void(unit.slot)
+            self._void(self._slots.get(unit))
             unit.read_begun()
 
     def _void(self, slot: Slot | None) -> None:
@@ -75,6 +77,7 @@ class UnitReplay:
         if slot is None:
             return
         for each in self._staged.pop(slot, []):
+            del self._slots[each]
             each.read_void()
 
     def recover_staged(self, mark: m.Staged) -> None:
@@ -89,15 +92,15 @@ class UnitReplay:
             return
         slot = self._ids[begun.transactional_id]
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
-        if unit.slot is not None:
-            self._void(unit.slot)
+        self._void(self._slots.get(unit))
         if slot.grant != grant:
             # It went back to the line before the slot was another's. With the same grant they share the transaction:
             # an id is fenced before it is used again, or what it had before is durably over.
             self._void(slot)
         self._staged.setdefault(slot, []).append(unit)
+        self._slots[unit] = slot
         slot.read_grant(grant)
-        unit.read_staged(slot, grant, mark.places)
+        unit.read_staged(grant, mark.places)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
         """An ENDED mark; the unit, if it is still there."""
@@ -107,8 +110,8 @@ class UnitReplay:
         if unit.transactional_id:
             self.earlier[unit.transactional_id] = (unit, mark)
         if mark.outcome is m.UnitOutcome.COMMITTED:
-            self._lines.raise_floors(unit)
-        slot = unit.slot
+            self._lines.raise_floors(unit, alone=False)
+        slot = self._slots.pop(unit, None)
         if slot is not None:
             self._staged[slot].remove(unit)
             if mark.outcome is m.UnitOutcome.DROPPED:
@@ -138,31 +141,32 @@ class UnitReplay:
             self._lines.join(unit)
             self._units.note_batches(unit)
         for slot in self._ids:
-            self._restore(slot)
+            if slot.grant is not None:
+                self._restore(slot, slot.grant)
         # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 slot = self._ids[name]
-                if slot.unit is None and not paused:
+                if slot.transaction is None and not paused:
                     self._ids.fence(slot)
         for unit in ordered:
+            transaction = unit.transaction
             if unit.code and unit.phase is Phase.WAITING:
                 self._transitions.refuse(unit)
-            elif unit.phase is Phase.STAGED and (
-                unit.code or not self._lines.is_first(whole := unit.within or unit, whole.group_lines)
+            elif (
+                transaction is not None
+                and unit.phase is Phase.STAGED
+                and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
                 # An earlier version wrote its offset before the units before it were committed.
-                self._transitions.doubt(unit.within or unit)
+                self._transitions.doubt(transaction)
         if not paused:
             for unit in ordered:
                 if unit.phase is Phase.WAITING:
                     self._transitions.set_back_behind(unit)
         self._out.change()
 
-    def _restore(self, slot: Slot) -> None:
+    def _restore(self, slot: Slot, grant: Grant) -> None:
         """What was staged in its transaction is one again, in the order in which it was: the first has the marker."""
-        staged = sorted(self._staged.pop(slot, []), key=lambda unit: unit.number)
-        if staged:
-            whole = self._transitions.unite(staged)
-            slot.restore(whole)
-            whole.restore(slot)
+        staged = sorted(self._staged.pop(slot), key=lambda unit: unit.number)
+        self._transitions.restore(staged, slot, grant)

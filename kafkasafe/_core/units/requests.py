@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kafkasafe._core.units.terms import Grant, Member
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.unit import Slot, Transaction, Unit
 
 __all__ = [
     "Action",
@@ -42,7 +42,7 @@ class Join:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Append:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
     batch: Member
     base_sequence: int
 
@@ -65,7 +65,7 @@ class Note:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
     index: int
 
 
@@ -75,7 +75,7 @@ class End:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Look:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Ask:
 
     slot: Slot
     turn: int
-    unit: Unit
+    transaction: Transaction
     by_log: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -15,7 +15,7 @@ from kafkasafe._core.units.requests import Append, End, Join, Note
 from kafkasafe._core.units.terms import SUPERSEDED, Grant, Line, Member, Phase
 from kafkasafe._core.units.together import Sharing
 from kafkasafe._core.units.transitions import Transitions
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.unit import Slot, Transaction, Unit
 
 __all__ = ["Schedule", "adds_itself"]
 
@@ -78,14 +78,14 @@ class Schedule:
 
         From any thread.
         """
-        whole = unit.within
-        if self.paused and whole is not None and not self._is_decided_here(whole):
+        peers = unit.peers
+        if self.paused and len(peers) > 1 and not self._are_decided_here(peers):
             return True
         held: set[Line] = set()
         for other in self._units.all if self.paused else ():
             if other is unit:
                 break
-            left = other.phase is Phase.STAGED and not self._is_decided_here(other.within or other)
+            left = other.phase is Phase.STAGED and not self._are_decided_here(other.peers)
             if left or other.phase is Phase.WAITING or not held.isdisjoint(other.lines):
                 held.update(other.lines)
         return not held.isdisjoint(unit.lines)
@@ -101,9 +101,9 @@ class Schedule:
             Whether it is so. Else ask again after every answer.
         """
         vacant = not self._ids.is_open(destination)
-        for unit in self._ids.under_way:
-            if destination in unit.destinations and self._is_decided_here(unit):
-                self._transitions.vacate(unit, reason)
+        for transaction in self._ids.under_way:
+            if destination in transaction.destinations and self._are_decided_here(transaction.units):
+                self._transitions.vacate(transaction, reason)
         return vacant
 
     # -- what is begun ---------------------------------------------------------------------------------------------
@@ -132,15 +132,13 @@ class Schedule:
             self._begin_transaction(self._sharing.gather(unit, self.is_ready), slot, grant)
 
     def _begin_transaction(self, units: list[Unit], slot: Slot, grant: Grant) -> None:
-        unit = self._transitions.unite(units)
-        slot.begin(unit)
-        unit.begin(slot, grant)
+        transaction = self._transitions.begin(units, slot, grant)
         for each in units:
             self._out.begin(_begun(each, slot, grant))
-        if unit.batches and not adds_itself(unit):
-            self._out.ask(Join(slot, slot.turn, unit))
+        if transaction.batches and not adds_itself(transaction):
+            self._out.ask(Join(slot, slot.turn, transaction))
         else:
-            unit.move(Phase.APPENDING)
+            transaction.move(Phase.APPENDING)
 
     def is_ready(self, unit: Unit) -> bool:
         """Whether it may be begun when its turn comes."""
@@ -156,79 +154,79 @@ class Schedule:
 
     def _go_on(self) -> None:
         """What is under way: appended when those before it are, committed when they are."""
-        for unit in self._ids.under_way:
-            slot = unit.slot
+        for transaction in self._ids.under_way:
+            slot, phase = transaction.slot, transaction.phase
             if slot is None:
                 continue
-            if unit.phase is Phase.APPENDING and not unit.issued:
-                if self._lines.all_issued_before(unit):
-                    self._append(unit, slot)
-            elif unit.phase is Phase.APPENDING and unit.next_note >= 0:
-                self._write_offsets(unit, slot)
-            elif unit.phase is Phase.STAGED and self._may_end(unit):
-                if unit.alone or self._lines.in_order(unit):
-                    unit.move(Phase.ENDING)
+            if phase is Phase.APPENDING and not transaction.issued:
+                if self._lines.all_issued_before(transaction):
+                    self._append(transaction, slot)
+            elif phase is Phase.APPENDING and transaction.next_note >= 0:
+                self._write_offsets(transaction, slot)
+            elif phase is Phase.STAGED and self._may_end(transaction):
+                if transaction.alone or self._lines.in_order(transaction):
+                    transaction.move(Phase.ENDING)
                     slot.send_end()
-                    self._out.ask(End(slot, slot.turn, unit))
+                    self._out.ask(End(slot, slot.turn, transaction))
                 elif slot.fresh:
                     # Of an earlier life, which knew more: whether it sent EndTxn is asked.
-                    self._transitions.doubt(unit)
+                    self._transitions.doubt(transaction)
                 else:
-                    self._transitions.redo(unit, None, "it stands before what was accepted earlier")
+                    self._transitions.redo(transaction, None, "it stands before what was accepted earlier")
 
-    def _may_end(self, unit: Unit) -> bool:
-        if not self._is_decided_here(unit):
+    def _may_end(self, transaction: Transaction) -> bool:
+        if not self._are_decided_here(transaction.units):
             return False
-        return self._lines.is_first(unit, unit.lines)
+        return self._lines.is_first(transaction, transaction.lines)
 
-    def _is_decided_here(self, unit: Unit) -> bool:
-        return self._only is None or self._only.issuperset(each.unit_id for each in unit.each)
+    def _are_decided_here(self, units: Iterable[Unit]) -> bool:
+        return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
-    def _write_offsets(self, unit: Unit, slot: Slot) -> None:
+    def _write_offsets(self, transaction: Transaction, slot: Slot) -> None:
         """Those of the next group, when no earlier unit moves it any more.
 
         1. Two units of a consumer are prepared at once, and the answer to the first one's TxnOffsetCommit is lost. 2.
         The second writes its offset. 3. The first is asked to write its own again. 4. Both are committed, in order, but
         of two offsets the group keeps the one that was *written* last: it is back where the first unit left it.
         """
-        if not self._lines.is_first(unit, unit.group_lines):
+        if not self._lines.is_first(transaction, transaction.group_lines):
             return
-        for each in unit.each:
+        for each in transaction.units:
             if self._readings.is_superseded(each):
                 self._transitions.drop(each, SUPERSEDED, MOVED_ON)
                 return
-        self._out.ask(Note(slot, slot.turn, unit, unit.take_note()))
+        self._out.ask(Note(slot, slot.turn, transaction, transaction.take_note()))
 
-    def _append(self, unit: Unit, slot: Slot) -> None:
-        unit.issue(alone=self._lines.is_first(unit, unit.destinations))
-        for batch in unit.batches:
+    def _append(self, transaction: Transaction, slot: Slot) -> None:
+        transaction.issue(alone=self._lines.is_first(transaction, transaction.destinations))
+        for batch in transaction.batches:
             sequence = slot.take_sequence(batch.destination, batch.count)
-            unit.sequences[batch.handle] = sequence
-            self._out.ask(Append(slot, slot.turn, unit, batch, sequence))
-        if not (unit.batches and adds_itself(unit)):
-            self.mark(unit)
+            transaction.send(batch, sequence)
+            self._out.ask(Append(slot, slot.turn, transaction, batch, sequence))
+        if not (transaction.batches and adds_itself(transaction)):
+            self.mark(transaction)
         self._out.change()
 
-    def mark(self, unit: Unit) -> None:
+    def mark(self, transaction: Transaction) -> None:
         """Its marker is written, in a group's offset."""
-        slot = unit.slot
+        slot = transaction.slot
         if slot is not None:
-            self._out.ask(Note(slot, slot.turn, unit, -1))
+            self._out.ask(Note(slot, slot.turn, transaction, -1))
 
-    def stage_if_whole(self, unit: Unit) -> None:
-        """All of it may be appended: then its STAGED mark is written."""
-        slot, grant = unit.slot, unit.grant
-        if slot is None or grant is None or not unit.is_whole:
+    def stage_if_whole(self, transaction: Transaction) -> None:
+        """All of it may be appended: then the STAGED marks of its units are written."""
+        slot, grant = transaction.slot, transaction.grant
+        if slot is None or not transaction.is_whole:
             return
-        unit.move(Phase.STAGING)
-        self._out.stage(unit, [m.Staged(_begun(each, slot, grant), each.placed) for each in unit.each])
+        transaction.move(Phase.STAGING)
+        marks = [m.Staged(_begun(each, slot, grant), each.placed) for each in transaction.units]
+        self._out.stage(transaction, marks)
 
 
 def _begun(unit: Unit, slot: Slot, grant: Grant) -> m.Begun:
     return m.Begun(unit.unit_id, slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
 
 
-def adds_itself(unit: Unit) -> bool:
+def adds_itself(transaction: Transaction) -> bool:
     """Its one partition adds itself. Several at once would be in each other's way."""
-    grant = unit.grant
-    return grant is not None and grant.protocol >= 2 and len(unit.destinations) == 1
+    return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

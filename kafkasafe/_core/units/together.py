@@ -1,4 +1,4 @@
-"""Units that share a transaction, as long as they do: in their places stands one that is all of them."""
+"""Which units share a transaction."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.order import Lines
-from kafkasafe._core.units.terms import GroupPartition, Line, Reading
-from kafkasafe._core.units.unit import Unit
+from kafkasafe._core.units.terms import Grant, GroupPartition, Line, Reading
+from kafkasafe._core.units.unit import Entry, Slot, Transaction, Unit
 
-__all__ = ["MOST", "Sharing", "whole_of"]
+__all__ = ["MOST", "Sharing", "transaction_of"]
 
 MOST: Final = 128
 """So many units share a transaction at most."""
@@ -47,9 +47,9 @@ class Sharing:
             return found
         room = _MOST_BYTES - _size(unit)
         members = _Members(unit)
-        lines: dict[Line, Iterator[Unit]] = {}
-        heads: dict[Line, Unit | None] = {}
-        ahead: set[Unit] = set()
+        lines: dict[Line, Iterator[Entry]] = {}
+        heads: dict[Line, Entry | None] = {}
+        ahead: set[Entry] = set()
         for at in unit.lines:
             lines[at] = self._lines.at(at)
             while (each := next(lines[at])) is not unit:
@@ -60,9 +60,10 @@ class Sharing:
             if not behind:
                 break
             other = min(behind, key=lambda head: head.number)
-            fellows = _fellows(other, self._most)
+            fellows = _fellows(other, self._most) if isinstance(other, Unit) else 0
             if (
-                _size(other) <= room
+                isinstance(other, Unit)
+                and _size(other) <= room
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
@@ -88,7 +89,7 @@ class Sharing:
                     heads[at] = None
         return found
 
-    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Unit]) -> bool:
+    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
         """Nothing stands before it there but these."""
         return all(
             each in ahead
@@ -96,23 +97,16 @@ class Sharing:
         )
 
 
-def whole_of(units: Sequence[Unit]) -> Unit:
-    """They share a transaction from here on. Returns what stands for all of them."""
-    first = units[0]
-    whole = Unit(
-        first.number,
-        first.unit_id,
-        first.transactional_id,
-        _newest_offsets(units),
-        {line: reading for each in units for line, reading in each.readings.items()},
-        batches=[batch for each in units for batch in each.batches],
-        durable=True,
-        phase=first.phase,
-        together=tuple(units),
-    )
-    for each in units:
-        each.share(whole)
-    return whole
+def transaction_of(units: Sequence[Unit], slot: Slot, grant: Grant) -> Transaction:
+    """What stands for these units from here on."""
+    if len(units) == 1:
+        [unit] = units
+        offsets, readings, batches = unit.offsets, unit.readings, unit.batches
+    else:
+        offsets = _newest_offsets(units)
+        readings = {line: reading for each in units for line, reading in each.readings.items()}
+        batches = [batch for each in units for batch in each.batches]
+    return Transaction(tuple(units), slot, grant, offsets, readings, batches, units[0].phase)
 
 
 class _Members:

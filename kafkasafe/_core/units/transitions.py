@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
@@ -13,9 +13,9 @@ from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.readings import Break, ReadingOrder
 from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.requests import Again, Ask, Look, Refuse, Rest
-from kafkasafe._core.units.terms import IllegalStepError, Phase
-from kafkasafe._core.units.together import whole_of
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.terms import Grant, IllegalStepError, Phase
+from kafkasafe._core.units.together import transaction_of
+from kafkasafe._core.units.unit import Entry, Slot, Transaction, Unit
 
 __all__ = ["Transitions"]
 
@@ -53,50 +53,56 @@ class Transitions:
         self._drops: list[Unit] = []
         """Units with offsets that were dropped since `follow_drops` looked."""
 
-    # -- units that share a transaction ----------------------------------------------------------------------------
+    # -- in a transaction ------------------------------------------------------------------------------------------
 
-    def unite(self, units: list[Unit]) -> Unit:
-        """They share a transaction from here on. Returns what stands for all of them, in their places."""
-        if len(units) == 1:
-            return units[0]
-        whole = whole_of(units)
-        self._lines.unite(units, whole)
-        return whole
+    def begin(self, units: Sequence[Unit], slot: Slot, grant: Grant) -> Transaction:
+        """These units are in a transaction from here on."""
+        transaction = transaction_of(units, slot, grant)
+        self._lines.unite(transaction)
+        slot.begin(transaction)
+        transaction.begin()
+        return transaction
 
-    def part(self, whole: Unit) -> None:
-        """Each goes by itself again, in its place."""
-        if whole.together:
-            self._lines.part(whole)
-            whole.part()
+    def restore(self, units: Sequence[Unit], slot: Slot, grant: Grant) -> None:
+        """These units are in a transaction that an earlier incarnation staged."""
+        transaction = transaction_of(units, slot, grant)
+        self._lines.unite(transaction)
+        slot.restore(transaction)
+        transaction.restore()
 
     # -- back to the line ------------------------------------------------------------------------------------------
 
-    def redo(self, unit: Unit, code: int | None, reason: str) -> None:
+    def redo(self, transaction: Transaction, code: int | None, reason: str) -> None:
         """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
-        self.abort(unit, refused=code in FENCED)
-        self.to_line(unit)
-        self.set_back_behind(unit)
-        for each in unit.each:
+        self.abort(transaction, refused=code in FENCED)
+        self.to_line(transaction)
+        self.set_back_behind(transaction)
+        for each in transaction.units:
             each.count_try(reason)
         # The others stand behind the first, so they rest as well, and may share a transaction with it afterwards.
-        first = unit.each[0]
+        first = transaction.units[0]
         first.rest()
         self._out.ask(Again(Rest(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
-    def to_line(self, unit: Unit) -> None:
-        """It waits again; those that shared its transaction go by themselves."""
-        unit.move(Phase.WAITING)
-        self.part(unit)
+    def to_line(self, transaction: Transaction) -> None:
+        """Its units wait again, each for itself."""
+        transaction.move(Phase.WAITING)
+        self.part(transaction)
 
-    def set_back_behind(self, unit: Unit) -> None:
+    def part(self, transaction: Transaction) -> None:
+        """Each of its units stands for itself again, in its place."""
+        self._lines.part(transaction)
+        transaction.part()
+
+    def set_back_behind(self, entry: Entry) -> None:
         """Whatever is under way behind a unit that is in the line goes back to it, in order.
 
         It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
         nothing to do with it, needs. Behind it is also what stands behind such a unit on another partition.
         """
-        lines = set(unit.lines)
+        lines = set(entry.lines)
         for other in self._ids.under_way:
-            if other.number <= unit.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
+            if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.slot is not None and other.slot.fresh:
                 # Of an earlier life, which may have sent EndTxn. What is behind it goes back when it does.
@@ -106,81 +112,83 @@ class Transitions:
             self.to_line(other)
             lines.update(other.lines)
 
-    def abort(self, unit: Unit, *, refused: bool = False) -> None:
-        """The transaction is to be aborted: InitProducerId does it, and shuts out whatever is late."""
-        slot = unit.leave_slot()
+    def abort(self, transaction: Transaction, *, refused: bool = False) -> None:
+        """It is to be aborted: InitProducerId does it, and shuts out whatever is late."""
+        slot = transaction.leave_slot()
         if slot is not None:
-            slot.abort(unit.destinations)
+            slot.abort(transaction.destinations)
             self._ids.fence(slot, refused=refused)
         self._out.change()
 
-    def release(self, unit: Unit) -> None:
-        """Its transaction is over: the id is free."""
-        slot = unit.leave_slot()
+    def release(self, transaction: Transaction) -> None:
+        """It is over: the id is free."""
+        slot = transaction.leave_slot()
         if slot is not None:
             slot.release()
 
-    def vacate(self, unit: Unit, reason: str) -> None:
+    def vacate(self, transaction: Transaction, reason: str) -> None:
         """Nothing of it may be on its way into a partition. What may have been committed comes to its end first."""
-        slot = unit.slot
-        if slot is None or unit.phase not in _UNDER_WAY:
+        slot = transaction.slot
+        if slot is None or transaction.phase not in _UNDER_WAY:
             return
         if slot.fresh:
-            self.doubt(unit)
+            self.doubt(transaction)
         else:
-            self.redo(unit, None, reason)
+            self.redo(transaction, None, reason)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
 
-    def doubt(self, unit: Unit) -> None:
+    def doubt(self, transaction: Transaction) -> None:
         """Was it committed? The coordinator may know; else it is asked behind a fence: then nothing of it can be."""
-        slot = unit.slot
-        unit.move(Phase.ASKING)
+        slot = transaction.slot
+        transaction.move(Phase.ASKING)
         if slot is None:
-            raise IllegalStepError(f"{unit} has no transactional id")
+            raise IllegalStepError(f"{transaction} has no transactional id")
         slot.next_turn()
         # Whatever is told: the next transaction has a new grant.
         slot.expire()
-        self._out.ask(Look(slot, slot.turn, unit))
+        self._out.ask(Look(slot, slot.turn, transaction))
 
-    def ask_unfenced(self, unit: Unit, slot: Slot, reason: str) -> None:
+    def ask_unfenced(self, transaction: Transaction, slot: Slot, reason: str) -> None:
         """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
 
         If it was not, with protocol 1 it may also have timed out: `ids._late` tells, once it is known that it was open.
         There a marker that is late is taken into a successor's transaction, so only the log can be believed.
         """
         second = slot.grant is not None and slot.grant.protocol >= 2
-        if not second and all(place < 0 for place in unit.places.values()):
-            self.doubt(unit)
+        if not second and all(place < 0 for place in transaction.places.values()):
+            self.doubt(transaction)
             return
-        unit.move(Phase.ASKING)
+        transaction.move(Phase.ASKING)
         if second:
-            unit.blame(EPOCH_REFUSED, reason)
-            # Where it moves a group's offsets, whoever has the name reads the same records again.
-            unit.drop(dropped=bool(unit.offsets))
+            for unit in transaction.units:
+                self._lose(unit, reason)
             slot.lose_grant()
         else:
-            unit.lapse(reason)
+            transaction.lapse()
+            transaction.explain(reason)
         slot.next_turn()
-        self._out.ask(Ask(slot, slot.turn, unit, by_log=not second))
+        self._out.ask(Ask(slot, slot.turn, transaction, by_log=not second))
 
-    def outcome(self, unit: Unit, *, committed: bool) -> None:
-        """The outcome of its transaction is known."""
+    def outcome(self, transaction: Transaction, *, committed: bool) -> None:
+        """The outcome is known."""
         if committed:
-            self.commit(unit)
+            self.commit(transaction)
             return
-        if unit.lapsed and unit.slot is not None and not unit.code:
+        first = transaction.units[0]
+        if transaction.lapsed and transaction.slot is not None and not first.code:
             # So it was open until it timed out, or was taken over: `ids._late` tells which.
-            unit.slot.note_open()
-            self.redo(unit, EPOCH_REFUSED, unit.reason)
+            transaction.slot.note_open()
+            self.redo(transaction, EPOCH_REFUSED, first.reason)
             return
-        self.release(unit)
-        if unit.code and not unit.together:
-            self.refuse(unit)
+        self.release(transaction)
+        if first.code and not transaction.is_shared:
+            self.part(transaction)
+            self.refuse(first)
             return
-        self.to_line(unit)
-        self.set_back_behind(unit)
-        for each in unit.each:
+        self.to_line(transaction)
+        self.set_back_behind(transaction)
+        for each in transaction.units:
             each.fail()
             if each.code:
                 self.refuse(each)
@@ -194,29 +202,40 @@ class Transitions:
         slot.taken_over()
         for unit in self._units.all:
             if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
-                unit.blame(EPOCH_REFUSED, reason)
-                # Where it moves a group's offsets, whoever has the name reads the same records again.
-                unit.drop(dropped=bool(unit.offsets))
+                self._lose(unit, reason)
                 self.refuse(unit)
+
+    @staticmethod
+    def _lose(unit: Unit, reason: str) -> None:
+        """Another producer has its transactional id.
+
+        Where it moves a group's offsets, that producer reads the same records again.
+        """
+        unit.blame(EPOCH_REFUSED, reason)
+        unit.drop(dropped=bool(unit.offsets))
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    def commit(self, unit: Unit) -> None:
+    def commit(self, transaction: Transaction) -> None:
         """It is committed."""
-        self._lines.raise_floors(unit)
-        self._readings.reach(unit, self._newest_reading() if unit.group_lines else 0)
-        unit.move(Phase.COMMITTED)
-        self.end(unit, m.UnitOutcome.COMMITTED, "")
+        self._lines.raise_floors(transaction, alone=transaction.alone)
+        self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
+        transaction.move(Phase.COMMITTED)
+        self._end(transaction, transaction.units, m.UnitOutcome.COMMITTED, "")
 
     def commit_nothing(self, unit: Unit) -> None:
         """There is nothing to be delivered, and so it is: no transaction is needed for that."""
         unit.pass_transaction()
-        self.end(unit, m.UnitOutcome.COMMITTED, "")
+        self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
-    def end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
-        """Its fate is decided, and durable with its ENDED mark."""
-        self._lines.leave(unit)
-        for each in unit.each:
+    def let_go(self, unit: Unit) -> None:
+        """What it holds is put aside, or its consumers read the same records again."""
+        self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
+
+    def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
+        """The fate of units is decided, and durable with their ENDED marks."""
+        self._lines.leave(entry)
+        for each in units:
             each.end()
             self._out.end(each, outcome, reason)
         self._out.change()
@@ -224,43 +243,50 @@ class Transitions:
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
         """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
         unit.blame(code, reason)
-        whole = unit.within or unit
-        match unit.phase:
-            case Phase.WAITING:
-                self.refuse(unit)
+        transaction = unit.transaction
+        if transaction is None:
+            if unit.phase is not Phase.WAITING:
+                return False
+            self.refuse(unit)
+            return True
+        match transaction.phase:
             case Phase.BEGUN | Phase.APPENDING:
-                self.abort(whole)
-                if whole.together:
-                    self.to_line(whole)
-                    self.set_back_behind(whole)
+                self._break_up(transaction)
                 self.refuse(unit)
             case Phase.STAGING | Phase.STAGED | Phase.ENDING:
-                if unit.phase is Phase.STAGING:
-                    whole.move(Phase.STAGED)
-                self.doubt(whole)
+                if transaction.phase is Phase.STAGING:
+                    transaction.move(Phase.STAGED)
+                self.doubt(transaction)
             case Phase.ASKING:
                 pass
             case _:
                 return False
         return True
 
+    def _break_up(self, transaction: Transaction) -> None:
+        """It is aborted, as one of its units is given up. The others go back to the line."""
+        self.abort(transaction)
+        if transaction.is_shared:
+            self.to_line(transaction)
+            self.set_back_behind(transaction)
+        else:
+            self.part(transaction)
+
     def refuse(self, unit: Unit) -> None:
         """It is given up: what it holds is put aside, unless its records are read again."""
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
-            self.end(unit, m.UnitOutcome.DROPPED, unit.reason)
+            self.let_go(unit)
         else:
             self._out.ask(Refuse(unit))
         self._out.change()
 
-    def leave_group(self, unit: Unit, group: str, code: int, reason: str) -> None:
+    def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
         """The group refuses the consumer: that is so of all that share the transaction and are of this group."""
-        self.abort(unit)
-        if unit.together:
-            self.to_line(unit)
-            self.set_back_behind(unit)
-        for each in unit.each:
+        if transaction.is_shared:
+            self._break_up(transaction)
+        for each in transaction.units:
             if any(offsets.group == group for offsets in each.offsets):
                 self.drop(each, code, reason)
 

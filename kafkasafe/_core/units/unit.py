@@ -1,9 +1,10 @@
-"""A unit, and the transactional id under which it goes."""
+"""Units, the transactions in which they are committed, and the transactional ids of those."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import add_sequence
@@ -20,11 +21,36 @@ from kafkasafe._core.units.terms import (
     Reading,
 )
 
-__all__ = ["Slot", "Unit"]
+__all__ = ["Content", "Entry", "Slot", "Transaction", "Unit"]
+
+
+class Content:
+    """What a unit and a transaction have in common: they hold batches, and move offsets of groups."""
+
+    __slots__ = ()
+    batches: list[Member]
+    readings: Mapping[GroupPartition, Reading]
+    group_lines: tuple[GroupPartition, ...]
+
+    @property
+    def destinations(self) -> dict[int, None]:
+        """Of its batches, each once, in order."""
+        return dict.fromkeys(batch.destination for batch in self.batches)
+
+    @property
+    def lines(self) -> dict[Line, None]:
+        """Its destinations, and the offsets of groups that it moves."""
+        lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
+        lines.update(dict.fromkeys(self.group_lines))
+        return lines
+
+    def reading(self, line: GroupPartition) -> Reading:
+        """Of which reading its offset is."""
+        return self.readings.get(line, NO_READING)
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class Unit(Content):
     """What is delivered together.
 
     Attributes:
@@ -39,25 +65,17 @@ class Unit:
         position: Of the group that holds it, or before it.
         accepted_at: Of the group that held it first.
         phase: See `TRANSITIONS`.
-        slot: The transactional id under which it goes, while it does.
         grant: Of its last try.
         sequences: By handle, what the batch is or was appended under.
         places: By handle, the offset where it is, -1 where the broker did not say.
         epochs: By handle, the leader epoch under which it was appended, -1 when unknown.
-        issued: All its batches were given out to be appended, in this try.
-        alone: Everything before it was committed when they were.
-        notes_left: How many groups' offsets (the marker is one) are not written yet.
-        next_note: Index of the group whose offsets are written as soon as it stands first; -1: none.
         tries: How often it went back to the line.
         resting: It waits for the end of a pause.
         code: Why it was refused, Kafka's error code.
         reason: The same for people.
-        lapsed: Its end was refused, in this try, because of its epoch.
         dropped: Its fate is REFUSED without being kept: its consumers read the same records again.
         ended: Its fate is decided.
-        together: The units that share its transaction; it stands for all of them, and has their batches. Empty: it is
-            a unit itself.
-        within: What stands for it in the lines, while it shares a transaction.
+        transaction: In which it is, perhaps with others; None: it waits in line, or was refused.
         group_lines: The offsets of groups that it moves.
     """
 
@@ -72,30 +90,21 @@ class Unit:
     position: int = -1
     accepted_at: int = -1
     phase: Phase = Phase.WAITING
-    slot: Slot | None = None
     grant: Grant | None = None
     sequences: dict[int, int] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
-    issued: bool = False
-    alone: bool = False
-    notes_left: int = 0
-    next_note: int = -1
     tries: int = 0
     resting: bool = False
     code: int = 0
     reason: str = ""
-    lapsed: bool = False
     dropped: bool = False
     ended: bool = False
-    together: tuple[Unit, ...] = ()
-    within: Unit | None = None
+    transaction: Transaction | None = None
     group_lines: tuple[GroupPartition, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.group_lines = tuple(
-            (each.group, at.topic, at.partition) for each in self.offsets for at in each.positions
-        )
+        self.group_lines = _group_lines(self.offsets)
 
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
@@ -129,73 +138,32 @@ class Unit:
 
     # -- in a transaction ------------------------------------------------------------------------------------------
 
-    def share(self, whole: Unit) -> None:
-        """It shares the transaction of what stands for it from here on."""
-        self.within = whole
-        for mine, all_of_them in (
-            (self.sequences, whole.sequences),
-            (self.places, whole.places),
-            (self.epochs, whole.epochs),
-        ):
-            all_of_them.update(mine)
-        self.sequences, self.places, self.epochs = whole.sequences, whole.places, whole.epochs
-
-    def part(self) -> None:
-        """Those that share its transaction go by themselves again."""
-        for each in self.together:
-            each.stand_alone()
-
-    def stand_alone(self) -> None:
-        """It shares no transaction any more."""
-        self.within = None
-        self.sequences, self.places, self.epochs = {}, {}, {}
-
-    def begin(self, slot: Slot, grant: Grant) -> None:
-        """A transactional id is its own: another try."""
-        self.slot = slot
+    def begin(self, transaction: Transaction) -> None:
+        """Another try."""
+        self.enter(transaction)
+        self.grant = transaction.grant
         self.sequences.clear()
         self.places.clear()
         self.epochs.clear()
-        self.issued = self.lapsed = False
-        self.notes_left = 1 + len(self.offsets)
-        self.next_note = -1
-        self.move(Phase.BEGUN)
-        self.take_grant(grant)
 
-    def take_grant(self, grant: Grant) -> None:
-        """What this try is written under."""
-        self.grant = grant
-        for each in self.together:
-            each.take_grant(grant)
+    def enter(self, transaction: Transaction) -> None:
+        """It is in a transaction, which stands for it in the lines."""
+        self.transaction = transaction
 
-    def issue(self, *, alone: bool) -> None:
-        """All its batches are given out to be appended."""
-        self.issued, self.alone = True, alone
-
-    def append(self, handle: int, base_offset: int, leader_epoch: int) -> bool:
-        """A batch is in its log. Returns whether it is the first of this try."""
-        first = not self.places
-        self.places[handle] = base_offset
-        self.epochs[handle] = leader_epoch
-        return first
-
-    def take_note(self) -> int:
-        """The index of the group whose offsets are written now."""
-        index, self.next_note = self.next_note, -1
-        return index
-
-    def note(self, index: int) -> bool:
-        """Offsets of a group are in the transaction. Returns whether those of another one are to be written."""
-        self.notes_left -= 1
-        more = index + 1 < len(self.offsets)
-        if more:
-            self.next_note = index + 1
-        return more
+    def leave(self) -> None:
+        """It stands for itself again."""
+        self.transaction = None
 
     @property
-    def is_whole(self) -> bool:
-        """All of it is appended."""
-        return not self.notes_left and len(self.places) >= len(self.batches)
+    def peers(self) -> tuple[Unit, ...]:
+        """Those in its transaction, itself included. From any thread."""
+        transaction = self.transaction
+        return (self,) if transaction is None else transaction.units
+
+    def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
+        """A batch is in its log."""
+        self.places[handle] = base_offset
+        self.epochs[handle] = leader_epoch
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
@@ -211,22 +179,7 @@ class Unit:
             for batch in self.batches
         )
 
-    def lapse(self, reason: str) -> None:
-        """Its end was refused because of its epoch."""
-        self.lapsed, self.reason = True, reason
-
-    def doubt_lapse(self) -> None:
-        """The log does not say whether it was committed before its end was refused."""
-        self.lapsed = False
-
-    def leave_slot(self) -> Slot | None:
-        """Its transaction is over, or aborted. Returns the transactional id that it had."""
-        slot, self.slot = self.slot, None
-        self.issued = False
-        self.next_note = -1
-        return slot
-
-    def read_staged(self, slot: Slot, grant: Grant, places: Sequence[m.Placed]) -> None:
+    def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """An earlier incarnation staged it."""
         handles = {batch.position: batch.handle for batch in self.batches}
         # As they were: the first one says where the marker is.
@@ -238,7 +191,7 @@ class Unit:
                 self.sequences[handle] = place.base_sequence
                 self.places[handle] = place.base_offset
         self.grant = grant
-        self.phase, self.slot = Phase.STAGED, slot
+        self.phase = Phase.STAGED
 
     def read_begun(self) -> None:
         """A BEGUN mark was read back: what an earlier STAGED mark says is void."""
@@ -247,11 +200,7 @@ class Unit:
 
     def read_void(self) -> None:
         """Its transaction is not committed any more: it is prepared again."""
-        self.phase, self.slot = Phase.WAITING, None
-
-    def restore(self, slot: Slot) -> None:
-        """It is staged under this id, by an earlier incarnation."""
-        self.slot, self.grant, self.issued = slot, slot.grant, True
+        self.phase = Phase.WAITING
 
     # -- its tries, and its fate -----------------------------------------------------------------------------------
 
@@ -305,35 +254,176 @@ class Unit:
         if to not in TRANSITIONS[self.phase]:
             raise IllegalStepError(f"{self} cannot become {to.value}")
         self.phase = to
-        for each in self.together:
-            each.move(to)
-
-    @property
-    def each(self) -> tuple[Unit, ...]:
-        """Those that share its transaction, or itself."""
-        return self.together or (self,)
-
-    @property
-    def destinations(self) -> dict[int, None]:
-        """Of its batches, each once, in order."""
-        return dict.fromkeys(batch.destination for batch in self.batches)
-
-    @property
-    def lines(self) -> dict[Line, None]:
-        """Its destinations, and the offsets of groups that it moves."""
-        lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
-        if self.group_lines:
-            lines.update(dict.fromkeys(self.group_lines))
-        return lines
-
-    def reading(self, line: GroupPartition) -> Reading:
-        """Of which reading its offset is."""
-        return self.readings.get(line, NO_READING)
 
     @property
     def void(self) -> bool:
         """It has ended before it was written, and is not to be written any more."""
         return self.ended and not self.durable
+
+
+@dataclass(slots=True, eq=False)
+class Transaction(Content):
+    """One try to commit units together. In the lines it stands for all of them, in their places.
+
+    Attributes:
+        units: In order; the marker is the first one's id.
+        slot: The transactional id under which it goes; None: it is over, or aborted.
+        grant: Under which it is written.
+        offsets: Of consumer groups: of each group and partition, where the last unit moves it.
+        readings: Of which readings of consumers the offsets are.
+        batches: Of all units, in order.
+        phase: See `TRANSITIONS`; its units go along.
+        placed: How many batches are in their logs.
+        issued: All its batches were given out to be appended.
+        alone: Everything before it was committed when they were.
+        notes_left: How many groups' offsets (the marker is one) are not written yet.
+        next_note: Index of the group whose offsets are written as soon as it stands first; -1: none.
+        lapsed: Its end was refused because of its epoch.
+        group_lines: The offsets of groups that it moves.
+    """
+
+    units: tuple[Unit, ...]
+    slot: Slot | None
+    grant: Grant
+    offsets: tuple[m.GroupOffsets, ...]
+    readings: Mapping[GroupPartition, Reading]
+    batches: list[Member]
+    phase: Phase = Phase.WAITING
+    placed: int = 0
+    issued: bool = False
+    alone: bool = False
+    notes_left: int = 0
+    next_note: int = -1
+    lapsed: bool = False
+    group_lines: tuple[GroupPartition, ...] = field(init=False)
+    _owners: dict[int, Unit] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.group_lines = _group_lines(self.offsets)
+        self._owners = {batch.handle: each for each in self.units for batch in each.batches}
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.unit_id.hex()[:8]} of {len(self.units)} {self.phase.value}>"
+
+    # -- what it stands for ----------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Its turn: that of its first unit."""
+        return self.units[0].number
+
+    @property
+    def unit_id(self) -> bytes:
+        """Of its first unit: the marker."""
+        return self.units[0].unit_id
+
+    @property
+    def transactional_id(self) -> str:
+        """Given by the user; empty: one of the lane's own."""
+        return self.units[0].transactional_id
+
+    @property
+    def is_shared(self) -> bool:
+        """Several units are in it."""
+        return len(self.units) > 1
+
+    @property
+    def sequences(self) -> dict[int, int]:
+        """By handle, what each batch is appended under."""
+        return {handle: at for each in self.units for handle, at in each.sequences.items()}
+
+    @property
+    def places(self) -> dict[int, int]:
+        """By handle, the offset where the batch is, -1 where the broker did not say."""
+        return {handle: at for each in self.units for handle, at in each.places.items()}
+
+    # -- its course ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Its units are in it from here on."""
+        for each in self.units:
+            each.begin(self)
+        self.notes_left = 1 + len(self.offsets)
+        self.move(Phase.BEGUN)
+
+    def restore(self) -> None:
+        """An earlier incarnation staged it."""
+        for each in self.units:
+            each.enter(self)
+        self.issued = True
+
+    def move(self, to: Phase) -> None:
+        """Change the phase; raises IllegalStepError if `TRANSITIONS` does not allow it."""
+        if to not in TRANSITIONS[self.phase]:
+            raise IllegalStepError(f"{self} cannot become {to.value}")
+        self.phase = to
+        for each in self.units:
+            each.move(to)
+
+    def issue(self, *, alone: bool) -> None:
+        """All its batches are given out to be appended."""
+        self.issued, self.alone = True, alone
+
+    def send(self, batch: Member, sequence: int) -> None:
+        """A batch is given out to be appended under this sequence."""
+        self._owner(batch).sequences[batch.handle] = sequence
+
+    def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
+        """A batch is in its log. Returns whether it is the first."""
+        self._owner(batch).append(batch.handle, base_offset, leader_epoch)
+        self.placed += 1
+        return self.placed == 1
+
+    def _owner(self, batch: Member) -> Unit:
+        # A unit that is divided meanwhile is alone.
+        return self._owners.get(batch.handle, self.units[0])
+
+    def take_note(self) -> int:
+        """The index of the group whose offsets are written now."""
+        index, self.next_note = self.next_note, -1
+        return index
+
+    def note(self, index: int) -> bool:
+        """Offsets of a group are in the transaction. Returns whether those of another one are to be written."""
+        self.notes_left -= 1
+        more = index + 1 < len(self.offsets)
+        if more:
+            self.next_note = index + 1
+        return more
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it is appended."""
+        return not self.notes_left and self.placed >= len(self.batches)
+
+    def explain(self, reason: str) -> None:
+        """Why a request of it failed; of several units it is not known whose fault that is."""
+        if not self.is_shared:
+            self.units[0].explain(reason)
+
+    def lapse(self) -> None:
+        """Its end was refused because of its epoch."""
+        self.lapsed = True
+
+    def doubt_lapse(self) -> None:
+        """The log does not say whether it was committed before its end was refused."""
+        self.lapsed = False
+
+    def leave_slot(self) -> Slot | None:
+        """It is over, or aborted. Returns the transactional id that it had."""
+        slot, self.slot = self.slot, None
+        self.issued = False
+        self.next_note = -1
+        return slot
+
+    def part(self) -> None:
+        """Its units stand for themselves again."""
+        for each in self.units:
+            each.leave()
+
+
+Entry: TypeAlias = Unit | Transaction
+"""What stands in a line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -343,7 +433,7 @@ class Slot:
     Attributes:
         transactional_id: Its name.
         grant: None until it is fenced, and while that is being done.
-        unit: Whose it is.
+        transaction: Whose it is.
         turn: Answers to requests of an earlier turn mean nothing.
         sequences: By destination, the next one under this grant.
         fencing: InitProducerId is under way.
@@ -359,7 +449,7 @@ class Slot:
 
     transactional_id: str
     grant: Grant | None = None
-    unit: Unit | None = None
+    transaction: Transaction | None = None
     turn: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
     fencing: bool = False
@@ -379,8 +469,8 @@ class Slot:
 
     @property
     def is_free(self) -> bool:
-        """A unit may be begun under it, now or when it has another grant."""
-        return self.unit is None and not self.fencing
+        """A transaction may be begun under it, now or when it has another grant."""
+        return self.transaction is None and not self.fencing
 
     # -- the grant -------------------------------------------------------------------------------------------------
 
@@ -431,15 +521,15 @@ class Slot:
 
     # -- its transaction -------------------------------------------------------------------------------------------
 
-    def begin(self, unit: Unit) -> None:
-        """A unit's transaction is begun."""
-        self.unit = unit
+    def begin(self, transaction: Transaction) -> None:
+        """A transaction is begun."""
+        self.transaction = transaction
         self.opened = False
         self.next_turn()
 
-    def restore(self, unit: Unit) -> None:
-        """An earlier incarnation staged a unit in its transaction."""
-        self.unit = unit
+    def restore(self, transaction: Transaction) -> None:
+        """An earlier incarnation staged a transaction."""
+        self.transaction = transaction
 
     def note_open(self) -> None:
         """Something of the transaction was acknowledged."""
@@ -465,16 +555,16 @@ class Slot:
 
     def abort(self, destinations: Iterable[int]) -> None:
         """Its transaction is to be aborted."""
-        self.unit = None
+        self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Its unit is over, or goes back to the line."""
-        self.unit = None
+        """Its transaction is over, or aborted."""
+        self.transaction = None
 
     def release(self) -> None:
-        """Its unit's outcome is durable, or known: it is free."""
-        self.unit = None
+        """The outcome of its transaction is durable, or known: it is free."""
+        self.transaction = None
         self.next_turn()
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -499,3 +589,7 @@ class Slot:
     def forget_failures(self, action: Hashable) -> None:
         """It never reached a broker."""
         self.attempts.pop(action)
+
+
+def _group_lines(offsets: Iterable[m.GroupOffsets]) -> tuple[GroupPartition, ...]:
+    return tuple((each.group, at.topic, at.partition) for each in offsets for at in each.positions)

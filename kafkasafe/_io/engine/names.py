@@ -162,13 +162,13 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 def _is_of_offsets(action: u.Request) -> bool:
     """Whether it writes offsets of the user's. The marker is one as well where a unit has nothing else."""
-    return isinstance(action, u.Note) and (action.index >= 0 or not action.unit.batches)
+    return isinstance(action, u.Note) and (action.index >= 0 or not action.transaction.batches)
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
     if isinstance(action, u.Note) and action.index >= 0:
-        group = action.unit.offsets[action.index].group
+        group = action.transaction.offsets[action.index].group
         return f"group {group}", group
     kind = "group" if isinstance(action, u.Note) else "transactional id"
     name = action.slot.transactional_id

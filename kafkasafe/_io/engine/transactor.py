@@ -73,7 +73,7 @@ class Transactor:
                 case u.Fence():
                     self._fence(lane, action)
                 case u.Join():
-                    places = [lane.journal.address(number) for number in action.unit.destinations]
+                    places = [lane.journal.address(number) for number in action.transaction.destinations]
                     self._ground.cluster.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
@@ -101,9 +101,7 @@ class Transactor:
         return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
 
     def _identity(self, action: u.Join | u.Note | u.End | u.Append) -> x.TransactionIdentity:
-        grant = action.unit.grant
-        if grant is None:
-            raise AssertionError(f"{action.unit} has no grant")
+        grant = action.transaction.grant
         return x.TransactionIdentity(
             action.slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol
         )
@@ -160,7 +158,8 @@ class Transactor:
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    lane.journal.units.give_up(batch.unit or action.unit, j.DAMAGED, str(error))
+                    unit = batch.unit or action.transaction.units[0]
+                    lane.journal.units.give_up(unit, j.DAMAGED, str(error))
                 else:
                     self._failed(lane, action, None, str(error), sent=False)
                 continue
@@ -199,18 +198,18 @@ class Transactor:
     def _group(action: u.Note) -> str:
         if action.index < 0:
             return marker_group(action.slot.transactional_id)
-        return action.unit.offsets[action.index].group
+        return action.transaction.offsets[action.index].group
 
     def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
-        unit = action.unit
+        transaction = action.transaction
         member = x.NO_MEMBER
         if action.index < 0:
-            place = self._marker_place(lane, unit)
+            place = self._marker_place(lane, transaction)
             if place is None:
-                raise AssertionError(f"{unit} has nothing to be delivered")
-            offsets = {place: x.OffsetToCommit(0, unit.unit_id.hex())}
+                raise AssertionError(f"{transaction} has nothing to be delivered")
+            offsets = {place: x.OffsetToCommit(0, transaction.unit_id.hex())}
         else:
-            given = unit.offsets[action.index]
+            given = transaction.offsets[action.index]
             offsets = {
                 (at.topic, at.partition): x.OffsetToCommit(at.offset, at.metadata, at.leader_epoch)
                 for at in given.positions
@@ -235,11 +234,11 @@ class Transactor:
         return code, f"the offset of {topic}-{partition}"
 
     @staticmethod
-    def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int] | None:
+    def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
         """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
-        if unit.batches:
-            return lane.journal.address(unit.batches[0].destination)
-        first = next((at for each in unit.offsets for at in each.positions), None)
+        if transaction.batches:
+            return lane.journal.address(transaction.batches[0].destination)
+        first = next((at for each in transaction.offsets for at in each.positions), None)
         return None if first is None else (first.topic, first.partition)
 
     # -- the outcome -----------------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ class Transactor:
         if action.by_log:
             self._look_into_log(lane, action)
             return
-        place = self._marker_place(lane, action.unit)
+        place = self._marker_place(lane, action.transaction)
         if place is None:
             # All of it is damaged on disk: whether it was committed nobody can tell any more, and it is given up.
             lane.journal.units.told(action, committed=False)
@@ -260,23 +259,23 @@ class Transactor:
     @staticmethod
     def _outcome(action: u.Look, answer: x.TransactionDescribed | t.Failure) -> bool | None:
         """None also before Kafka 3.0, and without an answer: the marker tells it then, behind a fence."""
-        grant = action.unit.grant
-        if grant is None or isinstance(answer, t.Failure) or answer.error_code:
+        grant = action.transaction.grant
+        if isinstance(answer, t.Failure) or answer.error_code:
             return None
-        own = not action.unit.transactional_id
+        own = not action.transaction.transactional_id
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
     def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
         """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
-        unit = action.unit
-        batch = next((each for each in unit.batches if unit.places.get(each.handle, -1) >= 0), None)
+        transaction, places = action.transaction, action.transaction.places
+        batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
         if batch is None:
             return False
         topic, partition = lane.journal.address(batch.destination)
         self._ground.cluster.fetch_records(
             topic,
             partition,
-            unit.places[batch.handle],
+            places[batch.handle],
             _EVIDENCE_BYTES,
             self._then(lane, action, "log"),
             isolation_level=1,
@@ -284,14 +283,15 @@ class Transactor:
         return True
 
     def _judge_log(self, lane: Lane, action: u.Ask, answer: t.RecordsFetched) -> None:
-        unit, grant = action.unit, action.unit.grant
-        batch = next(each for each in unit.batches if unit.places.get(each.handle, -1) >= 0)
-        place = unit.places[batch.handle]
+        transaction, grant = action.transaction, action.transaction.grant
+        places = transaction.places
+        batch = next(each for each in transaction.batches if places.get(each.handle, -1) >= 0)
+        place = places[batch.handle]
         ours = aborted = False
         found = next(codec.iter_headers(bytes(answer.records)), None)
-        if found is not None and grant is not None:
+        if found is not None:
             header = found[1]
-            it = (grant.producer_id, grant.epoch, unit.sequences.get(batch.handle, -1), place)
+            it = (grant.producer_id, grant.epoch, transaction.sequences.get(batch.handle, -1), place)
             ours = it == (
                 header.producer_id,
                 header.producer_epoch,
@@ -374,7 +374,7 @@ class Transactor:
                     action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
                 )
             case u.Ask(), "marker":
-                ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()
+                ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
             case u.Ask(by_log=True), _:
@@ -409,13 +409,13 @@ class Transactor:
             self._name_failed(action.slot.transactional_id, code, reason)
         if isinstance(action, (u.Append, u.Join)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
-            alone = not action.unit.together
+            alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:
                 self._ground.refresh_topics(
-                    lane.journal.address(number)[0] for number in action.unit.destinations
+                    lane.journal.address(number)[0] for number in action.transaction.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
 
@@ -426,7 +426,7 @@ class Transactor:
         """Whose error it is. The other partitions of the unit suffer from it, and `send` takes records for them."""
         if isinstance(action, u.Append):
             return [action.batch.destination]
-        destinations = list(action.unit.destinations)
+        destinations = list(action.transaction.destinations)
         return [each for each in destinations if lane.journal.address(each) in refused] or destinations
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
