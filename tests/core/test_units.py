@@ -298,7 +298,7 @@ def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_agai
     script.turn()
     script.seal(2, 1)
     script.turn()
-    assert [action.slot.transactional_id for action in script.take(u.Fence)] == ["lane-0"]
+    assert [action.tid.name for action in script.take(u.Fence)] == ["lane-0"]
 
 
 def test_the_next_life_sends_the_same_commit():
@@ -312,9 +312,9 @@ def test_the_next_life_sends_the_same_commit():
     units.recovered()
     actions = units.advance()
     [end] = [action for action in actions if isinstance(action, u.End)]
-    assert (end.slot.transactional_id, end.transaction.grant) == ("lane-1", u.Grant(7, 3, 1))
+    assert (end.tid.name, end.transaction.grant) == ("lane-1", u.Grant(7, 3, 1))
     # What the earlier life may have left open elsewhere is ended at once.
-    assert [a.slot.transactional_id for a in actions if isinstance(a, u.Fence)] == ["lane-0"]
+    assert [a.tid.name for a in actions if isinstance(a, u.Fence)] == ["lane-0"]
 
 
 def test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence():
@@ -443,7 +443,7 @@ def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
     script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     script.turn()
     assert second.phase is u.Phase.WAITING
-    assert {action.slot.transactional_id for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
+    assert {action.tid.name for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
     assert first.transaction is None
 
 
@@ -593,7 +593,7 @@ def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     if committed:
         assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
     # In any case its id is used again only under a new grant.
-    assert end.slot.fresh
+    assert end.tid.fresh
     script.prepare()
     assert (
         [unit for each in script.take(u.End) for unit in each.transaction.units] == []
@@ -698,8 +698,7 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
     script.turn()
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.
     ends = {
-        end.transaction.unit_id: (end.slot.transactional_id, end.transaction.grant.epoch)
-        for end in script.take(u.End)
+        end.transaction.unit_id: (end.tid.name, end.transaction.grant.epoch) for end in script.take(u.End)
     }
     assert ends == {moved: ("lane-1", 5), other: ("lane-0", 4)}
 

@@ -142,7 +142,7 @@ def test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late():
     script.units.failed(note, None, "no answer")
     script.turn()
     assert script.take(u.Note) == []
-    assert [fence.slot for fence in script.take(u.Fence)] == [note.slot]
+    assert [fence.tid for fence in script.take(u.Fence)] == [note.tid]
 
     script = Script(2)
     unit = script.seal(1, 1, offsets=[to(10)])

@@ -110,9 +110,9 @@ def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
     script.units.ended(end, u.Grant(7, 99, 2))
     script.units.advance()
     for unit in units:
-        assert end.slot.transaction is not None
+        assert end.tid.transaction is not None
         script.units.over(unit)
-    assert end.slot.transaction is None
+    assert end.tid.transaction is None
 
 
 @pytest.mark.parametrize("which", ["a user's name", "went back before", "not on disk", "a pause", "refused"])
@@ -171,7 +171,7 @@ def test_nothing_that_stands_between_is_passed():
     last = script.seal(5, 1)
     beside = script.seal(6, 3)
     script.turn()
-    began = [slot.transaction for slot in script.units._ids]
+    began = [tid.transaction for tid in script.units._ids]
     assert [unit.number for each in began for unit in each.units] == [1, 2]
     assert {unit.phase for unit in (between, behind, last, beside)} == {u.Phase.WAITING}
 
@@ -188,7 +188,7 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
         found = script.units._schedule._sharing.gather(first, script.units._schedule.is_ready)
         ahead = {unit for at in first.destinations for unit in before[at][: before[at].index(first)]}
         assert found == sorted(found, key=lambda unit: unit.number)
-        whole = transaction_of(found, u.Slot("lane-0"), u.Grant(7, 1, 2))
+        whole = transaction_of(found, u.TransactionalId("lane-0"), u.Grant(7, 1, 2))
         script.units._lines.unite(whole)
         assert {at: in_line(script, at) for at in before} == before, "the order is another one"
         for line in before.values():

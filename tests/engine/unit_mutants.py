@@ -70,9 +70,9 @@ MUTANTS = {
         source(
             u.Units,
             "failed",
-            "if code in _LOST:\n            self._transitions.doubt(transaction)",
+            "if code in _LOST:\n            self._transitions.ask_outcome(transaction)",
             "if code in _LOST:\n            transaction.phase = Phase.STAGED; [setattr(each, 'phase', Phase.STAGED) for each in transaction.units];"
-            " self._transitions.redo(transaction, code, reason)",
+            " self._transitions.abort_and_requeue(transaction, code, reason)",
         ),
         "test_an_outcome_that_the_marker_shows_is_believed",
     ),
@@ -129,15 +129,15 @@ MUTANTS = {
         "test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side",
     ),
     "an id is not fenced after an unanswered commit": Mutant(
-        source(u.Units, "ended", "action not in slot.attempts", "True"),
+        source(u.Units, "ended", "action not in tid.attempts", "True"),
         "test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again",
     ),
     "ENDED before the answer": Mutant(
         source(
             Schedule,
             "_go_on",
-            "self._out.ask(End(slot, slot.turn, transaction))",
-            "self._out.ask(End(slot, slot.turn, transaction)); self._transitions.commit(transaction)",
+            "self._out.ask(End(tid, tid.turn, transaction))",
+            "self._out.ask(End(tid, tid.turn, transaction)); self._transitions.commit(transaction)",
         ),
         "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
     ),
@@ -155,12 +155,12 @@ MUTANTS = {
             Transitions,
             "_end",
             "self._lines.leave(entry)",
-            "self._lines.leave(entry); getattr(entry, 'slot', None) and self.release(entry)",
+            "self._lines.leave(entry); getattr(entry, 'tid', None) and self.release(entry)",
         ),
         "test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable",
     ),
     "what stands behind is not prepared again": Mutant(
-        source(Transitions, "set_back_behind", "other.number <= entry.number", "True"),
+        source(Transitions, "requeue_followers", "other.number <= entry.number", "True"),
         "test_what_was_appended_behind_a_failed_unit_is_aborted_with_it",
     ),
     "the place in the log is not looked at": Mutant(
@@ -168,7 +168,7 @@ MUTANTS = {
         "test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again",
     ),
     "what waits behind keeps its transactional id": Mutant(
-        source(Transitions, "set_back_behind", "other.phase not in _UNDER_WAY", "not other.issued"),
+        source(Transitions, "requeue_followers", "other.phase not in _UNDER_WAY", "not other.issued"),
         "test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transactional_id",
     ),
     "late answers count": Mutant(lambda patch: patch.setattr(machine, "_valid", lambda *_: True)),
@@ -176,7 +176,7 @@ MUTANTS = {
         source(
             UnitReplay,
             "recovered",
-            "if slot.transaction is None and not paused:",
+            "if tid.transaction is None and not paused:",
             "if False:",
         ),
         "test_the_next_life_sends_the_same_commit",
@@ -194,7 +194,7 @@ MUTANTS = {
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "the STAGED marks of others count after a BEGUN": Mutant(
-        source(UnitReplay, "_void", "self._staged.pop(slot, [])", "self._staged.pop(slot, [])[:1]"),
+        source(UnitReplay, "_void", "self._staged.pop(tid, [])", "self._staged.pop(tid, [])[:1]"),
         "test_a_transaction_that_the_first_of_them_left_is_committed_for_none",
     ),
     "the STAGED marks of others count after one is dropped": Mutant(
@@ -202,7 +202,7 @@ MUTANTS = {
         "test_a_transaction_of_which_one_was_dropped_is_committed_for_none",
     ),
     "what shares a transaction is taken apart in the next life": Mutant(
-        source(UnitReplay, "recover_staged", "if slot.grant != grant:", "if True:"),
+        source(UnitReplay, "recover_staged", "if tid.grant != grant:", "if True:"),
         "test_the_next_life_commits_all_of_a_transaction_with_one_end",
     ),
     "an id is used again when one of several is over": Mutant(
@@ -237,7 +237,7 @@ MUTANTS = {
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "those behind stay when one of several is given up": Mutant(
-        source(Transitions, "_break_up", "self.set_back_behind(transaction)", "pass"),
+        source(Transitions, "_break_up", "self.requeue_followers(transaction)", "pass"),
         "test_what_stands_behind_goes_back_when_one_of_them_is_given_up",
     ),
     "given up before STAGED is durable": Mutant(
@@ -295,7 +295,7 @@ MUTANTS = {
         "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     ),
     "a log is surveyed while a transaction is open": Mutant(
-        source(Schedule, "vacate", "return vacant", "return True"), first=202557, recreated=True
+        source(Schedule, "abort_on_partition", "return vacant", "return True"), first=202557, recreated=True
     ),
     "a unit's batch is not the newest": Mutant(
         source(
@@ -320,7 +320,7 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "what an earlier life staged out of order is prepared again unasked": Mutant(
-        source(u.Slot, "read_grant", "self.fresh = True", "pass"),
+        source(u.TransactionalId, "read_grant", "self.fresh = True", "pass"),
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "offsets of a group have no order": Mutant(

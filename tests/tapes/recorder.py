@@ -59,7 +59,7 @@ class Tape:
         self._shows: dict[type, Callable[[Any], str]] = {
             int: repr, str: repr, bytes: repr, float: repr, bool: repr, type(None): repr,
             j.Batch: self._show_batch, u.Unit: self._show_unit, u.Transaction: self._show_transaction,
-            u.Slot: lambda slot: slot.transactional_id,
+            u.TransactionalId: lambda tid: tid.name,
             loss.Released: _show_released,
             list: self._show_all, tuple: self._show_all, deque: self._show_all,
             dict: self._show_dict, MappingProxyType: self._show_dict,

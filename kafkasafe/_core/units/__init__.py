@@ -71,7 +71,7 @@ from kafkasafe._core.units.terms import (
     Phase,
     Reading,
 )
-from kafkasafe._core.units.unit import Slot, Transaction, Unit
+from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = [
     "GIVEN_UP",
@@ -98,8 +98,8 @@ __all__ = [
     "Refuse",
     "Request",
     "Rest",
-    "Slot",
     "Transaction",
+    "TransactionalId",
     "Unit",
     "Units",
     "outcome_of",

@@ -196,14 +196,14 @@ class Units:
 
     def take_over(self, transactional_id: str) -> None:
         """A name that the user gave becomes ours: whoever had it is fenced, and what he left open is aborted."""
-        slot = self._ids[transactional_id]
-        if slot.is_free:
-            slot.forget_former()
-            self._ids.fence(slot)
+        tid = self._ids[transactional_id]
+        if tid.is_free:
+            tid.forget_former()
+            self._ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
         """Take units off a partition whose log is about to be compared; whether none is there. Else ask again later."""
-        return self._schedule.vacate(destination, reason)
+        return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
         """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
@@ -213,15 +213,15 @@ class Units:
 
     def fenced(self, action: Fence, grant: Grant) -> None:
         """InitProducerId was answered: the id is ours, and nothing of it is open."""
-        slot = action.slot
+        tid = action.tid
         if not _valid(action):
             return
-        slot.give(grant)
-        transaction = slot.transaction
+        tid.give(grant)
+        transaction = tid.transaction
         if transaction is not None and transaction.phase is Phase.ASKING:
-            self._out.ask(Ask(slot, slot.turn, transaction))
+            self._out.ask(Ask(tid, tid.turn, transaction))
         else:
-            slot.leave()
+            tid.leave()
         self._out.change()
 
     def aborted(self, action: Fence, code: int) -> bool | None:
@@ -233,14 +233,14 @@ class Units:
         After a time-out it is asked twice. A successor's first InitProducerId is answered 51 and leaves the epoch
         that a time-out leaves; it comes again within a second, and then that epoch is refused.
         """
-        if not _valid(action) or (code in FENCED and not action.slot.unsure):
+        if not _valid(action) or (code in FENCED and not action.tid.unsure):
             return False
-        slot = action.slot
-        if action.timed_out and code not in FENCED and not slot.alone:
-            slot.note_alone()
+        tid = action.tid
+        if action.timed_out and code not in FENCED and not tid.alone:
+            tid.note_alone()
             self._out.ask(Again(action, 1, None, "it may be another's soon", slow=True))
             return None
-        slot.note_end(timed_out=action.timed_out)
+        tid.note_end(timed_out=action.timed_out)
         return True
 
     def unanswered(self, action: Fence, *, ended: bool) -> None:
@@ -248,14 +248,14 @@ class Units:
         if not _valid(action):
             return
         if not ended:
-            action.slot.note_unanswered()
+            action.tid.note_unanswered()
         else:
-            action.slot.note_end(timed_out=action.timed_out)
+            action.tid.note_end(timed_out=action.timed_out)
 
     def joined(self, action: Join) -> None:
         """The partitions are part of the transaction."""
         if _valid(action):
-            action.slot.note_open()
+            action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
             self._out.change()
 
@@ -264,7 +264,7 @@ class Units:
         if not _valid(action):
             return
         transaction = action.transaction
-        action.slot.note_open()
+        action.tid.note_open()
         first = transaction.append(action.batch, base_offset, leader_epoch)
         if first and adds_itself(transaction):
             self._schedule.mark(transaction)
@@ -275,7 +275,7 @@ class Units:
         if not _valid(action):
             return
         transaction = action.transaction
-        action.slot.note_open()
+        action.tid.note_open()
         if transaction.note(action.index):
             self._out.change()
         self._schedule.stage_if_whole(transaction)
@@ -296,8 +296,8 @@ class Units:
         """
         if not _valid(action):
             return
-        slot = action.slot
-        slot.end(grant, sure=action not in slot.attempts)
+        tid = action.tid
+        tid.end(grant, sure=action not in tid.attempts)
         self._transitions.commit(action.transaction)
 
     def described(self, action: Look, committed: bool | None) -> None:
@@ -305,7 +305,7 @@ class Units:
         if not _valid(action):
             return
         if committed is None:
-            self._ids.fence(action.slot)
+            self._ids.fence(action.tid)
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
@@ -315,9 +315,9 @@ class Units:
             return
         if committed is None:
             # The marker says it, once nothing of anybody is open under the id.
-            action.transaction.doubt_lapse()
-            action.slot.expire()
-            self._ids.fence(action.slot)
+            action.transaction.forget_refused_end()
+            action.tid.expire()
+            self._ids.fence(action.tid)
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
@@ -327,9 +327,9 @@ class Units:
         self._units.pop(unit.unit_id)
         self._out.change()
         transaction = unit.transaction
-        if transaction is None or transaction.slot is None:
+        if transaction is None or transaction.tid is None:
             return
-        is_its = transaction.slot.transaction is transaction
+        is_its = transaction.tid.transaction is transaction
         if is_its and all(each.phase is Phase.OVER for each in transaction.units):
             self._transitions.release(transaction)
 
@@ -354,32 +354,32 @@ class Units:
         """
         if not _valid(action):
             return
-        attempt = action.slot.count_failure(action)
+        attempt = action.tid.count_failure(action)
         if isinstance(action, Fence):
-            if action.keep is not None and code in FENCED and action.slot.transaction is None:
+            if action.keep is not None and code in FENCED and action.tid.transaction is None:
                 if not self._ids.fence_late(action):
                     sure = action.timed_out or action.keep.protocol >= 2
-                    self._transitions.taken_over(action.slot, reason, sure=sure)
+                    self._transitions.taken_over(action.tid, reason, sure=sure)
             else:
                 self._out.ask(Again(action, attempt, code, reason, slow=code is not None))
             return
         transaction = action.transaction
         transaction.explain(reason)
         if isinstance(action, Look):
-            self._ids.fence(action.slot)
+            self._ids.fence(action.tid)
             return
         if isinstance(action, Ask):
             self._out.ask(Again(action, attempt, code, reason))
             return
         if isinstance(action, End):
-            if code in FENCED and self._ids.may_be_anothers(action.slot):
-                self._transitions.ask_unfenced(transaction, action.slot, reason)
+            if code in FENCED and self._ids.may_be_anothers(action.tid):
+                self._transitions.ask_unfenced(transaction, action.tid, reason)
                 return
             if code in _LOST:
-                self._transitions.doubt(transaction)
+                self._transitions.ask_outcome(transaction)
                 return
             if code is None and not sent:
-                action.slot.forget_failures(action)
+                action.tid.forget_failures(action)
                 attempt = 1
             self._out.ask(
                 Again(action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51})
@@ -397,13 +397,13 @@ class Units:
         ):
             # It may come late, and is then taken into the next transaction of its producer id, unless that has a newer
             # epoch. So it is not asked for again, but aborted.
-            self._transitions.redo(transaction, code, reason)
+            self._transitions.abort_and_requeue(transaction, code, reason)
             return
         lasting = lasting or (isinstance(action, Note) and action.index >= 0 and code in _NO_OFFSETS)
         if isinstance(action, Append) and code is not None:
             verdict, unit = classify_produce(code), transaction.units[0]
             if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not transaction.is_shared:
-                self._transitions.redo(transaction, code, reason)
+                self._transitions.abort_and_requeue(transaction, code, reason)
                 # What is divided is nearer to its end.
                 unit.forget_tries()
                 self._out.divide(unit, action.batch)
@@ -411,13 +411,13 @@ class Units:
             if verdict.action is Produce.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
             elif verdict.action is not Produce.RETRY and code != 51:
-                self._transitions.redo(transaction, code, reason)
+                self._transitions.abort_and_requeue(transaction, code, reason)
                 return
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
             # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
-            self._transitions.redo(transaction, code, reason)
+            self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._out.ask(Again(action, attempt, code, reason))
 
@@ -507,4 +507,4 @@ class Units:
 
 def _valid(action: Request) -> bool:
     """Whether the answer to it still means something."""
-    return action.turn == action.slot.turn
+    return action.turn == action.tid.turn

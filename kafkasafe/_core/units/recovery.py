@@ -9,7 +9,7 @@ from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.terms import GIVEN_UP, OLDEST, Grant, Phase, Reading
 from kafkasafe._core.units.transitions import Transitions
-from kafkasafe._core.units.unit import Slot, Unit
+from kafkasafe._core.units.unit import TransactionalId, Unit
 
 __all__ = ["UnitReplay"]
 
@@ -38,9 +38,9 @@ class UnitReplay:
         self._ids = ids
         self._transitions = transitions
         self._out = out
-        self._staged: dict[Slot, list[Unit]] = {}
+        self._staged: dict[TransactionalId, list[Unit]] = {}
         """Units that are staged in the transaction of a transactional id."""
-        self._slots: dict[Unit, Slot] = {}
+        self._staged_under: dict[Unit, TransactionalId] = {}
         """The same the other way round."""
         self._former: dict[int, int] = {}
         """Readings of earlier incarnations: their numbers in this one."""
@@ -69,15 +69,15 @@ class UnitReplay:
         """A BEGUN mark: what an earlier STAGED mark says is void."""
         unit = self._units.get(mark.unit_id)
         if unit is not None:
-            self._void(self._slots.get(unit))
+            self._void(self._staged_under.get(unit))
             unit.read_begun()
 
-    def _void(self, slot: Slot | None) -> None:
+    def _void(self, tid: TransactionalId | None) -> None:
         """Its transaction is not committed any more: what was staged in it is prepared again, all of it."""
-        if slot is None:
+        if tid is None:
             return
-        for each in self._staged.pop(slot, []):
-            del self._slots[each]
+        for each in self._staged.pop(tid, []):
+            del self._staged_under[each]
             each.read_void()
 
     def recover_staged(self, mark: m.Staged) -> None:
@@ -90,16 +90,16 @@ class UnitReplay:
                 if place.base_offset >= 0:
                     self._lines.raise_floor(place.destination, place.base_offset + place.count - 1)
             return
-        slot = self._ids[begun.transactional_id]
+        tid = self._ids[begun.transactional_id]
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
-        self._void(self._slots.get(unit))
-        if slot.grant != grant:
-            # It went back to the line before the slot was another's. With the same grant they share the transaction:
+        self._void(self._staged_under.get(unit))
+        if tid.grant != grant:
+            # It went back to the line before the id was another's. With the same grant they share the transaction:
             # an id is fenced before it is used again, or what it had before is durably over.
-            self._void(slot)
-        self._staged.setdefault(slot, []).append(unit)
-        self._slots[unit] = slot
-        slot.read_grant(grant)
+            self._void(tid)
+        self._staged.setdefault(tid, []).append(unit)
+        self._staged_under[unit] = tid
+        tid.read_grant(grant)
         unit.read_staged(grant, mark.places)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
@@ -111,11 +111,11 @@ class UnitReplay:
             self.earlier[unit.transactional_id] = (unit, mark)
         if mark.outcome is m.UnitOutcome.COMMITTED:
             self._lines.raise_floors(unit, alone=False)
-        slot = self._slots.pop(unit, None)
-        if slot is not None:
-            self._staged[slot].remove(unit)
+        tid = self._staged_under.pop(unit, None)
+        if tid is not None:
+            self._staged[tid].remove(unit)
             if mark.outcome is m.UnitOutcome.DROPPED:
-                self._void(slot)
+                self._void(tid)
         unit.read_over()
         return unit
 
@@ -131,8 +131,8 @@ class UnitReplay:
         Args:
             paused: Nothing new is begun.
         """
-        for slot in self._ids:
-            slot.begin_again(staged=bool(self._staged.get(slot)))
+        for tid in self._ids:
+            tid.begin_again(staged=bool(self._staged.get(tid)))
         if not self._units:
             self._ids.clear()
             return
@@ -140,15 +140,15 @@ class UnitReplay:
         for unit in ordered:
             self._lines.join(unit)
             self._units.note_batches(unit)
-        for slot in self._ids:
-            if slot.grant is not None:
-                self._restore(slot, slot.grant)
+        for tid in self._ids:
+            if tid.grant is not None:
+                self._restore(tid, tid.grant)
         # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
-                slot = self._ids[name]
-                if slot.transaction is None and not paused:
-                    self._ids.fence(slot)
+                tid = self._ids[name]
+                if tid.transaction is None and not paused:
+                    self._ids.fence(tid)
         for unit in ordered:
             transaction = unit.transaction
             if unit.code and unit.phase is Phase.WAITING:
@@ -159,14 +159,14 @@ class UnitReplay:
                 and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
                 # An earlier version wrote its offset before the units before it were committed.
-                self._transitions.doubt(transaction)
+                self._transitions.ask_outcome(transaction)
         if not paused:
             for unit in ordered:
                 if unit.phase is Phase.WAITING:
-                    self._transitions.set_back_behind(unit)
+                    self._transitions.requeue_followers(unit)
         self._out.change()
 
-    def _restore(self, slot: Slot, grant: Grant) -> None:
+    def _restore(self, tid: TransactionalId, grant: Grant) -> None:
         """What was staged in its transaction is one again, in the order in which it was: the first has the marker."""
-        staged = sorted(self._staged.pop(slot), key=lambda unit: unit.number)
-        self._transitions.restore(staged, slot, grant)
+        staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
+        self._transitions.restore(staged, tid, grant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kafkasafe._core.units.terms import Grant, Member
-from kafkasafe._core.units.unit import Slot, Transaction, Unit
+from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = [
     "Action",
@@ -30,7 +30,7 @@ class Fence:
     With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
     """
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     keep: Grant | None = None
     timed_out: bool = False
@@ -40,7 +40,7 @@ class Fence:
 class Join:
     """Add its partitions to the transaction: `joined`."""
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
 
@@ -49,7 +49,7 @@ class Join:
 class Append:
     """Append a batch: `appended`. Those of a partition go out in the order in which they are given."""
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
     batch: Member
@@ -63,7 +63,7 @@ class Note:
     `index` -1 is the marker: the group is called as the transactional id, and the text is the unit's id.
     """
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
     index: int
@@ -71,9 +71,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """EndTxn with commit, under the slot's grant: `ended`."""
+    """EndTxn with commit, under the id's grant: `ended`."""
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
 
@@ -82,7 +82,7 @@ class End:
 class Look:
     """How does the coordinator describe the transaction? `described`."""
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
 
@@ -94,7 +94,7 @@ class Ask:
     With `by_log` the log alone: who has taken the id over may have the marker of ours in a transaction of his own.
     """
 
-    slot: Slot
+    tid: TransactionalId
     turn: int
     transaction: Transaction
     by_log: bool = False

@@ -15,7 +15,7 @@ from kafkasafe._core.units.requests import Append, End, Join, Note
 from kafkasafe._core.units.terms import SUPERSEDED, Grant, Line, Member, Phase
 from kafkasafe._core.units.together import Sharing
 from kafkasafe._core.units.transitions import Transitions
-from kafkasafe._core.units.unit import Slot, Transaction, Unit
+from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = ["Schedule", "adds_itself"]
 
@@ -90,7 +90,7 @@ class Schedule:
                 held.update(other.lines)
         return not held.isdisjoint(unit.lines)
 
-    def vacate(self, destination: int, reason: str) -> bool:
+    def abort_on_partition(self, destination: int, reason: str) -> bool:
         """Nothing of a unit may be on its way into a partition whose log is about to be compared with what was in it.
 
         The topic may be another one by now, without what was prepared in it: its transaction would be committed all the
@@ -103,7 +103,7 @@ class Schedule:
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
             if destination in transaction.destinations and self._are_decided_here(transaction.units):
-                self._transitions.vacate(transaction, reason)
+                self._transitions.take_off(transaction, reason)
         return vacant
 
     # -- what is begun ---------------------------------------------------------------------------------------------
@@ -119,24 +119,24 @@ class Schedule:
             if not (unit.batches or unit.group_lines):
                 self._transitions.commit_nothing(unit)
                 continue
-            slot = self._ids.choose(unit)
-            if slot is None:
+            tid = self._ids.choose(unit)
+            if tid is None:
                 continue
-            grant = slot.grant
-            if grant is None or slot.fresh:
+            grant = tid.grant
+            if grant is None or tid.fresh:
                 if not coming or unit.transactional_id:
-                    self._ids.fence(slot)
+                    self._ids.fence(tid)
                 else:
                     coming -= 1
                 continue
-            self._begin_transaction(self._sharing.gather(unit, self.is_ready), slot, grant)
+            self._begin_transaction(self._sharing.gather(unit, self.is_ready), tid, grant)
 
-    def _begin_transaction(self, units: list[Unit], slot: Slot, grant: Grant) -> None:
-        transaction = self._transitions.begin(units, slot, grant)
+    def _begin_transaction(self, units: list[Unit], tid: TransactionalId, grant: Grant) -> None:
+        transaction = self._transitions.begin(units, tid, grant)
         for each in units:
-            self._out.begin(_begun(each, slot, grant))
+            self._out.begin(_begun(each, tid, grant))
         if transaction.batches and not adds_itself(transaction):
-            self._out.ask(Join(slot, slot.turn, transaction))
+            self._out.ask(Join(tid, tid.turn, transaction))
         else:
             transaction.move(Phase.APPENDING)
 
@@ -155,24 +155,26 @@ class Schedule:
     def _go_on(self) -> None:
         """What is under way: appended when those before it are, committed when they are."""
         for transaction in self._ids.under_way:
-            slot, phase = transaction.slot, transaction.phase
-            if slot is None:
+            tid, phase = transaction.tid, transaction.phase
+            if tid is None:
                 continue
             if phase is Phase.APPENDING and not transaction.issued:
                 if self._lines.all_issued_before(transaction):
-                    self._append(transaction, slot)
+                    self._append(transaction, tid)
             elif phase is Phase.APPENDING and transaction.next_note >= 0:
-                self._write_offsets(transaction, slot)
+                self._write_offsets(transaction, tid)
             elif phase is Phase.STAGED and self._may_end(transaction):
                 if transaction.alone or self._lines.in_order(transaction):
                     transaction.move(Phase.ENDING)
-                    slot.send_end()
-                    self._out.ask(End(slot, slot.turn, transaction))
-                elif slot.fresh:
+                    tid.send_end()
+                    self._out.ask(End(tid, tid.turn, transaction))
+                elif tid.fresh:
                     # Of an earlier life, which knew more: whether it sent EndTxn is asked.
-                    self._transitions.doubt(transaction)
+                    self._transitions.ask_outcome(transaction)
                 else:
-                    self._transitions.redo(transaction, None, "it stands before what was accepted earlier")
+                    self._transitions.abort_and_requeue(
+                        transaction, None, "it stands before what was accepted earlier"
+                    )
 
     def _may_end(self, transaction: Transaction) -> bool:
         if not self._are_decided_here(transaction.units):
@@ -182,7 +184,7 @@ class Schedule:
     def _are_decided_here(self, units: Iterable[Unit]) -> bool:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
-    def _write_offsets(self, transaction: Transaction, slot: Slot) -> None:
+    def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
         """Those of the next group, when no earlier unit moves it any more.
 
         1. Two units of a consumer are prepared at once, and the answer to the first one's TxnOffsetCommit is lost. 2.
@@ -195,36 +197,36 @@ class Schedule:
             if self._readings.is_superseded(each):
                 self._transitions.drop(each, SUPERSEDED, MOVED_ON)
                 return
-        self._out.ask(Note(slot, slot.turn, transaction, transaction.take_note()))
+        self._out.ask(Note(tid, tid.turn, transaction, transaction.take_note()))
 
-    def _append(self, transaction: Transaction, slot: Slot) -> None:
+    def _append(self, transaction: Transaction, tid: TransactionalId) -> None:
         transaction.issue(alone=self._lines.is_first(transaction, transaction.destinations))
         for batch in transaction.batches:
-            sequence = slot.take_sequence(batch.destination, batch.count)
+            sequence = tid.take_sequence(batch.destination, batch.count)
             transaction.send(batch, sequence)
-            self._out.ask(Append(slot, slot.turn, transaction, batch, sequence))
+            self._out.ask(Append(tid, tid.turn, transaction, batch, sequence))
         if not (transaction.batches and adds_itself(transaction)):
             self.mark(transaction)
         self._out.change()
 
     def mark(self, transaction: Transaction) -> None:
         """Its marker is written, in a group's offset."""
-        slot = transaction.slot
-        if slot is not None:
-            self._out.ask(Note(slot, slot.turn, transaction, -1))
+        tid = transaction.tid
+        if tid is not None:
+            self._out.ask(Note(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
         """All of it may be appended: then the STAGED marks of its units are written."""
-        slot, grant = transaction.slot, transaction.grant
-        if slot is None or not transaction.is_whole:
+        tid, grant = transaction.tid, transaction.grant
+        if tid is None or not transaction.is_whole:
             return
         transaction.move(Phase.STAGING)
-        marks = [m.Staged(_begun(each, slot, grant), each.placed) for each in transaction.units]
+        marks = [m.Staged(_begun(each, tid, grant), each.placed) for each in transaction.units]
         self._out.stage(transaction, marks)
 
 
-def _begun(unit: Unit, slot: Slot, grant: Grant) -> m.Begun:
-    return m.Begun(unit.unit_id, slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
+def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
+    return m.Begun(unit.unit_id, tid.name, grant.producer_id, grant.epoch, grant.protocol)
 
 
 def adds_itself(transaction: Transaction) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.terms import Grant, GroupPartition, Line, Reading
-from kafkasafe._core.units.unit import Entry, Slot, Transaction, Unit
+from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
 
 __all__ = ["MOST", "Sharing", "transaction_of"]
 
@@ -97,7 +97,7 @@ class Sharing:
         )
 
 
-def transaction_of(units: Sequence[Unit], slot: Slot, grant: Grant) -> Transaction:
+def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
     """What stands for these units from here on."""
     if len(units) == 1:
         [unit] = units
@@ -106,7 +106,7 @@ def transaction_of(units: Sequence[Unit], slot: Slot, grant: Grant) -> Transacti
         offsets = _newest_offsets(units)
         readings = {line: reading for each in units for line, reading in each.readings.items()}
         batches = [batch for each in units for batch in each.batches]
-    return Transaction(tuple(units), slot, grant, offsets, readings, batches, units[0].phase)
+    return Transaction(tuple(units), tid, grant, offsets, readings, batches, units[0].phase)
 
 
 class _Members:

@@ -15,7 +15,7 @@ from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.requests import Again, Ask, Look, Refuse, Rest
 from kafkasafe._core.units.terms import Grant, IllegalStepError, Phase
 from kafkasafe._core.units.together import transaction_of
-from kafkasafe._core.units.unit import Entry, Slot, Transaction, Unit
+from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
 
 __all__ = ["Transitions"]
 
@@ -55,28 +55,28 @@ class Transitions:
 
     # -- in a transaction ------------------------------------------------------------------------------------------
 
-    def begin(self, units: Sequence[Unit], slot: Slot, grant: Grant) -> Transaction:
+    def begin(self, units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
         """These units are in a transaction from here on."""
-        transaction = transaction_of(units, slot, grant)
+        transaction = transaction_of(units, tid, grant)
         self._lines.unite(transaction)
-        slot.begin(transaction)
+        tid.begin(transaction)
         transaction.begin()
         return transaction
 
-    def restore(self, units: Sequence[Unit], slot: Slot, grant: Grant) -> None:
+    def restore(self, units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> None:
         """These units are in a transaction that an earlier incarnation staged."""
-        transaction = transaction_of(units, slot, grant)
+        transaction = transaction_of(units, tid, grant)
         self._lines.unite(transaction)
-        slot.restore(transaction)
+        tid.restore(transaction)
         transaction.restore()
 
     # -- back to the line ------------------------------------------------------------------------------------------
 
-    def redo(self, transaction: Transaction, code: int | None, reason: str) -> None:
+    def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
         """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
         self.abort(transaction, refused=code in FENCED)
-        self.to_line(transaction)
-        self.set_back_behind(transaction)
+        self.requeue(transaction)
+        self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
         # The others stand behind the first, so they rest as well, and may share a transaction with it afterwards.
@@ -84,7 +84,7 @@ class Transitions:
         first.rest()
         self._out.ask(Again(Rest(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
-    def to_line(self, transaction: Transaction) -> None:
+    def requeue(self, transaction: Transaction) -> None:
         """Its units wait again, each for itself."""
         transaction.move(Phase.WAITING)
         self.part(transaction)
@@ -94,7 +94,7 @@ class Transitions:
         self._lines.part(transaction)
         transaction.part()
 
-    def set_back_behind(self, entry: Entry) -> None:
+    def requeue_followers(self, entry: Entry) -> None:
         """Whatever is under way behind a unit that is in the line goes back to it, in order.
 
         It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
@@ -104,71 +104,71 @@ class Transitions:
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
-            if other.slot is not None and other.slot.fresh:
+            if other.tid is not None and other.tid.fresh:
                 # Of an earlier life, which may have sent EndTxn. What is behind it goes back when it does.
-                self.doubt(other)
+                self.ask_outcome(other)
                 continue
             self.abort(other)
-            self.to_line(other)
+            self.requeue(other)
             lines.update(other.lines)
 
     def abort(self, transaction: Transaction, *, refused: bool = False) -> None:
         """It is to be aborted: InitProducerId does it, and shuts out whatever is late."""
-        slot = transaction.leave_slot()
-        if slot is not None:
-            slot.abort(transaction.destinations)
-            self._ids.fence(slot, refused=refused)
+        tid = transaction.leave_id()
+        if tid is not None:
+            tid.abort(transaction.destinations)
+            self._ids.fence(tid, refused=refused)
         self._out.change()
 
     def release(self, transaction: Transaction) -> None:
         """It is over: the id is free."""
-        slot = transaction.leave_slot()
-        if slot is not None:
-            slot.release()
+        tid = transaction.leave_id()
+        if tid is not None:
+            tid.release()
 
-    def vacate(self, transaction: Transaction, reason: str) -> None:
+    def take_off(self, transaction: Transaction, reason: str) -> None:
         """Nothing of it may be on its way into a partition. What may have been committed comes to its end first."""
-        slot = transaction.slot
-        if slot is None or transaction.phase not in _UNDER_WAY:
+        tid = transaction.tid
+        if tid is None or transaction.phase not in _UNDER_WAY:
             return
-        if slot.fresh:
-            self.doubt(transaction)
+        if tid.fresh:
+            self.ask_outcome(transaction)
         else:
-            self.redo(transaction, None, reason)
+            self.abort_and_requeue(transaction, None, reason)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
 
-    def doubt(self, transaction: Transaction) -> None:
+    def ask_outcome(self, transaction: Transaction) -> None:
         """Was it committed? The coordinator may know; else it is asked behind a fence: then nothing of it can be."""
-        slot = transaction.slot
+        tid = transaction.tid
         transaction.move(Phase.ASKING)
-        if slot is None:
+        if tid is None:
             raise IllegalStepError(f"{transaction} has no transactional id")
-        slot.next_turn()
+        tid.next_turn()
         # Whatever is told: the next transaction has a new grant.
-        slot.expire()
-        self._out.ask(Look(slot, slot.turn, transaction))
+        tid.expire()
+        self._out.ask(Look(tid, tid.turn, transaction))
 
-    def ask_unfenced(self, transaction: Transaction, slot: Slot, reason: str) -> None:
+    def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
         """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
 
         If it was not, with protocol 1 it may also have timed out: `ids._late` tells, once it is known that it was open.
         There a marker that is late is taken into a successor's transaction, so only the log can be believed.
         """
-        second = slot.grant is not None and slot.grant.protocol >= 2
+        second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
-            self.doubt(transaction)
+            self.ask_outcome(transaction)
             return
         transaction.move(Phase.ASKING)
         if second:
             for unit in transaction.units:
                 self._lose(unit, reason)
-            slot.lose_grant()
+            tid.lose_grant()
         else:
-            transaction.lapse()
+            transaction.refuse_end()
             transaction.explain(reason)
-        slot.next_turn()
-        self._out.ask(Ask(slot, slot.turn, transaction, by_log=not second))
+        tid.next_turn()
+        self._out.ask(Ask(tid, tid.turn, transaction, by_log=not second))
 
     def outcome(self, transaction: Transaction, *, committed: bool) -> None:
         """The outcome is known."""
@@ -176,32 +176,32 @@ class Transitions:
             self.commit(transaction)
             return
         first = transaction.units[0]
-        if transaction.lapsed and transaction.slot is not None and not first.code:
+        if transaction.end_refused and transaction.tid is not None and not first.code:
             # So it was open until it timed out, or was taken over: `ids._late` tells which.
-            transaction.slot.note_open()
-            self.redo(transaction, EPOCH_REFUSED, first.reason)
+            transaction.tid.note_open()
+            self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
         self.release(transaction)
         if first.code and not transaction.is_shared:
             self.part(transaction)
             self.refuse(first)
             return
-        self.to_line(transaction)
-        self.set_back_behind(transaction)
+        self.requeue(transaction)
+        self.requeue_followers(transaction)
         for each in transaction.units:
             each.fail()
             if each.code:
                 self.refuse(each)
         self._out.change()
 
-    def taken_over(self, slot: Slot, reason: str, *, sure: bool) -> None:
+    def taken_over(self, tid: TransactionalId, reason: str, *, sure: bool) -> None:
         """Another producer took over the transactional id: drop the units that wait under it."""
         reason += "; another producer has taken the transactional id over"
         if not sure:
             reason += ", or it was open for longer than transaction_timeout_ms: the cluster cannot say which"
-        slot.taken_over()
+        tid.taken_over()
         for unit in self._units.all:
-            if unit.transactional_id == slot.transactional_id and unit.phase is Phase.WAITING:
+            if unit.transactional_id == tid.name and unit.phase is Phase.WAITING:
                 self._lose(unit, reason)
                 self.refuse(unit)
 
@@ -256,7 +256,7 @@ class Transitions:
             case Phase.STAGING | Phase.STAGED | Phase.ENDING:
                 if transaction.phase is Phase.STAGING:
                     transaction.move(Phase.STAGED)
-                self.doubt(transaction)
+                self.ask_outcome(transaction)
             case Phase.ASKING:
                 pass
             case _:
@@ -267,8 +267,8 @@ class Transitions:
         """It is aborted, as one of its units is given up. The others go back to the line."""
         self.abort(transaction)
         if transaction.is_shared:
-            self.to_line(transaction)
-            self.set_back_behind(transaction)
+            self.requeue(transaction)
+            self.requeue_followers(transaction)
         else:
             self.part(transaction)
 

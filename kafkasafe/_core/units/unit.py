@@ -21,7 +21,7 @@ from kafkasafe._core.units.terms import (
     Reading,
 )
 
-__all__ = ["Content", "Entry", "Slot", "Transaction", "Unit"]
+__all__ = ["Content", "Entry", "Transaction", "TransactionalId", "Unit"]
 
 
 class Content:
@@ -267,7 +267,7 @@ class Transaction(Content):
 
     Attributes:
         units: In order; the marker is the first one's id.
-        slot: The transactional id under which it goes; None: it is over, or aborted.
+        tid: The transactional id under which it goes; None: it is over, or aborted.
         grant: Under which it is written.
         offsets: Of consumer groups: of each group and partition, where the last unit moves it.
         readings: Of which readings of consumers the offsets are.
@@ -278,12 +278,12 @@ class Transaction(Content):
         alone: Everything before it was committed when they were.
         notes_left: How many groups' offsets (the marker is one) are not written yet.
         next_note: Index of the group whose offsets are written as soon as it stands first; -1: none.
-        lapsed: Its end was refused because of its epoch.
+        end_refused: Its end was refused because of its epoch.
         group_lines: The offsets of groups that it moves.
     """
 
     units: tuple[Unit, ...]
-    slot: Slot | None
+    tid: TransactionalId | None
     grant: Grant
     offsets: tuple[m.GroupOffsets, ...]
     readings: Mapping[GroupPartition, Reading]
@@ -294,7 +294,7 @@ class Transaction(Content):
     alone: bool = False
     notes_left: int = 0
     next_note: int = -1
-    lapsed: bool = False
+    end_refused: bool = False
     group_lines: tuple[GroupPartition, ...] = field(init=False)
     _owners: dict[int, Unit] = field(init=False)
 
@@ -401,20 +401,20 @@ class Transaction(Content):
         if not self.is_shared:
             self.units[0].explain(reason)
 
-    def lapse(self) -> None:
+    def refuse_end(self) -> None:
         """Its end was refused because of its epoch."""
-        self.lapsed = True
+        self.end_refused = True
 
-    def doubt_lapse(self) -> None:
+    def forget_refused_end(self) -> None:
         """The log does not say whether it was committed before its end was refused."""
-        self.lapsed = False
+        self.end_refused = False
 
-    def leave_slot(self) -> Slot | None:
+    def leave_id(self) -> TransactionalId | None:
         """It is over, or aborted. Returns the transactional id that it had."""
-        slot, self.slot = self.slot, None
+        tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
-        return slot
+        return tid
 
     def part(self) -> None:
         """Its units stand for themselves again."""
@@ -427,11 +427,11 @@ Entry: TypeAlias = Unit | Transaction
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class TransactionalId:
     """A transactional id.
 
     Attributes:
-        transactional_id: Its name.
+        name: What Kafka knows it by.
         grant: None until it is fenced, and while that is being done.
         transaction: Whose it is.
         turn: Answers to requests of an earlier turn mean nothing.
@@ -447,7 +447,7 @@ class Slot:
         attempts: Of this turn's requests, how often each has failed.
     """
 
-    transactional_id: str
+    name: str
     grant: Grant | None = None
     transaction: Transaction | None = None
     turn: int = 0

@@ -79,7 +79,7 @@ class RefusedNames:
             if found is not None:
                 found.counted_from = now
             return False
-        of = "" if _of_pool(lane, action) else action.slot.transactional_id
+        of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
             lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
             return False
@@ -157,7 +157,7 @@ def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[R
 
 
 def _of_pool(lane: Lane, action: u.Request) -> bool:
-    return lane.journal.units.is_own(action.slot.transactional_id)
+    return lane.journal.units.is_own(action.tid.name)
 
 
 def _is_of_offsets(action: u.Request) -> bool:
@@ -171,7 +171,7 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
         group = action.transaction.offsets[action.index].group
         return f"group {group}", group
     kind = "group" if isinstance(action, u.Note) else "transactional id"
-    name = action.slot.transactional_id
+    name = action.tid.name
     if _of_pool(lane, action):
         return f"{kind} {name.rpartition('-')[0]}-*", ""
     return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""

@@ -86,7 +86,7 @@ class Transactor:
                 case u.Look():
                     self._ground.counters["atomic_batches_asked"] += 1
                     self._ground.cluster.describe_transaction(
-                        action.slot.transactional_id, self._then(lane, action, "described")
+                        action.tid.name, self._then(lane, action, "described")
                     )
                 case u.Ask():
                     self._ask(lane, action)
@@ -102,9 +102,7 @@ class Transactor:
 
     def _identity(self, action: u.Join | u.Note | u.End | u.Append) -> x.TransactionIdentity:
         grant = action.transaction.grant
-        return x.TransactionIdentity(
-            action.slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol
-        )
+        return x.TransactionIdentity(action.tid.name, grant.producer_id, grant.epoch, grant.protocol)
 
     def _fence(self, lane: Lane, action: u.Fence) -> None:
         kept = action.keep
@@ -113,9 +111,7 @@ class Transactor:
             return
         # What it has open is its own. InitProducerId would abort that under a newer epoch, which looks as if somebody
         # else had taken the id over.
-        keep = x.TransactionIdentity(
-            action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
-        )
+        keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
@@ -133,14 +129,12 @@ class Transactor:
             self._init(
                 lane,
                 action,
-                x.TransactionIdentity(
-                    action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
-                ),
+                x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol),
             )
 
     def _init(self, lane: Lane, action: u.Fence, keep: x.TransactionIdentity | None) -> None:
         self._ground.cluster.init_transactional_id(
-            action.slot.transactional_id,
+            action.tid.name,
             self._config.transaction_timeout_ms,
             self._then(lane, action, "fenced"),
             keep=keep,
@@ -197,7 +191,7 @@ class Transactor:
     @staticmethod
     def _group(action: u.Note) -> str:
         if action.index < 0:
-            return marker_group(action.slot.transactional_id)
+            return marker_group(action.tid.name)
         return action.transaction.offsets[action.index].group
 
     def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
@@ -253,7 +247,7 @@ class Transactor:
             lane.journal.units.told(action, committed=False)
             return
         self._ground.cluster.committed_offset(
-            marker_group(action.slot.transactional_id), *place, self._then(lane, action, "marker")
+            marker_group(action.tid.name), *place, self._then(lane, action, "marker")
         )
 
     @staticmethod
@@ -354,7 +348,7 @@ class Transactor:
             case u.Fence(), _:
                 identity = answer.identity
                 units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
-                self._ledger.name_answered(action.slot.transactional_id)
+                self._ledger.name_answered(action.tid.name)
             case u.Join(), _:
                 units.joined(action)
             case u.Append(), _:
@@ -406,7 +400,7 @@ class Transactor:
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.Fence):
-            self._name_failed(action.slot.transactional_id, code, reason)
+            self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Append, u.Join)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
             alone = not action.transaction.is_shared
