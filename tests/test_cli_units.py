@@ -57,7 +57,7 @@ def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000, *, s
             carry_out = Transactor.carry_out
 
             def dies(self, lane, actions):
-                if any(isinstance(action, u.End) for action in actions):
+                if any(isinstance(action, u.EndTxn) for action in actions):
                     os._exit(9)
                 carry_out(self, lane, actions)
 

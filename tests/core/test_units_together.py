@@ -34,8 +34,8 @@ def three(protocol: int = 2, *, destinations=((1,), (1,), (1,))) -> tuple[Script
     return script, [script.seal(number, *some) for number, some in enumerate(destinations, 1)]
 
 
-def end_of(script: Script) -> u.End:
-    [end] = script.take(u.End)
+def end_of(script: Script) -> u.EndTxn:
+    [end] = script.take(u.EndTxn)
     return end
 
 
@@ -47,18 +47,18 @@ def go_on(script: Script) -> None:
     """Pauses are over, and each thing is answered until something waits for its end."""
     for _ in range(3):
         script.prepare()
-        for again in script.take(u.Again):
+        for again in script.take(u.RetryLater):
             script.units.again(again.action)
     script.prepare()
 
 
 def go_on_to_appends(script: Script) -> None:
     """Pauses are over, and what is asked before batches are appended is answered."""
-    for again in script.take(u.Again):
+    for again in script.take(u.RetryLater):
         script.units.again(again.action)
     script.turn()
     script.fence_all()
-    for join in script.take(u.Join):
+    for join in script.take(u.AddPartitions):
         script.units.joined(join)
     script.turn()
 
@@ -68,21 +68,21 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
     script, units = three(protocol)
     written = script.turn()
     script.fence_all()
-    for join in script.take(u.Join):
+    for join in script.take(u.AddPartitions):
         script.units.joined(join)
     written += script.turn()
-    appends = script.take(u.Append)
+    appends = script.take(u.Produce)
     assert [append.batch for append in appends] == [batch for unit in units for batch in unit.batches]
     assert [append.base_sequence for append in appends] == [0, 3, 6]
     for append in appends[:2]:
         script.append(append)
-    notes = script.take(u.Note)
+    notes = script.take(u.CommitOffsets)
     for note in notes:
         script.units.noted(note)
     assert script.turn() == []
     assert {unit.phase for unit in units} == {u.Phase.APPENDING}
     script.append(appends[2])
-    for note in script.take(u.Note):
+    for note in script.take(u.CommitOffsets):
         script.units.noted(note)
         notes.append(note)
     # One marker, with the id of the first.
@@ -160,8 +160,8 @@ def test_they_are_not_more_than_a_transaction_should_hold():
 def test_nothing_that_stands_between_is_passed():
     # The third stands behind the second on partition 2, which waits behind the one that is under way there.
     script = Script(2, most=16)
-    script.units.fenced(u.Fence(script.units._ids["lane-0"], 0), u.Grant(7, 1, 2))
-    script.units.fenced(u.Fence(script.units._ids["lane-1"], 0), u.Grant(7, 2, 2))
+    script.units.fenced(u.InitProducerId(script.units._ids["lane-0"], 0), u.Grant(7, 1, 2))
+    script.units.fenced(u.InitProducerId(script.units._ids["lane-1"], 0), u.Grant(7, 2, 2))
     under_way = script.seal(1, 2)
     script.turn()
     assert under_way.phase is u.Phase.APPENDING
@@ -219,7 +219,7 @@ def refuse_one(code, reason, *, lasting):
     script, units = three()
     script.turn()
     script.fence_all()
-    _, second, _ = script.take(u.Append)
+    _, second, _ = script.take(u.Produce)
     script.units.failed(second, code, reason, lasting=lasting)
     script.turn()
     assert script.take(u.Refuse) == []
@@ -231,7 +231,7 @@ def refuse_one(code, reason, *, lasting):
     committed = []
     for _ in units:
         go_on(script)
-        for end in script.take(u.End):
+        for end in script.take(u.EndTxn):
             assert len(end.transaction.units) <= 2, "as many share a transaction again"
             committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
@@ -246,17 +246,17 @@ def test_an_eighth_as_many_share_after_each_failure():
     for _ in range(8):
         go_on_to_appends(script)
         failed = None
-        for append in script.take(u.Append):
+        for append in script.take(u.Produce):
             if append.batch is refused:
                 failed = append.transaction
                 shared.append(len(failed.units))
                 script.units.failed(append, 87, "invalid", lasting=len(failed.units) == 1)
             elif append.transaction is not failed:
                 script.append(append)
-        for note in script.take(u.Note):
+        for note in script.take(u.CommitOffsets):
             script.units.noted(note)
         script.turn()
-        for end in script.take(u.End):
+        for end in script.take(u.EndTxn):
             script.units.ended(end, u.Grant(7, 50, 2))
         script.turn()
     assert shared == [5, 2, 1]
@@ -271,25 +271,25 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     if when == "staged":
         script.seal(9, 1)
         script.prepare()
-        ahead = script.take(u.End)
+        ahead = script.take(u.EndTxn)
     units = [script.seal(number, 1) for number in (1, 2, 3)]
     if when in {"appending", "staging"}:
         script.turn()
         script.fence_all()
         if when == "staging":
             script.turn()
-            for append in script.take(u.Append):
+            for append in script.take(u.Produce):
                 script.append(append)
             script.actions += script.units.advance()
-            for note in script.take(u.Note):
+            for note in script.take(u.CommitOffsets):
                 script.units.noted(note)
     else:
         script.prepare()
-        script.take(u.End)
+        script.take(u.EndTxn)
     assert {unit.phase.value for unit in units} == {when}
-    script.take(u.Append)
+    script.take(u.Produce)
     assert script.units.give_up(units[1], -4, "of the test")
-    for look in [action for _ in (script.turn(),) for action in script.take(u.Look)]:
+    for look in [action for _ in (script.turn(),) for action in script.take(u.DescribeTxn)]:
         script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == [units[1]]
@@ -301,7 +301,7 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     committed = []
     for _ in range(4):
         go_on(script)
-        for end in script.take(u.End):
+        for end in script.take(u.EndTxn):
             committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
     assert committed == [units[0], units[2]]
@@ -314,10 +314,10 @@ def test_one_that_is_given_up_before_staged_is_durable_leaves_the_others_their_t
 def test_one_that_is_given_up_too_late_is_committed_with_the_others():
     script, units = three()
     script.prepare()
-    script.take(u.End)
+    script.take(u.EndTxn)
     assert script.units.give_up(units[1], -4, "of the test")
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, True)
     assert [(number_of(mark), mark.outcome) for mark in script.turn()] == [
         (number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3)
@@ -347,13 +347,13 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     script.units.failed(end, 48, "INVALID_TXN_STATE")
     script.turn()
     script.fence_all()
-    [ask] = script.take(u.Ask)
+    [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=False)
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.WAITING}
     assert in_line(script, 1) == [*units, behind]
     # Fewer go together, so that it shows soon whose fault it was.
     go_on(script)
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     assert end.transaction.units == (units[0], units[1])
 
 
@@ -436,7 +436,7 @@ def leave(mark) -> None:
     script, units = read(*ALL, mark)
     script.units.recovered()
     script.turn()
-    for end in script.take(u.End):
+    for end in script.take(u.EndTxn):
         assert end.transaction.grant != GRANT
     left = [unit for unit in units if unit.phase is not u.Phase.OVER and unit.unit_id != _id(mark)]
     assert {unit.phase for unit in left} == {u.Phase.WAITING}
@@ -459,7 +459,7 @@ def test_only_what_is_chosen_as_a_whole_is_committed():
     script.units.decide(frozenset({units[0].unit_id, units[1].unit_id}), frozenset())
     script.units.recovered()
     script.turn()
-    assert script.take(u.End) == []
+    assert script.take(u.EndTxn) == []
     assert all(script.units.held_up(unit) for unit in units)
 
     script, units = read(*ALL)
@@ -475,12 +475,12 @@ def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():
     script.units.decide(None, frozenset({units[1].unit_id}))
     script.units.recovered()
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == [units[1]]
     assert [unit.phase for unit in units] == [u.Phase.WAITING, u.Phase.REFUSED, u.Phase.WAITING]
-    assert script.take(u.End) == script.take(u.Append) == []
+    assert script.take(u.EndTxn) == script.take(u.Produce) == []
 
 
 def test_an_operator_who_gives_two_of_them_up_asks_once():
@@ -488,7 +488,7 @@ def test_an_operator_who_gives_two_of_them_up_asks_once():
     script.units.decide(None, frozenset(unit.unit_id for unit in units[1:]))
     script.units.recovered()
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == units[1:]

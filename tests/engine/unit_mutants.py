@@ -136,8 +136,8 @@ MUTANTS = {
         source(
             Schedule,
             "_go_on",
-            "self._out.ask(End(tid, tid.turn, transaction))",
-            "self._out.ask(End(tid, tid.turn, transaction)); self._transitions.commit(transaction)",
+            "self._out.ask(EndTxn(tid, tid.turn, transaction))",
+            "self._out.ask(EndTxn(tid, tid.turn, transaction)); self._transitions.commit(transaction)",
         ),
         "test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable",
     ),

@@ -31,8 +31,8 @@ _VIEWS = frozenset(
 """They change nothing: a tape has what they say after each `ready`, and not who asked."""
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
-    *(getattr(u, name) for name in ("Again", "Append", "Ask", "End", "Fence", "Join", "Look", "Note", "Refuse")),
-    u.Rest,
+    u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
+    u.Backoff, u.RetryLater,
     groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
     groups.UnitGroup,
     j.Aside,

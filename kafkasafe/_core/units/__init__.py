@@ -1,7 +1,7 @@
 """Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
 
 Without I/O. The shell says what happened, takes `advance()` and carries it out; an action that failed comes back by
-`failed`, and is given once more, as an `Again`, after a pause.
+`failed`, and is given once more, as a `RetryLater`, after a pause.
 
 The order is the proof (docs/staged-protocol.md has the crash table):
 
@@ -45,17 +45,17 @@ from kafkasafe._core.units.machine import Units
 from kafkasafe._core.units.outcome import outcome_of
 from kafkasafe._core.units.requests import (
     Action,
-    Again,
-    Append,
-    Ask,
-    End,
-    Fence,
-    Join,
-    Look,
-    Note,
+    AddPartitions,
+    Backoff,
+    CommitOffsets,
+    DescribeTxn,
+    EndTxn,
+    FindOutcome,
+    InitProducerId,
+    Produce,
     Refuse,
     Request,
-    Rest,
+    RetryLater,
 )
 from kafkasafe._core.units.terms import (
     GIVEN_UP,
@@ -80,24 +80,24 @@ __all__ = [
     "SUPERSEDED",
     "TRANSITIONS",
     "Action",
-    "Again",
-    "Append",
-    "Ask",
-    "End",
-    "Fence",
+    "AddPartitions",
+    "Backoff",
+    "CommitOffsets",
+    "DescribeTxn",
+    "EndTxn",
+    "FindOutcome",
     "Grant",
     "GroupPartition",
     "IllegalStepError",
-    "Join",
+    "InitProducerId",
     "Line",
-    "Look",
     "Member",
-    "Note",
     "Phase",
+    "Produce",
     "Reading",
     "Refuse",
     "Request",
-    "Rest",
+    "RetryLater",
     "Transaction",
     "TransactionalId",
     "Unit",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kafkasafe._core.units.outbox import Outbox
-from kafkasafe._core.units.requests import Fence
+from kafkasafe._core.units.requests import InitProducerId
 from kafkasafe._core.units.terms import Grant
 from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
@@ -99,15 +99,15 @@ class TransactionalIds:
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
-        self._out.ask(Fence(tid, tid.turn, late or keep, timed_out=late is not None))
+        self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
-    def fence_late(self, action: Fence) -> bool:
+    def fence_late(self, action: InitProducerId) -> bool:
         """Whether the coordinator is asked once more, with the epoch that a time-out gave."""
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
         if late is not None:
             tid.next_turn()
-            self._out.ask(Fence(tid, tid.turn, late, timed_out=True))
+            self._out.ask(InitProducerId(tid, tid.turn, late, timed_out=True))
         return late is not None
 
     def may_be_anothers(self, tid: TransactionalId) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
-from kafkasafe._core.codes import Action as Produce
+from kafkasafe._core.codes import Action as Verdict
 from kafkasafe._core.units.ids import FENCED, TransactionalIds
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.outbox import Outbox
@@ -17,17 +17,17 @@ from kafkasafe._core.units.recovery import UnitReplay
 from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.requests import (
     Action,
-    Again,
-    Append,
-    Ask,
-    End,
-    Fence,
-    Join,
-    Look,
-    Note,
+    AddPartitions,
+    Backoff,
+    CommitOffsets,
+    DescribeTxn,
+    EndTxn,
+    FindOutcome,
+    InitProducerId,
+    Produce,
     Refuse,
     Request,
-    Rest,
+    RetryLater,
 )
 from kafkasafe._core.units.schedule import Schedule, adds_itself
 from kafkasafe._core.units.terms import POOL, SUPERSEDED, Grant, GroupPartition, Member, Phase, Reading
@@ -211,7 +211,7 @@ class Units:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def fenced(self, action: Fence, grant: Grant) -> None:
+    def fenced(self, action: InitProducerId, grant: Grant) -> None:
         """InitProducerId was answered: the id is ours, and nothing of it is open."""
         tid = action.tid
         if not _valid(action):
@@ -219,12 +219,12 @@ class Units:
         tid.give(grant)
         transaction = tid.transaction
         if transaction is not None and transaction.phase is Phase.ASKING:
-            self._out.ask(Ask(tid, tid.turn, transaction))
+            self._out.ask(FindOutcome(tid, tid.turn, transaction))
         else:
             tid.leave()
         self._out.change()
 
-    def aborted(self, action: Fence, code: int) -> bool | None:
+    def aborted(self, action: InitProducerId, code: int) -> bool | None:
         """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well; None: not yet.
 
         It ends what is open whoever opened it: the epoch is looked at only where nothing is open. So who is refused
@@ -238,12 +238,12 @@ class Units:
         tid = action.tid
         if action.timed_out and code not in FENCED and not tid.alone:
             tid.note_alone()
-            self._out.ask(Again(action, 1, None, "it may be another's soon", slow=True))
+            self._out.ask(RetryLater(action, 1, None, "it may be another's soon", slow=True))
             return None
         tid.note_end(timed_out=action.timed_out)
         return True
 
-    def unanswered(self, action: Fence, *, ended: bool) -> None:
+    def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
         """EndTxn (`ended`), or InitProducerId, may have been carried out, and no answer came."""
         if not _valid(action):
             return
@@ -252,14 +252,14 @@ class Units:
         else:
             action.tid.note_end(timed_out=action.timed_out)
 
-    def joined(self, action: Join) -> None:
+    def joined(self, action: AddPartitions) -> None:
         """The partitions are part of the transaction."""
         if _valid(action):
             action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
             self._out.change()
 
-    def appended(self, action: Append, base_offset: int, leader_epoch: int) -> None:
+    def appended(self, action: Produce, base_offset: int, leader_epoch: int) -> None:
         """A batch is in its log."""
         if not _valid(action):
             return
@@ -270,7 +270,7 @@ class Units:
             self._schedule.mark(transaction)
         self._schedule.stage_if_whole(transaction)
 
-    def noted(self, action: Note) -> None:
+    def noted(self, action: CommitOffsets) -> None:
         """Offsets of a group are in the transaction."""
         if not _valid(action):
             return
@@ -287,7 +287,7 @@ class Units:
             transaction.move(Phase.STAGED)
             self._out.change()
 
-    def ended(self, action: End, grant: Grant | None) -> None:
+    def ended(self, action: EndTxn, grant: Grant | None) -> None:
         """EndTxn was answered: it is committed.
 
         Args:
@@ -300,7 +300,7 @@ class Units:
         tid.end(grant, sure=action not in tid.attempts)
         self._transitions.commit(action.transaction)
 
-    def described(self, action: Look, committed: bool | None) -> None:
+    def described(self, action: DescribeTxn, committed: bool | None) -> None:
         """What the coordinator says of a transaction; None: nothing that decides it."""
         if not _valid(action):
             return
@@ -309,7 +309,7 @@ class Units:
         else:
             self._transitions.outcome(action.transaction, committed=committed)
 
-    def told(self, action: Ask, *, committed: bool | None) -> None:
+    def told(self, action: FindOutcome, *, committed: bool | None) -> None:
         """The outcome of a unit: nothing can change it any more. None: the log does not reach back that far."""
         if not _valid(action):
             return
@@ -336,7 +336,7 @@ class Units:
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """What it holds is durable in `rejected/`, or could not be kept, and is tried again after a pause."""
         if not kept:
-            self._out.ask(Again(Rest(unit), unit.tries + 1, unit.code, reason, slow=True))
+            self._out.ask(RetryLater(Backoff(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
         self._transitions.let_go(unit)
 
@@ -355,23 +355,23 @@ class Units:
         if not _valid(action):
             return
         attempt = action.tid.count_failure(action)
-        if isinstance(action, Fence):
+        if isinstance(action, InitProducerId):
             if action.keep is not None and code in FENCED and action.tid.transaction is None:
                 if not self._ids.fence_late(action):
                     sure = action.timed_out or action.keep.protocol >= 2
                     self._transitions.taken_over(action.tid, reason, sure=sure)
             else:
-                self._out.ask(Again(action, attempt, code, reason, slow=code is not None))
+                self._out.ask(RetryLater(action, attempt, code, reason, slow=code is not None))
             return
         transaction = action.transaction
         transaction.explain(reason)
-        if isinstance(action, Look):
+        if isinstance(action, DescribeTxn):
             self._ids.fence(action.tid)
             return
-        if isinstance(action, Ask):
-            self._out.ask(Again(action, attempt, code, reason))
+        if isinstance(action, FindOutcome):
+            self._out.ask(RetryLater(action, attempt, code, reason))
             return
-        if isinstance(action, End):
+        if isinstance(action, EndTxn):
             if code in FENCED and self._ids.may_be_anothers(action.tid):
                 self._transitions.ask_unfenced(transaction, action.tid, reason)
                 return
@@ -382,14 +382,21 @@ class Units:
                 action.tid.forget_failures(action)
                 attempt = 1
             self._out.ask(
-                Again(action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51})
+                RetryLater(
+                    action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51}
+                )
             )
             return
-        if isinstance(action, Note) and action.index >= 0 and code is not None and code in _NOT_A_MEMBER:
+        if (
+            isinstance(action, CommitOffsets)
+            and action.index >= 0
+            and code is not None
+            and code in _NOT_A_MEMBER
+        ):
             self._transitions.leave_group(transaction, transaction.offsets[action.index].group, code, reason)
             return
         if (
-            isinstance(action, Note)
+            isinstance(action, CommitOffsets)
             and action.index >= 0
             and code is None
             and sent
@@ -399,8 +406,8 @@ class Units:
             # epoch. So it is not asked for again, but aborted.
             self._transitions.abort_and_requeue(transaction, code, reason)
             return
-        lasting = lasting or (isinstance(action, Note) and action.index >= 0 and code in _NO_OFFSETS)
-        if isinstance(action, Append) and code is not None:
+        lasting = lasting or (isinstance(action, CommitOffsets) and action.index >= 0 and code in _NO_OFFSETS)
+        if isinstance(action, Produce) and code is not None:
             verdict, unit = classify_produce(code), transaction.units[0]
             if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not transaction.is_shared:
                 self._transitions.abort_and_requeue(transaction, code, reason)
@@ -408,9 +415,9 @@ class Units:
                 unit.forget_tries()
                 self._out.divide(unit, action.batch)
                 return
-            if verdict.action is Produce.REJECT_BATCH and verdict.scope is Scope.NONE:
+            if verdict.action is Verdict.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
-            elif verdict.action is not Produce.RETRY and code != 51:
+            elif verdict.action is not Verdict.RETRY and code != 51:
                 self._transitions.abort_and_requeue(transaction, code, reason)
                 return
         if lasting and not transaction.is_shared:
@@ -419,11 +426,11 @@ class Units:
             # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
-            self._out.ask(Again(action, attempt, code, reason))
+            self._out.ask(RetryLater(action, attempt, code, reason))
 
-    def again(self, action: Request | Rest) -> None:
-        """The pause that an Again asked for is over."""
-        if isinstance(action, Rest):
+    def again(self, action: Request | Backoff) -> None:
+        """The pause that a RetryLater asked for is over."""
+        if isinstance(action, Backoff):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
                 # It could not be kept. Of what rested before it was refused, that is under way.
                 self._out.ask(Refuse(action.unit))

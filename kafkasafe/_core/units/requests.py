@@ -9,22 +9,22 @@ from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = [
     "Action",
-    "Again",
-    "Append",
-    "Ask",
-    "End",
-    "Fence",
-    "Join",
-    "Look",
-    "Note",
+    "AddPartitions",
+    "Backoff",
+    "CommitOffsets",
+    "DescribeTxn",
+    "EndTxn",
+    "FindOutcome",
+    "InitProducerId",
+    "Produce",
     "Refuse",
     "Request",
-    "Rest",
+    "RetryLater",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class InitProducerId:
     """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since.
 
     With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
@@ -37,7 +37,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class AddPartitions:
     """Add its partitions to the transaction: `joined`."""
 
     tid: TransactionalId
@@ -46,7 +46,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class Produce:
     """Append a batch: `appended`. Those of a partition go out in the order in which they are given."""
 
     tid: TransactionalId
@@ -57,7 +57,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CommitOffsets:
     """Write offsets of a group inside the transaction: `noted`.
 
     `index` -1 is the marker: the group is called as the transactional id, and the text is the unit's id.
@@ -70,7 +70,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndTxn:
     """EndTxn with commit, under the id's grant: `ended`."""
 
     tid: TransactionalId
@@ -79,7 +79,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DescribeTxn:
     """How does the coordinator describe the transaction? `described`."""
 
     tid: TransactionalId
@@ -88,7 +88,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FindOutcome:
     """Does the marker, or the log, say that it was committed? `told`.
 
     With `by_log` the log alone: who has taken the id over may have the marker of ours in a transaction of his own.
@@ -108,24 +108,24 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Backoff:
     """It goes on after a pause: `rested`."""
 
     unit: Unit
 
 
-Request = Fence | Join | Append | Note | End | Look | Ask
+Request = InitProducerId | AddPartitions | Produce | CommitOffsets | EndTxn | DescribeTxn | FindOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryLater:
     """The same once more, after a pause: `again`."""
 
-    action: Request | Rest
+    action: Request | Backoff
     attempt: int
     code: int | None
     reason: str
     slow: bool = False
 
 
-Action = Request | Refuse | Again
+Action = Request | Refuse | RetryLater

@@ -11,7 +11,7 @@ from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.readings import ReadingOrder
 from kafkasafe._core.units.registry import UnitRegistry
-from kafkasafe._core.units.requests import Append, End, Join, Note
+from kafkasafe._core.units.requests import AddPartitions, CommitOffsets, EndTxn, Produce
 from kafkasafe._core.units.terms import SUPERSEDED, Grant, Line, Member, Phase
 from kafkasafe._core.units.together import Sharing
 from kafkasafe._core.units.transitions import Transitions
@@ -136,7 +136,7 @@ class Schedule:
         for each in units:
             self._out.begin(_begun(each, tid, grant))
         if transaction.batches and not adds_itself(transaction):
-            self._out.ask(Join(tid, tid.turn, transaction))
+            self._out.ask(AddPartitions(tid, tid.turn, transaction))
         else:
             transaction.move(Phase.APPENDING)
 
@@ -167,7 +167,7 @@ class Schedule:
                 if transaction.alone or self._lines.in_order(transaction):
                     transaction.move(Phase.ENDING)
                     tid.send_end()
-                    self._out.ask(End(tid, tid.turn, transaction))
+                    self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
                     # Of an earlier life, which knew more: whether it sent EndTxn is asked.
                     self._transitions.ask_outcome(transaction)
@@ -197,14 +197,14 @@ class Schedule:
             if self._readings.is_superseded(each):
                 self._transitions.drop(each, SUPERSEDED, MOVED_ON)
                 return
-        self._out.ask(Note(tid, tid.turn, transaction, transaction.take_note()))
+        self._out.ask(CommitOffsets(tid, tid.turn, transaction, transaction.take_note()))
 
     def _append(self, transaction: Transaction, tid: TransactionalId) -> None:
         transaction.issue(alone=self._lines.is_first(transaction, transaction.destinations))
         for batch in transaction.batches:
             sequence = tid.take_sequence(batch.destination, batch.count)
             transaction.send(batch, sequence)
-            self._out.ask(Append(tid, tid.turn, transaction, batch, sequence))
+            self._out.ask(Produce(tid, tid.turn, transaction, batch, sequence))
         if not (transaction.batches and adds_itself(transaction)):
             self.mark(transaction)
         self._out.change()
@@ -213,7 +213,7 @@ class Schedule:
         """Its marker is written, in a group's offset."""
         tid = transaction.tid
         if tid is not None:
-            self._out.ask(Note(tid, tid.turn, transaction, -1))
+            self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
         """All of it may be appended: then the STAGED marks of its units are written."""

@@ -12,7 +12,7 @@ from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.readings import Break, ReadingOrder
 from kafkasafe._core.units.registry import UnitRegistry
-from kafkasafe._core.units.requests import Again, Ask, Look, Refuse, Rest
+from kafkasafe._core.units.requests import Backoff, DescribeTxn, FindOutcome, Refuse, RetryLater
 from kafkasafe._core.units.terms import Grant, IllegalStepError, Phase
 from kafkasafe._core.units.together import transaction_of
 from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
@@ -82,7 +82,7 @@ class Transitions:
         # The others stand behind the first, so they rest as well, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
-        self._out.ask(Again(Rest(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
+        self._out.ask(RetryLater(Backoff(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
         """Its units wait again, each for itself."""
@@ -147,7 +147,7 @@ class Transitions:
         tid.next_turn()
         # Whatever is told: the next transaction has a new grant.
         tid.expire()
-        self._out.ask(Look(tid, tid.turn, transaction))
+        self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
         """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
@@ -168,7 +168,7 @@ class Transitions:
             transaction.refuse_end()
             transaction.explain(reason)
         tid.next_turn()
-        self._out.ask(Ask(tid, tid.turn, transaction, by_log=not second))
+        self._out.ask(FindOutcome(tid, tid.turn, transaction, by_log=not second))
 
     def outcome(self, transaction: Transaction, *, committed: bool) -> None:
         """The outcome is known."""

@@ -115,7 +115,7 @@ class RefusedNames:
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """A request was answered without an error."""
-        if not lane.refused_names or not isinstance(action, (u.Fence, u.Note)):
+        if not lane.refused_names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         name, _ = _name(lane, action)
         found = lane.refused_names.pop(name, None)
@@ -162,15 +162,15 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 def _is_of_offsets(action: u.Request) -> bool:
     """Whether it writes offsets of the user's. The marker is one as well where a unit has nothing else."""
-    return isinstance(action, u.Note) and (action.index >= 0 or not action.transaction.batches)
+    return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
-    if isinstance(action, u.Note) and action.index >= 0:
+    if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group
         return f"group {group}", group
-    kind = "group" if isinstance(action, u.Note) else "transactional id"
+    kind = "group" if isinstance(action, u.CommitOffsets) else "transactional id"
     name = action.tid.name
     if _of_pool(lane, action):
         return f"{kind} {name.rpartition('-')[0]}-*", ""

@@ -61,38 +61,38 @@ class Transactor:
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
         """Requests go out; answers come back as `UnitAnswered`."""
-        appends: list[u.Append] = []
+        appends: list[u.Produce] = []
         for action in actions:
-            if isinstance(action, u.Append):
+            if isinstance(action, u.Produce):
                 appends.append(action)
                 continue
             if appends:
                 self._append(lane, appends)
                 appends = []
             match action:
-                case u.Fence():
+                case u.InitProducerId():
                     self._fence(lane, action)
-                case u.Join():
+                case u.AddPartitions():
                     places = [lane.journal.address(number) for number in action.transaction.destinations]
                     self._ground.cluster.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
-                case u.Note():
+                case u.CommitOffsets():
                     self._note(lane, action)
-                case u.End():
+                case u.EndTxn():
                     self._ground.cluster.end_transaction(
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
-                case u.Look():
+                case u.DescribeTxn():
                     self._ground.counters["atomic_batches_asked"] += 1
                     self._ground.cluster.describe_transaction(
                         action.tid.name, self._then(lane, action, "described")
                     )
-                case u.Ask():
+                case u.FindOutcome():
                     self._ask(lane, action)
                 case u.Refuse(unit):
                     self._refuse(lane, unit)
-                case u.Again():
+                case u.RetryLater():
                     self._pause(lane, action)
         if appends:
             self._append(lane, appends)
@@ -100,11 +100,13 @@ class Transactor:
     def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[Any], None]:
         return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
 
-    def _identity(self, action: u.Join | u.Note | u.End | u.Append) -> x.TransactionIdentity:
+    def _identity(
+        self, action: u.AddPartitions | u.CommitOffsets | u.EndTxn | u.Produce
+    ) -> x.TransactionIdentity:
         grant = action.transaction.grant
         return x.TransactionIdentity(action.tid.name, grant.producer_id, grant.epoch, grant.protocol)
 
-    def _fence(self, lane: Lane, action: u.Fence) -> None:
+    def _fence(self, lane: Lane, action: u.InitProducerId) -> None:
         kept = action.keep
         if kept is None:
             self._init(lane, action, None)
@@ -114,7 +116,7 @@ class Transactor:
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
-    def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
+    def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
         """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
@@ -132,7 +134,7 @@ class Transactor:
                 x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol),
             )
 
-    def _init(self, lane: Lane, action: u.Fence, keep: x.TransactionIdentity | None) -> None:
+    def _init(self, lane: Lane, action: u.InitProducerId, keep: x.TransactionIdentity | None) -> None:
         self._ground.cluster.init_transactional_id(
             action.tid.name,
             self._config.transaction_timeout_ms,
@@ -140,8 +142,8 @@ class Transactor:
             keep=keep,
         )
 
-    def _append(self, lane: Lane, appends: Sequence[u.Append]) -> None:
-        requests: list[t.ProduceRequest[u.Append]] = []
+    def _append(self, lane: Lane, appends: Sequence[u.Produce]) -> None:
+        requests: list[t.ProduceRequest[u.Produce]] = []
         for action in appends:
             batch = action.batch
             topic, partition = lane.journal.address(batch.destination)
@@ -179,7 +181,7 @@ class Transactor:
 
     # -- offsets of groups, the marker among them ------------------------------------------------------------------
 
-    def _note(self, lane: Lane, action: u.Note) -> None:
+    def _note(self, lane: Lane, action: u.CommitOffsets) -> None:
         identity = self._identity(action)
         if identity.protocol < 2:
             self._ground.cluster.add_offsets_to_transaction(
@@ -189,12 +191,12 @@ class Transactor:
             self._commit_offsets(lane, action)
 
     @staticmethod
-    def _group(action: u.Note) -> str:
+    def _group(action: u.CommitOffsets) -> str:
         if action.index < 0:
             return marker_group(action.tid.name)
         return action.transaction.offsets[action.index].group
 
-    def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
+    def _commit_offsets(self, lane: Lane, action: u.CommitOffsets) -> None:
         transaction = action.transaction
         member = x.NO_MEMBER
         if action.index < 0:
@@ -237,7 +239,7 @@ class Transactor:
 
     # -- the outcome -----------------------------------------------------------------------------------------------
 
-    def _ask(self, lane: Lane, action: u.Ask) -> None:
+    def _ask(self, lane: Lane, action: u.FindOutcome) -> None:
         if action.by_log:
             self._look_into_log(lane, action)
             return
@@ -251,7 +253,7 @@ class Transactor:
         )
 
     @staticmethod
-    def _outcome(action: u.Look, answer: x.TransactionDescribed | t.Failure) -> bool | None:
+    def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed | t.Failure) -> bool | None:
         """None also before Kafka 3.0, and without an answer: the marker tells it then, behind a fence."""
         grant = action.transaction.grant
         if isinstance(answer, t.Failure) or answer.error_code:
@@ -259,7 +261,7 @@ class Transactor:
         own = not action.transaction.transactional_id
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
-    def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
+    def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
         """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
         transaction, places = action.transaction, action.transaction.places
         batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
@@ -276,7 +278,7 @@ class Transactor:
         )
         return True
 
-    def _judge_log(self, lane: Lane, action: u.Ask, answer: t.RecordsFetched) -> None:
+    def _judge_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
         transaction, grant = action.transaction, action.transaction.grant
         places = transaction.places
         batch = next(each for each in transaction.batches if places.get(each.handle, -1) >= 0)
@@ -313,17 +315,17 @@ class Transactor:
     def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
         """What became of a request."""
         units = lane.journal.units
-        if isinstance(action, u.Look):
+        if isinstance(action, u.DescribeTxn):
             units.described(action, self._outcome(action, answer))
             return
         if isinstance(answer, t.Failure):
-            if isinstance(action, u.Fence) and answer.sent:
+            if isinstance(action, u.InitProducerId) and answer.sent:
                 units.unanswered(action, ended=step == "aborted")
             self._failed(
                 lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
             )
             return
-        if step == "aborted" and isinstance(action, u.Fence):
+        if step == "aborted" and isinstance(action, u.InitProducerId):
             self._aborted(lane, action, answer)
             return
         code = answer.error_code
@@ -345,40 +347,40 @@ class Transactor:
             # That says nothing of the offsets yet.
             self._names.accepted(lane, action)
         match action, step:
-            case u.Fence(), _:
+            case u.InitProducerId(), _:
                 identity = answer.identity
                 units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
                 self._ledger.name_answered(action.tid.name)
-            case u.Join(), _:
+            case u.AddPartitions(), _:
                 units.joined(action)
-            case u.Append(), _:
+            case u.Produce(), _:
                 topic, partition = lane.journal.address(action.batch.destination)
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
                         parcel.log_append_time = answer.log_append_time
                 units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
-            case u.Note(), "added":
+            case u.CommitOffsets(), "added":
                 self._commit_offsets(lane, action)
-            case u.Note(), _:
+            case u.CommitOffsets(), _:
                 units.noted(action)
-            case u.End(), _:
+            case u.EndTxn(), _:
                 after = answer.identity
                 units.ended(
                     action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
                 )
-            case u.Ask(), "marker":
+            case u.FindOutcome(), "marker":
                 ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
-            case u.Ask(by_log=True), _:
+            case u.FindOutcome(by_log=True), _:
                 if not code:
                     self._judge_log(lane, action, answer)
                 elif code in _NOT_THERE:
                     units.told(action, committed=None)
                 else:
                     self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
-            case u.Ask(), _:
+            case u.FindOutcome(), _:
                 if code:
                     # It cannot say anything; the marker, which is not there, has said it.
                     units.told(action, committed=False)
@@ -399,9 +401,9 @@ class Transactor:
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
-        if isinstance(action, u.Fence):
+        if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
-        if isinstance(action, (u.Append, u.Join)) and code is not None:
+        if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
@@ -415,10 +417,10 @@ class Transactor:
 
     @staticmethod
     def _refused(
-        lane: Lane, action: u.Append | u.Join, refused: Collection[tuple[str, int]]
+        lane: Lane, action: u.Produce | u.AddPartitions, refused: Collection[tuple[str, int]]
     ) -> Sequence[int]:
         """Whose error it is. The other partitions of the unit suffer from it, and `send` takes records for them."""
-        if isinstance(action, u.Append):
+        if isinstance(action, u.Produce):
             return [action.batch.destination]
         destinations = list(action.transaction.destinations)
         return [each for each in destinations if lane.journal.address(each) in refused] or destinations
@@ -433,7 +435,7 @@ class Transactor:
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 
-    def _pause(self, lane: Lane, again: u.Again) -> None:
+    def _pause(self, lane: Lane, again: u.RetryLater) -> None:
         backoff = self._ground.slow_backoff if again.slow else self._ground.backoff
         pause_s = backoff.pause_s(again.attempt)
         if again.code in _SOON and again.attempt <= 6:
@@ -456,7 +458,7 @@ class Transactor:
             pause_s=round(pause_s, 3),
             code=again.code,
         )
-        if isinstance(again.action, u.Rest):
+        if isinstance(again.action, u.Backoff):
             self._ground.emit(
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
