@@ -389,7 +389,7 @@ class Engine:
                 self._transactor.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
-                and not lane.producer_id_wanted
+                and not lane.producer_id.is_open
                 and (lane.own or lane.journal.unfinished)
             ):
                 self._sender.want_producer_id(lane)
