@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
+from kafkasafe._io.engine.copying import Copying
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.producer_id import ProducerIdRequest
 from kafkasafe._io.lanes import LaneLock
@@ -47,12 +48,7 @@ class Lane:
     """The release position when it was last looked what can be deleted."""
     released_excess: int = 0
     """By how many bytes it was more than half full then, without what was deleted; less than 0: it was not."""
-    copy_before: int = -1
-    """What waits in front of this position is being copied forward; -1: nothing is."""
-    looked_bytes: int = 0
-    """How large the log was when it was last looked what is worth being copied."""
-    look_at: float = 0.0
-    """When it is looked again though it did not grow, monotonic seconds."""
+    copying: Copying = field(default_factory=Copying)
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
     unproven: dict[int, int] = field(default_factory=dict)
