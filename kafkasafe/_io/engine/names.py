@@ -46,6 +46,20 @@ class RefusedName:
     group: str
     told: bool = False
 
+    def begin_again(self, now: float) -> None:
+        """Another answer came: how long it lasts is counted from now on."""
+        self.counted_from = now
+
+    def repeat(self, now: float, reason: str) -> None:
+        """The same answer came again. Where none came for long in between, how long it lasts is counted from now on."""
+        if now - self.last_at > SILENCE_S:
+            self.counted_from = now
+        self.last_at, self.reason = now, reason
+
+    def report(self) -> None:
+        """It was reported."""
+        self.told = True
+
     def waiting(self, lane: Lane) -> list[u.Unit]:
         """What waits for it. From any thread."""
         return [
@@ -77,20 +91,18 @@ class RefusedNames:
         of_place = code in DESTINATION_CODES and _is_of_offsets(action)
         if code is None or not (code in _CODES or of_place):
             if found is not None:
-                found.counted_from = now
+                found.begin_again(now)
             return False
         of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
             lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
             return False
-        if now - found.last_at > SILENCE_S:
-            found.counted_from = now
-        found.last_at, found.reason = now, reason
+        found.repeat(now, reason)
         limit_s = self._ground.config.blocked_timeout_s if of_place else None
         if not found.told and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
-            found.told = True
+            found.report()
             self._tell(lane, name, found, limit_s)
         return limit_s is not None and now - found.counted_from >= limit_s
 
