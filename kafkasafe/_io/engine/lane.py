@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._io.engine.copying import Copying
+from kafkasafe._io.engine.handover import Handover
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.producer_id import ProducerIdRequest
 from kafkasafe._io.lanes import LaneLock
@@ -41,8 +42,7 @@ class Lane:
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
     held_back: bool = False
     """It was reported that something of it waits for what other lanes owe."""
-    idle: bool = False
-    """It is wanted back, and nothing of it was on its way when that was looked at last."""
+    handover: Handover = field(default_factory=Handover)
     producer_id: ProducerIdRequest = field(default_factory=ProducerIdRequest)
     released_at: int = -1
     """The release position when it was last looked what can be deleted."""

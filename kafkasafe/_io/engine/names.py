@@ -47,7 +47,7 @@ class RefusedName:
     told: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Another answer came: how long it lasts is counted from now on."""
+        """Another answer came, or none: how long it lasts is counted from now on."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
