@@ -11,6 +11,7 @@ from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
 from kafkasafe._io.engine.copying import Copying
 from kafkasafe._io.engine.handover import Handover
+from kafkasafe._io.engine.loss_checks import LossChecks
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.producer_id import ProducerIdRequest
 from kafkasafe._io.lanes import LaneLock
@@ -49,10 +50,7 @@ class Lane:
     released_excess: int = 0
     """By how many bytes it was more than half full then, without what was deleted; less than 0: it was not."""
     copying: Copying = field(default_factory=Copying)
-    epochs: dict[int, int] = field(default_factory=dict)
-    """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
-    unproven: dict[int, int] = field(default_factory=dict)
-    """Last acknowledged offset by destination, when it was last reported that nothing proves it any more."""
+    checks: LossChecks = field(default_factory=LossChecks)
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
@@ -79,8 +77,7 @@ class Lane:
     def bind(self, cluster_id: str, assumed: str | None) -> None:
         """A cluster answers (see `Journal.bind`): what is known of another one goes."""
         if self.journal.bind(cluster_id, assumed=assumed):
-            self.epochs.clear()
-            self.unproven.clear()
+            self.checks.clear()
 
     def stands(self) -> None:
         """Its lock says where it stands now, after it was displaced."""
