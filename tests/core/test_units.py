@@ -595,11 +595,8 @@ def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     # In any case its id is used again only under a new grant.
     assert end.tid.fresh
     script.prepare()
-    assert (
-        [unit for each in script.take(u.EndTxn) for unit in each.transaction.units] == []
-        if committed
-        else [unit]
-    )
+    ends = [unit for each in script.take(u.EndTxn) for unit in each.transaction.units]
+    assert ends == ([] if committed else [unit])
 
 
 def test_without_a_description_the_marker_is_asked_behind_a_fence():
