@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from kafkasafe._io.engine.handover import Handover
 from kafkasafe._io.engine.loss_checks import LossChecks
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.producer_id import ProducerIdRequest
+from kafkasafe._io.engine.reads import Reads
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
@@ -57,22 +59,23 @@ class Lane:
     retry_at: float = 0.0
     stopped: dict[int, float] = field(default_factory=dict)
     """Destinations whose next batch is damaged on disk, and when it is looked at again."""
-    undivided: list[j.Divide] = field(default_factory=list)
-    """What could not be read when it was to be divided, or has no room for that yet."""
+    reads: Reads = field(default_factory=Reads)
     divided_bytes: int = 0
     """Of batches that were divided, what is not on disk yet."""
     to_divide_bytes: int = 0
     """What is on disk and waits for its partitions; counted anew when segments go."""
     room_at: float = 0.0
     """When it is looked again whether a division has room, monotonic seconds."""
-    room_attempt: int = 0
-    read_attempt: int = 0
-    unreadable_until: float = 0.0
 
     @property
     def held(self) -> bool:
         """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
         return bool(self.unwritten) and any(unit.marks or unit.after for unit in self.unwritten)
+
+    @property
+    def undivided(self) -> Sequence[j.Divide]:
+        """What could not be read when it was to be divided, or has no room for that yet."""
+        return self.reads.undivided
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
         """A cluster answers (see `Journal.bind`): what is known of another one goes."""
