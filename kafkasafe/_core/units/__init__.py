@@ -9,7 +9,7 @@ The order is the proof (docs/staged-protocol.md has the crash table):
     begun                  a transactional id is its own; partitions are added where the brokers want that
     appended               its batches, and its marker in a group's offset, are in the transaction
     prepare acknowledged   the STAGED mark is durable: from here on, and not before, EndTxn may be sent
-    committed              EndTxn, the same one until it is answered, by this life, the next, or another process
+    committed              EndTxn, the same one until it is answered, by this incarnation, the next, or another process
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 Trouble before the STAGED mark leads back to the line: InitProducerId aborts what was written, and fences whatever is

@@ -95,7 +95,7 @@ class TransactionalIds:
 
     def fence(self, tid: TransactionalId, *, refused: bool = False) -> None:
         """Ask for a new grant: it aborts what is open under the id, and shuts out whatever is late."""
-        # Of a name that the user gave: who has taken it over since is not to be fenced in turn.
+        # Of a name that the user gave: a successor that has taken it over since must not be fenced in turn.
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
@@ -121,9 +121,10 @@ class TransactionalIds:
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
     """The grant that a time-out made of this one, which was refused; None where it may be another's.
 
-    The coordinator aborts what is open for too long under the next epoch. Who takes over what is open gets the one
-    after that, so nobody was ever granted the next one, and it is current until somebody has taken over. Of what
-    was not open that is not so. With protocol 2 the grant itself is taken as well.
+    The coordinator aborts a transaction that is open for too long, under the next epoch. A successor that takes over an
+    open transaction gets the epoch after that. So no producer is ever granted the next one, and it is current until a
+    successor takes over. If no transaction was open, a successor may have the next one. With protocol 2 it may have the
+    grant itself as well.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -114,7 +114,7 @@ class Units:
 
     @property
     def earlier(self) -> Mapping[str, tuple[Unit, m.Ended]]:
-        """Of each transactional id that a user gave, the unit that earlier lives ended last."""
+        """Of each transactional id that a user gave, the unit that earlier incarnations ended last."""
         return self._replay.earlier
 
     def get(self, unit_id: bytes) -> Unit | None:
@@ -134,7 +134,7 @@ class Units:
         return self._ids.is_open(destination)
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether it stands behind one that is not brought to its end here (`decide`), or shares its transaction.
+        """Whether it waits for one that is not brought to its end here (`decide`), or shares its transaction.
 
         From any thread.
         """
@@ -183,7 +183,7 @@ class Units:
         self._out.change()
 
     def look(self) -> None:
-        """What stood in front of a batch of a unit is gone."""
+        """A batch before one of a unit was delivered, or given up."""
         self._out.change(changed=bool(self._units))
 
     def moved(self) -> None:
@@ -195,7 +195,7 @@ class Units:
         self._lines.forget(destination)
 
     def take_over(self, transactional_id: str) -> None:
-        """A name that the user gave becomes ours: whoever had it is fenced, and what he left open is aborted."""
+        """A name that the user gave becomes ours: its former producer is fenced, and what that left open is aborted."""
         tid = self._ids[transactional_id]
         if tid.is_free:
             tid.forget_former()
@@ -227,8 +227,9 @@ class Units:
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
         """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well; None: not yet.
 
-        It ends what is open whoever opened it: the epoch is looked at only where nothing is open. So who is refused
-        here goes no further, unless an earlier answer was lost: then the new epoch may be the own one.
+        InitProducerId ends what is open, whichever producer opened it: the coordinator looks at the epoch only where
+        nothing is open. So a producer that is refused here goes no further, unless an earlier answer was lost: then the
+        new epoch may be its own.
 
         After a time-out it is asked twice. A successor's first InitProducerId is answered 51 and leaves the epoch
         that a time-out leaves; it comes again within a second, and then that epoch is refused.
@@ -314,7 +315,7 @@ class Units:
         if not _valid(action):
             return
         if committed is None:
-            # The marker says it, once nothing of anybody is open under the id.
+            # The marker says it, once nothing is open under the id.
             action.transaction.forget_refused_end()
             action.tid.expire()
             self._ids.fence(action.tid)
@@ -423,7 +424,7 @@ class Units:
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
-            # Of several that share the transaction each goes by itself then, and nobody's fate is another's.
+            # Of several that share the transaction, fewer share the next one, until one is refused alone.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._out.ask(RetryLater(action, attempt, code, reason))
@@ -508,7 +509,7 @@ class Units:
             self._replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """The log is read. What an earlier life left open under an id is ended before that id is used again."""
+        """The log is read. What an earlier incarnation left open under an id is ended before that id is used again."""
         self._replay.recovered(paused=self._schedule.paused)
 
 

@@ -14,7 +14,7 @@ __all__ = ["Lines"]
 class Lines:
     """Units in line, and how far the logs are known to hold what is committed.
 
-    A unit that goes in line behind units that share a transaction finds the transaction there, with nothing between its
+    A unit that goes in line after units that share a transaction finds the transaction there, with nothing between its
     units. So what is true of the order of single units is true of it.
     """
 
@@ -26,7 +26,7 @@ class Lines:
         self._floor: dict[int, int] = {}
         """By destination, the last offset of what is committed (inclusive)."""
 
-    # -- who stands where ------------------------------------------------------------------------------------------
+    # -- what stands where -----------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
         """It is accepted: it stands after all others."""

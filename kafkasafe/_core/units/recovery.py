@@ -1,4 +1,4 @@
-"""What earlier lives left: units as their marks tell of them."""
+"""What earlier incarnations left: units as their marks describe them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnitReplay:
         self._former: dict[int, int] = {}
         """Readings of earlier incarnations: their numbers in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """Of each transactional id that a user gave, the unit that earlier lives ended last."""
+        """Of each transactional id that a user gave, the unit that earlier incarnations ended last."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """A UNIT mark; its batches follow."""
@@ -126,7 +126,7 @@ class UnitReplay:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """The log is read. What an earlier life left open under an id is ended before that id is used again.
+        """The log is read. What an earlier incarnation left open under an id is ended before that id is used again.
 
         Args:
             paused: Nothing new is begun.

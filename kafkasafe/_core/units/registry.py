@@ -46,7 +46,7 @@ class UnitRegistry:
     def renumber(self) -> list[Unit]:
         """The log is read: units stand in the order in which they were accepted. Returns them.
 
-        What was divided may be in the log behind what was accepted later.
+        What was divided may be in the log after what was accepted later.
         """
         ordered = sorted(self._units.values(), key=lambda unit: unit.accepted_at)
         self._units = {unit.unit_id: unit for unit in ordered}

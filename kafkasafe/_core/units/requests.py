@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """InitProducerId: `fenced`. With `keep`: not if anybody else has taken it over since.
+    """InitProducerId: `fenced`. With `keep`: not if another producer has taken it over since.
 
     With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
     """
@@ -91,7 +91,7 @@ class DescribeTxn:
 class FindOutcome:
     """Does the marker, or the log, say that it was committed? `told`.
 
-    With `by_log` the log alone: who has taken the id over may have the marker of ours in a transaction of his own.
+    With `by_log` the log alone: a successor's transaction may contain our marker.
     """
 
     tid: TransactionalId

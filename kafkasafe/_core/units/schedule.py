@@ -74,7 +74,7 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether it stands behind one that is not brought to its end here (`decide`), or shares its transaction.
+        """Whether it waits for one that is not brought to its end here (`decide`), or shares its transaction.
 
         From any thread.
         """
@@ -169,7 +169,7 @@ class Schedule:
                     tid.send_end()
                     self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
-                    # Of an earlier life, which knew more: whether it sent EndTxn is asked.
+                    # An earlier incarnation staged it, and may have sent EndTxn: that is asked.
                     self._transitions.ask_outcome(transaction)
                 else:
                     self._transitions.abort_and_requeue(

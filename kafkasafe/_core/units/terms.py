@@ -124,4 +124,4 @@ class Reading:
 NO_READING: Final = Reading(0)
 """Of a unit whose consumer is not known."""
 OLDEST: Final = -(1 << 62)
-"""The number of readings that earlier versions did not tell apart."""
+"""The number of readings that earlier versions did not distinguish."""

@@ -35,7 +35,7 @@ class Sharing:
         self._most = most
 
     def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
-        """The unit whose turn it is, and those right behind it that may share its transaction, in order.
+        """The unit whose turn it is, and those right after it that may share its transaction, in order.
 
         Args:
             unit: Nothing that waits stands before it.
@@ -56,10 +56,10 @@ class Sharing:
                 ahead.add(each)
             heads[at] = next(lines[at], None)
         while len(found) < most:
-            behind = [head for head in heads.values() if head is not None]
-            if not behind:
+            heads_left = [head for head in heads.values() if head is not None]
+            if not heads_left:
                 break
-            other = min(behind, key=lambda head: head.number)
+            other = min(heads_left, key=lambda head: head.number)
             fellows = _fellows(other, self._most) if isinstance(other, Unit) else 0
             if (
                 isinstance(other, Unit)

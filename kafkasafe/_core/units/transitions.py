@@ -20,7 +20,7 @@ from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["Transitions"]
 
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
-"""In a transaction to which no EndTxn was sent, by this life."""
+"""In a transaction to which this incarnation sent no EndTxn."""
 
 
 class Transitions:
@@ -73,13 +73,13 @@ class Transitions:
     # -- back to the line ------------------------------------------------------------------------------------------
 
     def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
-        """Back to the line; what was written is aborted. What stands behind it has to go back as well."""
+        """Back to the line; what was written is aborted. Whatever follows it has to go back as well."""
         self.abort(transaction, refused=code in FENCED)
         self.requeue(transaction)
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The others stand behind the first, so they rest as well, and may share a transaction with it afterwards.
+        # The others follow the first, so they rest as well, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(Backoff(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
@@ -95,17 +95,17 @@ class Transitions:
         transaction.part()
 
     def requeue_followers(self, entry: Entry) -> None:
-        """Whatever is under way behind a unit that is in the line goes back to it, in order.
+        """Whatever is under way after a unit that is in the line goes back to it, in order.
 
         It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
-        nothing to do with it, needs. Behind it is also what stands behind such a unit on another partition.
+        nothing to do with it, needs. What follows such a unit on another partition follows it as well.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # Of an earlier life, which may have sent EndTxn. What is behind it goes back when it does.
+                # An earlier incarnation may have sent EndTxn. What follows it goes back when it does.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -139,21 +139,24 @@ class Transitions:
     # -- outcomes --------------------------------------------------------------------------------------------------
 
     def ask_outcome(self, transaction: Transaction) -> None:
-        """Was it committed? The coordinator may know; else it is asked behind a fence: then nothing of it can be."""
+        """Find out whether it was committed.
+
+        The coordinator may know. Else its marker is read after InitProducerId: then nothing of it can be committed.
+        """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
         if tid is None:
             raise IllegalStepError(f"{transaction} has no transactional id")
         tid.next_turn()
-        # Whatever is told: the next transaction has a new grant.
+        # Whatever the answer is: the next transaction has a new grant.
         tid.expire()
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
-        """Was it committed before its end was refused? Who took over has ended it, and is not to be fenced in turn.
+        """Was it committed before its end was refused? A successor has ended it, and must not be fenced in turn.
 
-        If it was not, with protocol 1 it may also have timed out: `ids._late` tells, once it is known that it was open.
-        There a marker that is late is taken into a successor's transaction, so only the log can be believed.
+        If it was not, with protocol 1 it may also have timed out: `ids._late` decides, once it is known that it was
+        open. There a marker that is late is taken into a successor's transaction, so only the log can be believed.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -177,7 +180,7 @@ class Transitions:
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # So it was open until it timed out, or was taken over: `ids._late` tells which.
+            # So it was open until it timed out, or was taken over: `ids._late` decides which.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return

@@ -54,7 +54,7 @@ class Unit(Content):
     """What is delivered together.
 
     Attributes:
-        number: In this life, ascending: the order in which they were accepted.
+        number: Ascending within this incarnation: the order in which they were accepted.
         unit_id: 16 bytes.
         transactional_id: Given by the user; empty: one of the lane's own.
         offsets: Of consumer groups.
@@ -442,7 +442,7 @@ class TransactionalId:
         opened: Of a transaction under that grant something was acknowledged, so the coordinator had it open; EndTxn was
             never sent for it.
         unsure: An InitProducerId of this turn was not answered, and may have been carried out.
-        alone: In this turn, nobody had taken it over a while ago.
+        alone: In this turn, no other producer had taken it over a while ago.
         aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
         attempts: Of this turn's requests, how often each has failed.
     """
