@@ -336,7 +336,7 @@ class Sender:
                 self._waiting[address] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
-            self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
+            self._ground.pause(self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
         # Without brokers the transport says why none can be used. A line for each partition would repeat it.
