@@ -160,6 +160,10 @@ class Unit(Content):
         transaction = self.transaction
         return (self,) if transaction is None else transaction.units
 
+    def send(self, handle: int, sequence: int) -> None:
+        """A batch is given out to be appended under this sequence."""
+        self.sequences[handle] = sequence
+
     def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
         """A batch is in its log."""
         self.places[handle] = base_offset
@@ -366,7 +370,7 @@ class Transaction(Content):
 
     def send(self, batch: Member, sequence: int) -> None:
         """A batch is given out to be appended under this sequence."""
-        self._owner(batch).sequences[batch.handle] = sequence
+        self._owner(batch).send(batch.handle, sequence)
 
     def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
         """A batch is in its log. Returns whether it is the first."""
