@@ -15,6 +15,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import steps
 from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
+from kafkasafe._core.units.together import Sharing
 from kafkasafe._io.admin import tidy_client
 from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.spool import Spool
@@ -30,8 +31,8 @@ def run(capsys, *arguments):
     return ended.value.code, captured.out, captured.err
 
 
-def goes_alone(_units, unit, _fits):
-    """Instead of `Units._gather`: nothing shares its transaction."""
+def goes_alone(_sharing, unit, _fits):
+    """Instead of `Sharing.gather`: nothing shares its transaction."""
     return [unit]
 
 
@@ -49,14 +50,14 @@ def killed_before_the_commit(servers, directory, topic, timeout_ms=600_000, *, s
                 units.fenced = lambda self, *each: (time.sleep(1), fenced(self, *each))
             else:
                 # However late the first one's end is, the second one is not staged by then.
-                u.Units._gather, note = goes_alone, Transactor._note
+                Sharing.gather, note = goes_alone, Transactor._note
                 Transactor._note = lambda self, lane, action: (
-                    action.unit.number > 1 or note(self, lane, action)
+                    action.transaction.number > 1 or note(self, lane, action)
                 )
             carry_out = Transactor.carry_out
 
             def dies(self, lane, actions):
-                if any(isinstance(action, u.End) for action in actions):
+                if any(isinstance(action, u.EndTxn) for action in actions):
                     os._exit(9)
                 carry_out(self, lane, actions)
 
@@ -84,7 +85,7 @@ def killed_with_the_second_staged(servers, directory, topic):
             marked = []
 
             def notes_the_second(self, lane, action):
-                if action.unit.number > 1:
+                if action.transaction.number > 1:
                     note(self, lane, action)
 
             def writes(self, marks, batches, **options):
@@ -98,7 +99,7 @@ def killed_with_the_second_staged(servers, directory, topic):
                 return done
 
             Transactor._note, Spool.write_group, Spool.sync = notes_the_second, writes, syncs
-            u.Units._gather = goes_alone
+            Sharing.gather = goes_alone
             producer = SafeProducer(bootstrap_servers=servers, spool_dir=directory)
             for value in (b"1", b"2"):
                 with producer.batch() as batch:

@@ -72,6 +72,14 @@ class Link:
         self.ready = False
         """A request would be written at once, as far as is known."""
 
+    def open(self) -> None:
+        """The broker can be written to."""
+        self.ready = True
+
+    def close(self) -> None:
+        """The broker cannot be reached."""
+        self.ready = False
+
     @property
     def bytes_per_s(self) -> float:
         """What the link carries; 0 while nothing is known."""

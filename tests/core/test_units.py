@@ -110,7 +110,7 @@ class Script:
                 self.units.staged(unit)
             for unit in self.units.ending:
                 self.units.over(unit)
-            self.units.staging, self.units.ending = [], []
+            self.units.clear_outcomes()
         return written
 
     def take(self, kind):
@@ -120,18 +120,18 @@ class Script:
 
     def undescribed(self) -> None:
         """The coordinator cannot say what became of what is asked about."""
-        for action in self.take(u.Look):
+        for action in self.take(u.DescribeTxn):
             self.units.described(action, None)
         self.turn()
 
     def fence_all(self) -> None:
         self.undescribed()
-        for action in self.take(u.Fence):
+        for action in self.take(u.InitProducerId):
             self.epoch += 1
             self.units.fenced(action, u.Grant(7, self.epoch, self.protocol))
         self.turn()
 
-    def append(self, action: u.Append) -> None:
+    def append(self, action: u.Produce) -> None:
         at = self.offsets.get(action.batch.destination, 0)
         self.offsets[action.batch.destination] = at + action.batch.count
         self.units.appended(action, at, 0)
@@ -141,12 +141,12 @@ class Script:
         for _ in range(9):
             self.turn()
             self.fence_all()
-            for action in self.take(u.Join):
+            for action in self.take(u.AddPartitions):
                 self.units.joined(action)
             self.turn()
-            for action in self.take(u.Append):
+            for action in self.take(u.Produce):
                 self.append(action)
-            for action in self.take(u.Note):
+            for action in self.take(u.CommitOffsets):
                 self.units.noted(action)
 
 
@@ -157,58 +157,58 @@ def test_nothing_is_committed_before_the_mark_that_all_of_it_is_there_is_durable
     script.prepare()
     # Once more, and the mark stays unwritten.
     assert unit.phase is u.Phase.ENDING
-    [end] = script.take(u.End)
-    assert end.unit is unit
+    [end] = script.take(u.EndTxn)
+    assert end.transaction.units == (unit,)
 
     late = Script(protocol)
     unit = late.seal(1, 1, 2)
     late.turn()
     late.fence_all()
-    for action in late.take(u.Join):
+    for action in late.take(u.AddPartitions):
         late.units.joined(action)
     late.actions += late.units.advance()
-    for action in late.take(u.Append):
+    for action in late.take(u.Produce):
         late.append(action)
-    for action in late.take(u.Note):
+    for action in late.take(u.CommitOffsets):
         late.units.noted(action)
     late.actions += late.units.advance()
     assert unit.phase is u.Phase.STAGING
-    assert late.take(u.End) == []
+    assert late.take(u.EndTxn) == []
 
 
 def test_units_of_a_partition_are_committed_in_order_and_appended_side_by_side():
     script = Script(2)
     first, second = script.seal(1, 1), script.seal(2, 1)
     script.prepare()
-    ends = script.take(u.End)
-    assert [end.unit for end in ends] == [first]
+    ends = script.take(u.EndTxn)
+    assert [unit for end in ends for unit in end.transaction.units] == [first]
     assert second.phase is u.Phase.STAGED
     script.units.ended(ends[0], u.Grant(7, 99, 2))
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [second]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [second]
 
 
 def test_what_stands_behind_a_unit_that_is_prepared_again_is_prepared_again():
     script = Script(2)
     first, second = script.seal(1, 1), script.seal(2, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     # It timed out; the marker does not say that it was committed.
     script.units.failed(end, 48, "INVALID_TXN_STATE")
     script.turn()
     script.fence_all()
-    [ask] = script.take(u.Ask)
+    [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=False)
     script.prepare()
-    [end] = script.take(u.End)
-    assert end.unit is first
+    [end] = script.take(u.EndTxn)
+    assert end.transaction.units == (first,)
     script.units.ended(end, u.Grant(7, 99, 2))
     script.prepare()
-    for again in script.take(u.Again):
+    for again in script.take(u.RetryLater):
         script.units.again(again.action)
     script.prepare()
-    [end] = script.take(u.End)
-    assert end.unit is second
+    [end] = script.take(u.EndTxn)
+    assert end.transaction.units == (second,)
     assert second.places[second.batches[0].handle] > first.places[first.batches[0].handle]
 
 
@@ -216,11 +216,11 @@ def test_an_outcome_that_the_marker_shows_is_believed():
     script = Script(2)
     unit = script.seal(1, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
     script.fence_all()
-    [ask] = script.take(u.Ask)
+    [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=True)
     assert [type(mark) for mark in script.turn()] == [m.Ended]
     assert unit.phase is u.Phase.OVER
@@ -231,14 +231,14 @@ def test_who_took_a_users_id_over_in_the_middle_of_a_commit_is_not_fenced_in_tur
     script = Script(2)
     unit = script.seal(1, 1, name="app")
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
-    assert script.take(u.Fence) == []
-    [ask] = script.take(u.Ask)
+    assert script.take(u.InitProducerId) == []
+    [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=committed)
     marks = script.turn()
-    assert script.take(u.Fence) == []
+    assert script.take(u.InitProducerId) == []
     if committed:
         assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
     else:
@@ -252,53 +252,53 @@ def test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_i
     script = Script(1)
     unit = script.seal(1, 1, name="app")
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     grant = unit.grant
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
-    assert script.take(u.Fence) == []
-    [ask] = script.take(u.Ask)
+    assert script.take(u.InitProducerId) == []
+    [ask] = script.take(u.FindOutcome)
     assert ask.by_log
     script.units.told(ask, committed=became == "committed")
     marks = script.turn()
     if became == "committed":
         assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
-        assert script.take(u.Fence) == []
+        assert script.take(u.InitProducerId) == []
         return
-    [fence] = script.take(u.Fence)
+    [fence] = script.take(u.InitProducerId)
     late = u.Grant(grant.producer_id, grant.epoch + 1, 1)
     assert (fence.keep, fence.timed_out) == (late, True)
     if became == "taken over":
         assert not script.units.aborted(fence, 90)
         script.units.failed(fence, 90, "PRODUCER_FENCED")
         script.turn()
-        assert script.take(u.Fence) == []
+        assert script.take(u.InitProducerId) == []
         assert [action.unit for action in script.take(u.Refuse)] == [unit]
         assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
         return
     twice(script, fence)
     script.units.fenced(fence, u.Grant(grant.producer_id, grant.epoch + 2, 1))
-    for rest in script.take(u.Again):
+    for rest in script.take(u.RetryLater):
         script.units.again(rest.action)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [unit]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [unit]
 
 
 def test_an_id_whose_commit_was_once_unanswered_is_fenced_before_it_is_used_again():
     script = Script(1)
     script.seal(1, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.failed(end, None, "no answer")
     script.turn()
-    script.units.again(script.take(u.Again)[0].action)
+    script.units.again(script.take(u.RetryLater)[0].action)
     script.turn()
-    [again] = script.take(u.End)
+    [again] = script.take(u.EndTxn)
     script.units.ended(again, u.Grant(7, 1, 1))
     script.turn()
     script.seal(2, 1)
     script.turn()
-    assert [action.slot.transactional_id for action in script.take(u.Fence)] == ["lane-0"]
+    assert [action.tid.name for action in script.take(u.InitProducerId)] == ["lane-0"]
 
 
 def test_the_next_life_sends_the_same_commit():
@@ -311,10 +311,10 @@ def test_the_next_life_sends_the_same_commit():
     units.recover_staged(m.Staged(begun, (m.Placed(1, 6, 3, 0, 40),)))
     units.recovered()
     actions = units.advance()
-    [end] = [action for action in actions if isinstance(action, u.End)]
-    assert (end.slot.transactional_id, end.unit.grant) == ("lane-1", u.Grant(7, 3, 1))
+    [end] = [action for action in actions if isinstance(action, u.EndTxn)]
+    assert (end.tid.name, end.transaction.grant) == ("lane-1", u.Grant(7, 3, 1))
     # What the earlier life may have left open elsewhere is ended at once.
-    assert [a.slot.transactional_id for a in actions if isinstance(a, u.Fence)] == ["lane-0"]
+    assert [a.tid.name for a in actions if isinstance(a, u.InitProducerId)] == ["lane-0"]
 
 
 def test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence():
@@ -327,7 +327,7 @@ def test_a_unit_that_no_mark_calls_staged_is_prepared_again_behind_a_fence():
     units.recover_begun(m.Begun(LANE, "lane-0", 8, 0, 1))
     units.recovered()
     actions = units.advance()
-    assert {type(action) for action in actions} == {u.Fence}
+    assert {type(action) for action in actions} == {u.InitProducerId}
     assert unit.phase is u.Phase.WAITING
 
 
@@ -340,18 +340,18 @@ def test_a_consumer_that_is_no_member_any_more_has_the_batch_dropped():
     script.units.written(unit, 1)
     script.turn()
     script.fence_all()
-    for action in script.take(u.Append):
+    for action in script.take(u.Produce):
         script.append(action)
     script.turn()
-    [marker] = script.take(u.Note)
+    [marker] = script.take(u.CommitOffsets)
     script.units.noted(marker)
     script.turn()
-    [note] = script.take(u.Note)
+    [note] = script.take(u.CommitOffsets)
     script.units.failed(note, 25, "UNKNOWN_MEMBER_ID")
     marks = script.turn()
     assert [mark.outcome for mark in marks if isinstance(mark, m.Ended)] == [m.UnitOutcome.DROPPED]
-    assert script.take(u.End) == []
-    assert script.take(u.Fence)  # which aborts what was written
+    assert script.take(u.EndTxn) == []
+    assert script.take(u.InitProducerId)  # which aborts what was written
 
 
 def test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durable():
@@ -360,7 +360,7 @@ def test_a_transactional_id_is_used_again_only_when_the_outcome_before_is_durabl
     script.units.name("lane")
     first, second = script.seal(1, 1), script.seal(2, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.ended(end, u.Grant(7, 1, 1))
     script.units.advance()
     assert first.phase is u.Phase.COMMITTED
@@ -374,12 +374,12 @@ def test_what_went_alone_is_in_order_though_its_log_was_cut():
     script.offsets[1] = 1000
     script.seal(1, 1)
     script.prepare()
-    script.units.ended(script.take(u.End)[0], u.Grant(7, 99, 2))
+    script.units.ended(script.take(u.EndTxn)[0], u.Grant(7, 99, 2))
     script.turn()
     script.offsets[1] = 5
     unit = script.seal(2, 1)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [unit]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [unit]
 
 
 def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
@@ -421,11 +421,11 @@ def test_a_unit_is_not_staged_before_its_marker_is_taken():
     unit = script.seal(1, 1)
     script.turn()
     script.fence_all()
-    for action in script.take(u.Append):
+    for action in script.take(u.Produce):
         script.append(action)
     script.turn()
     assert unit.phase is u.Phase.APPENDING
-    [marker] = script.take(u.Note)
+    [marker] = script.take(u.CommitOffsets)
     assert marker.index == -1
     script.units.noted(marker)
     script.turn()
@@ -438,27 +438,27 @@ def test_what_was_appended_behind_a_failed_unit_is_aborted_with_it():
     for _ in range(3):
         script.turn()
         script.fence_all()
-    [append, behind] = script.take(u.Append)
+    [append, behind] = script.take(u.Produce)
     script.append(behind)
     script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     script.turn()
     assert second.phase is u.Phase.WAITING
-    assert {action.slot.transactional_id for action in script.take(u.Fence)} == {"lane-0", "lane-1"}
-    assert not first.issued
+    assert {action.tid.name for action in script.take(u.InitProducerId)} == {"lane-0", "lane-1"}
+    assert first.transaction is None
 
 
-def under_way(script: Script, first: u.Unit) -> u.Append:
+def under_way(script: Script, first: u.Unit) -> u.Produce:
     """Whatever can be begun is, and only the first unit goes on: its batch is on its way."""
     for _ in range(4):
         script.turn()
         script.fence_all()
-        joins = script.take(u.Join)
+        joins = script.take(u.AddPartitions)
         for join in joins:
-            if join.unit is first:
+            if join.transaction.units == (first,):
                 script.units.joined(join)
             else:
                 script.actions.append(join)
-    [append] = [action for action in script.take(u.Append) if action.unit is first]
+    [append] = [action for action in script.take(u.Produce) if action.transaction.units == (first,)]
     return append
 
 
@@ -466,11 +466,11 @@ def rest_of(script: Script) -> None:
     """Everything is answered well until there is nothing more to do; whatever was staged before was not committed."""
     for _ in range(20):
         script.prepare()
-        for again in script.take(u.Again):
+        for again in script.take(u.RetryLater):
             script.units.again(again.action)
-        for end in script.take(u.End):
+        for end in script.take(u.EndTxn):
             script.units.ended(end, u.Grant(7, 99, 2))
-        for ask in script.take(u.Ask):
+        for ask in script.take(u.FindOutcome):
             script.units.told(ask, committed=False)
 
 
@@ -480,12 +480,12 @@ def test_what_came_into_the_log_before_an_earlier_unit_is_prepared_again():
     for _ in range(4):
         script.turn()
         script.fence_all()
-    early, late = script.take(u.Append)
-    assert (early.unit, late.unit) == (first, second)
+    early, late = script.take(u.Produce)
+    assert (early.transaction.units, late.transaction.units) == ((first,), (second,))
     script.units.failed(early, 19, "NOT_ENOUGH_REPLICAS")
     script.append(late)
     script.turn()
-    [again] = script.take(u.Again)
+    [again] = script.take(u.RetryLater)
     script.units.again(again.action)
     script.prepare()
     assert second.places[late.batch.handle] < first.places[early.batch.handle]
@@ -499,7 +499,7 @@ def test_what_waits_behind_a_unit_that_is_prepared_again_leaves_it_a_transaction
     script = Script(protocol)
     first, second, third = script.seal(1, 1), script.seal(2, 1, 2), script.seal(3, 2)
     append = under_way(script, first)
-    assert (second.phase, second.issued, third.phase) == (u.Phase.BEGUN, False, u.Phase.WAITING)
+    assert (second.phase, second.transaction.issued, third.phase) == (u.Phase.BEGUN, False, u.Phase.WAITING)
     # The third one would have taken the id of the first one, and the second one keeps the other: nobody could go on.
     script.units.failed(append, 47, "INVALID_PRODUCER_EPOCH")
     rest_of(script)
@@ -516,8 +516,8 @@ def test_a_partition_that_is_away_holds_no_transactional_id_that_others_need():
     script.units.failed(append, 3, "UNKNOWN_TOPIC_OR_PARTITION")
     script.prepare()
     assert (away.phase, behind.phase) == (u.Phase.WAITING, u.Phase.WAITING)
-    [end] = script.take(u.End)
-    assert end.unit is other
+    [end] = script.take(u.EndTxn)
+    assert end.transaction.units == (other,)
 
 
 def test_a_life_that_finds_all_ids_behind_a_unit_that_has_none_asks_what_became_of_them():
@@ -550,7 +550,7 @@ def test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about(
     script.units.recover_staged(m.Staged(begun, (m.Placed(1, 21, 3, 0, place),)))
     script.units.recovered()
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [unit] * commits
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [unit] * commits
     assert unit.phase is (u.Phase.ENDING if commits else u.Phase.ASKING)
 
 
@@ -563,7 +563,7 @@ def test_what_was_divided_keeps_its_turn_in_the_next_life():
         unit.batches.append(Batch(handle, 1, 3, unit.position + 1))
     script.units.recovered()
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [divided]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [divided]
     assert divided.number < later.number
 
 
@@ -582,37 +582,38 @@ def test_what_the_coordinator_knows_is_not_asked_for_behind_a_fence(committed):
     script = Script(2)
     unit = script.seal(1, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
-    assert script.take(u.Fence) == []
-    [look] = script.take(u.Look)
+    assert script.take(u.InitProducerId) == []
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, committed)
     marks = script.turn()
-    assert script.take(u.Ask) == []
+    assert script.take(u.FindOutcome) == []
     if committed:
         assert [(type(mark), mark.outcome) for mark in marks] == [(m.Ended, m.UnitOutcome.COMMITTED)]
     # In any case its id is used again only under a new grant.
-    assert end.slot.fresh
+    assert end.tid.fresh
     script.prepare()
-    assert [each.unit for each in script.take(u.End)] == [] if committed else [unit]
+    ends = [unit for each in script.take(u.EndTxn) for unit in each.transaction.units]
+    assert ends == ([] if committed else [unit])
 
 
 def test_without_a_description_the_marker_is_asked_behind_a_fence():
     script = Script(2)
     script.seal(1, 1)
     script.prepare()
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.failed(end, 90, "PRODUCER_FENCED")
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, None)
     script.units.described(look, True)  # too late
     script.turn()
-    [fence] = script.take(u.Fence)
+    [fence] = script.take(u.InitProducerId)
     script.units.fenced(fence, u.Grant(7, 99, 2))
     script.turn()
-    assert len(script.take(u.Ask)) == 1
+    assert len(script.take(u.FindOutcome)) == 1
 
 
 def test_the_end_of_another_transaction_decides_nothing():
@@ -664,7 +665,7 @@ def test_what_is_decided_elsewhere_does_not_wait_behind_what_is_left():
     first, behind, alone = script.units.unfinished
     assert [script.units.held_up(unit) for unit in (first, behind, alone)] == [False, True, False]
     script.turn()
-    assert [end.unit for end in script.take(u.End)] == [alone]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [alone]
 
 
 def test_a_unit_without_anything_is_committed_without_a_transaction():
@@ -676,7 +677,7 @@ def test_a_unit_without_anything_is_committed_without_a_transaction():
     [ended] = [mark for mark in script.turn() if isinstance(mark, m.Ended)]
     assert (ended.unit_id, ended.outcome) == (empty.unit_id, m.UnitOutcome.COMMITTED)
     script.prepare()
-    assert [end.unit for end in script.take(u.End)] == [other]
+    assert [unit for end in script.take(u.EndTxn) for unit in end.transaction.units] == [other]
 
 
 def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_anothers():
@@ -693,7 +694,9 @@ def test_a_unit_that_was_staged_a_second_time_is_staged_though_its_first_id_is_a
     script.units.recovered()
     script.turn()
     # Both may have been committed: the same EndTxn again, and nothing is prepared again.
-    ends = {end.unit.unit_id: (end.slot.transactional_id, end.unit.grant.epoch) for end in script.take(u.End)}
+    ends = {
+        end.transaction.unit_id: (end.tid.name, end.transaction.grant.epoch) for end in script.take(u.EndTxn)
+    }
     assert ends == {moved: ("lane-1", 5), other: ("lane-0", 4)}
 
 
@@ -701,10 +704,10 @@ def twice(script, fence):
     """A successor that has just begun to take over leaves the same epoch, until it comes again."""
     assert script.units.aborted(fence, 0) is None
     script.turn()
-    for again in script.take(u.Again):
+    for again in script.take(u.RetryLater):
         script.units.again(again.action)
     script.turn()
-    assert script.take(u.Fence) == [fence]
+    assert script.take(u.InitProducerId) == [fence]
     assert script.units.aborted(fence, 0)
 
 
@@ -719,13 +722,13 @@ def failed_while_open(protocol, code, *, opened=True):
     script.turn()
     script.fence_all()
     if opened and protocol == 1:
-        [join] = script.take(u.Join)
+        [join] = script.take(u.AddPartitions)
         script.units.joined(join)
         script.turn()
-    [late] = script.take(u.Append) or script.take(u.Join)
+    [late] = script.take(u.Produce) or script.take(u.AddPartitions)
     script.units.failed(late, code, "of the test")
     script.turn()
-    [fence] = script.take(u.Fence)
+    [fence] = script.take(u.InitProducerId)
     return script, unit, fence
 
 
@@ -737,15 +740,15 @@ def test_what_timed_out_is_told_from_what_was_taken_over_by_the_epoch_that_nobod
         assert not script.units.aborted(fence, 90)
         script.units.failed(fence, 90, "PRODUCER_FENCED")
         script.turn()
-        [fence] = script.take(u.Fence)
+        [fence] = script.take(u.InitProducerId)
     assert (fence.keep, fence.timed_out) == (LATE, True)
     script.units.unanswered(fence, ended=True)
     twice(script, fence)
     script.units.fenced(fence, u.Grant(7, 3, 1))
-    for rest in script.take(u.Again):
+    for rest in script.take(u.RetryLater):
         script.units.again(rest.action)
     script.turn()
-    assert [join.unit for join in script.take(u.Join)] == [unit]
+    assert [unit for join in script.take(u.AddPartitions) for unit in join.transaction.units] == [unit]
 
 
 @pytest.mark.parametrize(("protocol", "code"), [(1, 3), (1, 90), (2, 3), (2, 90)])
@@ -758,7 +761,7 @@ def test_who_was_taken_over_asks_no_further(protocol, code):
         assert not script.units.aborted(fence, 90)
         script.units.failed(fence, 90, "PRODUCER_FENCED")
         script.turn()
-        fences = script.take(u.Fence)
+        fences = script.take(u.InitProducerId)
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
     assert unit.reason == "PRODUCER_FENCED; another producer has taken the transactional id over"
 
@@ -774,7 +777,7 @@ def test_where_the_next_epoch_may_be_anothers_it_is_not_tried(doubt):
         assert script.units.aborted(fence, 0)
     script.units.failed(fence, 90, "PRODUCER_FENCED")
     script.turn()
-    assert script.take(u.Fence) == []
+    assert script.take(u.InitProducerId) == []
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
     assert "another producer has taken" in unit.reason
     assert "longer than transaction_timeout_ms" in unit.reason
@@ -790,7 +793,7 @@ def test_a_new_epoch_whose_answer_was_lost_is_asked_for_again():
 
 def test_a_pause_that_ends_after_the_unit_was_refused_does_not_refuse_it_again():
     script, unit, fence = failed_while_open(2, 90)
-    [rest] = [again.action for again in script.take(u.Again)]
+    [rest] = [again.action for again in script.take(u.RetryLater)]
     script.units.failed(fence, 90, "PRODUCER_FENCED")
     script.turn()
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
@@ -799,7 +802,7 @@ def test_a_pause_that_ends_after_the_unit_was_refused_does_not_refuse_it_again()
     assert script.take(u.Refuse) == []
     script.units.put_aside(unit, kept=False, reason="the disk is full")
     script.turn()
-    [later] = [again.action for again in script.take(u.Again)]
+    [later] = [again.action for again in script.take(u.RetryLater)]
     script.units.again(later)
     script.turn()
     assert [action.unit for action in script.take(u.Refuse)] == [unit]

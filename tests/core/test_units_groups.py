@@ -30,9 +30,9 @@ def of(number: int, start: int = -1, *, partition: int = 0):
     return {(GROUP, "in", partition): u.Reading(number, start)}
 
 
-def answer_notes(script: Script, kind: int | None = None) -> list[u.Note]:
+def answer_notes(script: Script, kind: int | None = None) -> list[u.CommitOffsets]:
     """Offsets (or with `kind` -1 the marker only) are written."""
-    notes = script.take(u.Note)
+    notes = script.take(u.CommitOffsets)
     for note in notes:
         if kind is None or note.index == kind:
             script.units.noted(note)
@@ -41,26 +41,27 @@ def answer_notes(script: Script, kind: int | None = None) -> list[u.Note]:
     return notes
 
 
-def until_notes(script: Script) -> list[u.Note]:
+def until_notes(script: Script) -> list[u.CommitOffsets]:
     """All is answered but requests for offsets of the user's groups; those that are asked for."""
     for _ in range(6):
         script.turn()
         script.fence_all()
-        for join in script.take(u.Join):
+        for join in script.take(u.AddPartitions):
             script.units.joined(join)
         script.turn()
-        for append in script.take(u.Append):
+        for append in script.take(u.Produce):
             script.append(append)
         answer_notes(script, -1)
     script.turn()
-    return [note for note in script.actions if isinstance(note, u.Note)]
+    return [note for note in script.actions if isinstance(note, u.CommitOffsets)]
 
 
 def commit_first(script: Script) -> u.Unit:
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.ended(end, u.Grant(7, 99, script.protocol))
     script.turn()
-    return end.unit
+    [unit] = end.transaction.units
+    return unit
 
 
 def outcomes(marks) -> list[tuple[int, m.UnitOutcome]]:
@@ -77,8 +78,8 @@ def test_units_that_move_the_same_offset_are_committed_in_order(protocol):
     # The batches of the second are in their log, and nothing else of it is: the first is not committed.
     assert len(second.places) == 1
     script.prepare()
-    [end] = [each for each in script.actions if isinstance(each, u.End)]
-    assert end.unit is first
+    [end] = [each for each in script.actions if isinstance(each, u.EndTxn)]
+    assert end.transaction.units == (first,)
     assert commit_first(script) is first
     script.prepare()
     assert commit_first(script) is second
@@ -90,20 +91,20 @@ def test_an_offset_is_written_when_all_before_it_are_committed(protocol):
     script = Script(protocol)
     first = script.seal(1, 1, offsets=[to(10)])
     second = script.seal(2, 2, offsets=[to(20)])
-    assert [note.unit for note in until_notes(script)] == [first]
+    assert [unit for note in until_notes(script) for unit in note.transaction.units] == [first]
     answer_notes(script)
     script.turn()
-    assert script.take(u.Note) == []
+    assert script.take(u.CommitOffsets) == []
     commit_first(script)
     script.turn()
-    assert [note.unit for note in script.take(u.Note)] == [second]
+    assert [unit for note in script.take(u.CommitOffsets) for unit in note.transaction.units] == [second]
 
 
 def test_units_that_move_different_partitions_of_a_group_do_not_wait_for_each_other():
     script = Script(2)
     first = script.seal(1, 1, offsets=[to(10, partition=0)])
     second = script.seal(2, 2, offsets=[to(20, partition=1)])
-    assert [note.unit for note in until_notes(script)] == [first, second]
+    assert [unit for note in until_notes(script) for unit in note.transaction.units] == [first, second]
 
 
 def test_a_unit_that_has_nothing_but_offsets_has_its_turn():
@@ -116,7 +117,7 @@ def test_a_unit_that_has_nothing_but_offsets_has_its_turn():
         script.prepare()
         ended.append(commit_first(script))
     assert ended == [first, bare, last]
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
@@ -124,7 +125,7 @@ def test_nothing_is_begun_after_a_unit_of_the_group_that_waits():
     first = script.seal(1, 1, offsets=[to(10)])
     second = script.seal(2, 2, offsets=[to(20)])
     until_notes(script)
-    [note] = script.take(u.Note)
+    [note] = script.take(u.CommitOffsets)
     script.units.failed(note, 47, "INVALID_PRODUCER_EPOCH")
     script.turn()
     assert (first.phase, second.phase) == (u.Phase.WAITING, u.Phase.WAITING)
@@ -137,18 +138,20 @@ def test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late():
     script = Script(1)
     script.seal(1, 1, offsets=[to(10)])
     [note] = until_notes(script)
-    script.take(u.Note)
+    script.take(u.CommitOffsets)
     script.units.failed(note, None, "no answer")
     script.turn()
-    assert script.take(u.Note) == []
-    assert [fence.slot for fence in script.take(u.Fence)] == [note.slot]
+    assert script.take(u.CommitOffsets) == []
+    assert [fence.tid for fence in script.take(u.InitProducerId)] == [note.tid]
 
     script = Script(2)
     unit = script.seal(1, 1, offsets=[to(10)])
     [note] = until_notes(script)
-    script.take(u.Note)
+    script.take(u.CommitOffsets)
     script.units.failed(note, None, "no answer")
-    [again] = script.take(u.Again) or [each for each in script.units.advance() if isinstance(each, u.Again)]
+    [again] = script.take(u.RetryLater) or [
+        each for each in script.units.advance() if isinstance(each, u.RetryLater)
+    ]
     assert (again.action, unit.phase) == (note, u.Phase.APPENDING)
 
 
@@ -166,18 +169,18 @@ def test_units_of_one_consumer_share_a_transaction_with_the_newest_offsets(proto
         script.seal(4, 1, offsets=[to(30)]),
     ]
     [note] = until_notes(script)
-    assert note.unit.each == tuple(units)
-    [offsets] = note.unit.offsets
+    assert note.transaction.units == tuple(units)
+    [offsets] = note.transaction.offsets
     assert {(at.partition, at.offset) for at in offsets.positions} == {(0, 30), (1, 7)}
     assert (offsets.group, offsets.member_id, offsets.generation_id) == (GROUP, "me", 3)
     answer_notes(script)
     marks = script.turn()
     assert [mark.begun.unit_id[0] for mark in marks if isinstance(mark, m.Staged)] == [1, 2, 3, 4]
-    [end] = script.take(u.End)
+    [end] = script.take(u.EndTxn)
     script.units.ended(end, u.Grant(7, 99, protocol))
     marks = script.turn()
     assert outcomes(marks) == [(number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3, 4)]
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_offsets_in_another_name_have_their_own_transaction(other):
     script.seal(1, 1, offsets=[to(10)])
     script.seal(2, 1, offsets=[other])
     [note] = until_notes(script)
-    assert note.unit.together == ()
+    assert not note.transaction.is_shared
 
 
 def test_offsets_of_another_reading_have_their_own_transaction():
@@ -202,7 +205,7 @@ def test_offsets_of_another_reading_have_their_own_transaction():
     script.seal(1, 1, offsets=[to(10)], readings=of(1, 0))
     script.seal(2, 1, offsets=[to(20)], readings=of(2, 10))
     [note] = until_notes(script)
-    assert note.unit.together == ()
+    assert not note.transaction.is_shared
 
 
 def test_offsets_of_other_groups_go_along():
@@ -212,15 +215,15 @@ def test_offsets_of_other_groups_go_along():
         script.seal(2, 1, offsets=[to(5, group="h", member="her", generation=9)]),
     ]
     [note] = until_notes(script)
-    assert note.unit.each == tuple(units)
-    assert [each.group for each in note.unit.offsets] == ["g", "h"]
+    assert note.transaction.units == tuple(units)
+    assert [each.group for each in note.transaction.offsets] == ["g", "h"]
     answer_notes(script)
     script.turn()
-    [note] = script.take(u.Note)
+    [note] = script.take(u.CommitOffsets)
     assert note.index == 1
     script.units.noted(note)
     script.turn()
-    assert len(script.take(u.End)) == 1
+    assert len(script.take(u.EndTxn)) == 1
 
 
 def test_a_group_that_refuses_a_consumer_leaves_the_others_of_the_transaction_their_turn():
@@ -229,8 +232,8 @@ def test_a_group_that_refuses_a_consumer_leaves_the_others_of_the_transaction_th
     other = script.seal(2, 1, offsets=[to(5, group="h")])
     plain = script.seal(3, 1)
     [note] = until_notes(script)
-    script.take(u.Note)
-    assert note.unit.each == (mine, other, plain)
+    script.take(u.CommitOffsets)
+    assert note.transaction.units == (mine, other, plain)
     script.units.failed(note, UNKNOWN_MEMBER_ID, "UNKNOWN_MEMBER_ID")
     marks = script.turn()
     assert outcomes(marks) == [(1, m.UnitOutcome.DROPPED)]
@@ -283,7 +286,7 @@ def test_a_unit_that_is_dropped_before_it_was_written_is_never_written():
     script = Script(2)
     script.seal(1, 1, offsets=[to(10)], readings=of(1, 0))
     [note] = until_notes(script)
-    script.take(u.Note)
+    script.take(u.CommitOffsets)
     late = script.seal(2, 1, offsets=[to(20)], readings=of(1, 0), durable=False)
     script.units.failed(note, ILLEGAL_GENERATION, "ILLEGAL_GENERATION")
     assert outcomes(script.turn()) == [(1, m.UnitOutcome.DROPPED)]
@@ -345,7 +348,7 @@ def test_what_is_rejected_and_kept_takes_nothing_along():
     second = script.seal(2, 2, offsets=[to(20)], readings=of(1, 0))
     script.turn()
     script.fence_all()
-    [append] = [each for each in script.take(u.Append) if each.unit is first]
+    [append] = [each for each in script.take(u.Produce) if each.transaction.units == (first,)]
     script.units.failed(append, 87, "INVALID_RECORD")
     script.turn()
     [refuse] = script.take(u.Refuse)
@@ -388,10 +391,10 @@ def test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_v
     ends = []
     for _ in range(2):
         script.prepare()
-        ends += script.take(u.End)
+        ends += script.take(u.EndTxn)
         for end in ends[-1:]:
             script.units.ended(end, u.Grant(7, 99, 2))
-    assert [end.unit for end in ends] == ([mine, late] if goes else [])
+    assert [unit for end in ends for unit in end.transaction.units] == ([mine, late] if goes else [])
     assert not len(script.units) or goes
 
 
@@ -417,8 +420,8 @@ def test_offsets_that_an_earlier_version_wrote_out_of_order_are_asked_about():
         script.units.recover_staged(m.Staged(begun, (m.Placed(number, number * 10, 3, 0, 40),)))
     script.units.recovered()
     script.turn()
-    assert [end.unit.unit_id[0] for end in script.take(u.End)] == [1]
-    assert [look.unit.unit_id[0] for look in script.take(u.Look)] == [2]
+    assert [end.transaction.unit_id[0] for end in script.take(u.EndTxn)] == [1]
+    assert [look.transaction.unit_id[0] for look in script.take(u.DescribeTxn)] == [2]
 
 
 def test_a_name_that_another_producer_took_over_takes_along_what_goes_on_from_it():
@@ -428,10 +431,10 @@ def test_a_name_that_another_producer_took_over_takes_along_what_goes_on_from_it
     script.fence_all()
     script.turn()
     script.seal(2, 2, offsets=[to(20)], readings=of(1, 0))
-    [append] = script.take(u.Append)
+    [append] = script.take(u.Produce)
     script.units.failed(append, 90, "PRODUCER_FENCED")
     script.turn()
-    [fence] = [each for each in script.take(u.Fence) if each.keep is not None]
+    [fence] = [each for each in script.take(u.InitProducerId) if each.keep is not None]
     script.units.failed(fence, 90, "PRODUCER_FENCED")
     assert outcomes(script.turn()) == [(1, m.UnitOutcome.DROPPED), (2, m.UnitOutcome.DROPPED)]
     assert named.code == 90

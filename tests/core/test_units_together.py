@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.units.together import transaction_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_units import Batch, Script
@@ -18,8 +19,13 @@ from test_units import Batch, Script
 
 def in_line(script: Script, destination: int) -> list[u.Unit]:
     """What stands in the line of a partition, with those that share a transaction one by one."""
-    line = script.units._lines[destination]
-    return [each for unit in line for each in unit.each if destination in each.destinations]
+    line = script.units._lines.at(destination)
+    return [
+        each
+        for entry in line
+        for each in getattr(entry, "units", (entry,))
+        if destination in each.destinations
+    ]
 
 
 def three(protocol: int = 2, *, destinations=((1,), (1,), (1,))) -> tuple[Script, list[u.Unit]]:
@@ -28,8 +34,8 @@ def three(protocol: int = 2, *, destinations=((1,), (1,), (1,))) -> tuple[Script
     return script, [script.seal(number, *some) for number, some in enumerate(destinations, 1)]
 
 
-def end_of(script: Script) -> u.End:
-    [end] = script.take(u.End)
+def end_of(script: Script) -> u.EndTxn:
+    [end] = script.take(u.EndTxn)
     return end
 
 
@@ -41,18 +47,18 @@ def go_on(script: Script) -> None:
     """Pauses are over, and each thing is answered until something waits for its end."""
     for _ in range(3):
         script.prepare()
-        for again in script.take(u.Again):
+        for again in script.take(u.RetryLater):
             script.units.again(again.action)
     script.prepare()
 
 
 def go_on_to_appends(script: Script) -> None:
     """Pauses are over, and what is asked before batches are appended is answered."""
-    for again in script.take(u.Again):
+    for again in script.take(u.RetryLater):
         script.units.again(again.action)
     script.turn()
     script.fence_all()
-    for join in script.take(u.Join):
+    for join in script.take(u.AddPartitions):
         script.units.joined(join)
     script.turn()
 
@@ -62,25 +68,25 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
     script, units = three(protocol)
     written = script.turn()
     script.fence_all()
-    for join in script.take(u.Join):
+    for join in script.take(u.AddPartitions):
         script.units.joined(join)
     written += script.turn()
-    appends = script.take(u.Append)
+    appends = script.take(u.Produce)
     assert [append.batch for append in appends] == [batch for unit in units for batch in unit.batches]
     assert [append.base_sequence for append in appends] == [0, 3, 6]
     for append in appends[:2]:
         script.append(append)
-    notes = script.take(u.Note)
+    notes = script.take(u.CommitOffsets)
     for note in notes:
         script.units.noted(note)
     assert script.turn() == []
     assert {unit.phase for unit in units} == {u.Phase.APPENDING}
     script.append(appends[2])
-    for note in script.take(u.Note):
+    for note in script.take(u.CommitOffsets):
         script.units.noted(note)
         notes.append(note)
     # One marker, with the id of the first.
-    assert [note.unit.unit_id for note in notes] == [units[0].unit_id]
+    assert [note.transaction.unit_id for note in notes] == [units[0].unit_id]
     written += script.turn()
     assert [(type(mark), number_of(mark)) for mark in written] == [
         *((m.Begun, number) for number in (1, 2, 3)),
@@ -94,7 +100,7 @@ def test_what_waits_on_a_partition_shares_a_transaction_and_each_keeps_its_steps
     ]
     assert {unit.phase for unit in units} == {u.Phase.OVER}
     assert len(script.units) == 0
-    assert script.units._lines == {}
+    assert len(script.units._lines) == 0
 
 
 def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
@@ -104,9 +110,9 @@ def test_the_transactional_id_is_free_when_the_ends_of_all_are_durable():
     script.units.ended(end, u.Grant(7, 99, 2))
     script.units.advance()
     for unit in units:
-        assert end.slot.unit is not None
+        assert end.tid.transaction is not None
         script.units.over(unit)
-    assert end.slot.unit is None
+    assert end.tid.transaction is None
 
 
 @pytest.mark.parametrize("which", ["a user's name", "went back before", "not on disk", "a pause", "refused"])
@@ -124,12 +130,12 @@ def test_what_is_not_the_lanes_own_or_cannot_go_yet_goes_by_itself(which):
             other.resting = True
         case "refused":
             other.phase = u.Phase.REFUSED
-    assert script.units._gather(units[0], script.units._is_ready) == [units[0]]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == [units[0]]
     if which in {"a user's name", "offsets of a group", "went back before"}:
-        assert script.units._gather(other, script.units._is_ready) == [other]
+        assert script.units._schedule._sharing.gather(other, script.units._schedule.is_ready) == [other]
     other.transactional_id, other.offsets, other.tries = "", (), 0
     other.durable, other.resting, other.phase = True, False, u.Phase.WAITING
-    assert script.units._gather(units[0], script.units._is_ready) == units
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units
 
 
 def test_what_has_a_name_goes_by_itself():
@@ -143,19 +149,19 @@ def test_what_is_refused_is_not_begun_with_what_stands_before_it():
 def test_they_are_not_more_than_a_transaction_should_hold():
     script = Script(2, most=16)
     units = [script.seal(number, 1) for number in range(1, 30)]
-    assert script.units._gather(units[0], script.units._is_ready) == units[:16]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:16]
     for unit in units:
         unit.batches[0].size_bytes = 3 << 20
-    assert script.units._gather(units[0], script.units._is_ready) == units[:2]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:2]
     units[0].batches[0].size_bytes = 300 << 20
-    assert script.units._gather(units[0], script.units._is_ready) == units[:1]
+    assert script.units._schedule._sharing.gather(units[0], script.units._schedule.is_ready) == units[:1]
 
 
 def test_nothing_that_stands_between_is_passed():
     # The third stands behind the second on partition 2, which waits behind the one that is under way there.
     script = Script(2, most=16)
-    script.units.fenced(u.Fence(script.units._slot("lane-0"), 0), u.Grant(7, 1, 2))
-    script.units.fenced(u.Fence(script.units._slot("lane-1"), 0), u.Grant(7, 2, 2))
+    script.units.fenced(u.InitProducerId(script.units._ids["lane-0"], 0), u.Grant(7, 1, 2))
+    script.units.fenced(u.InitProducerId(script.units._ids["lane-1"], 0), u.Grant(7, 2, 2))
     under_way = script.seal(1, 2)
     script.turn()
     assert under_way.phase is u.Phase.APPENDING
@@ -165,8 +171,8 @@ def test_nothing_that_stands_between_is_passed():
     last = script.seal(5, 1)
     beside = script.seal(6, 3)
     script.turn()
-    began = [slot.unit for slot in script.units._slots.values()]
-    assert [unit.number for each in began for unit in each.each] == [1, 2]
+    began = [tid.transaction for tid in script.units._ids]
+    assert [unit.number for each in began for unit in each.units] == [1, 2]
     assert {unit.phase for unit in (between, behind, last, beside)} == {u.Phase.WAITING}
 
 
@@ -176,12 +182,14 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
     units = [script.seal(number, *sorted(some)) for number, some in enumerate(places, 1)]
     for unit in units[:under_way]:
         unit.phase = u.Phase.STAGED
-    before = {at: list(line) for at, line in script.units._lines.items()}
-    for first in script.units._next():
-        found = script.units._gather(first, script.units._is_ready)
+    lines = set().union(*places)
+    before = {at: list(script.units._lines.at(at)) for at in lines}
+    for first in script.units._lines.next_units():
+        found = script.units._schedule._sharing.gather(first, script.units._schedule.is_ready)
         ahead = {unit for at in first.destinations for unit in before[at][: before[at].index(first)]}
         assert found == sorted(found, key=lambda unit: unit.number)
-        whole = script.units._lead(found)
+        whole = transaction_of(found, u.TransactionalId("lane-0"), u.Grant(7, 1, 2))
+        script.units._lines.unite(whole)
         assert {at: in_line(script, at) for at in before} == before, "the order is another one"
         for line in before.values():
             mine = [unit for unit in line if unit in found]
@@ -190,9 +198,8 @@ def test_they_stand_in_line_as_one_and_part_where_they_were(places, under_way):
                 front = line[: line.index(mine[0])]
                 assert all(unit.phase is u.Phase.STAGED for unit in front)
                 assert set(front) <= ahead
-        script.units._part(whole)
-        assert {at: list(line) for at, line in script.units._lines.items()} == before
-        assert all(unit.within is None for unit in units)
+        script.units._lines.part(whole)
+        assert {at: list(script.units._lines.at(at)) for at in lines} == before
 
 
 REFUSALS = [(10, "too large"), (87, "invalid"), (29, "no right"), (3, "unknown topic"), (48, "over")]
@@ -212,7 +219,7 @@ def refuse_one(code, reason, *, lasting):
     script, units = three()
     script.turn()
     script.fence_all()
-    _, second, _ = script.take(u.Append)
+    _, second, _ = script.take(u.Produce)
     script.units.failed(second, code, reason, lasting=lasting)
     script.turn()
     assert script.take(u.Refuse) == []
@@ -224,9 +231,9 @@ def refuse_one(code, reason, *, lasting):
     committed = []
     for _ in units:
         go_on(script)
-        for end in script.take(u.End):
-            assert len(end.unit.each) <= 2, "as many share a transaction again"
-            committed += end.unit.each
+        for end in script.take(u.EndTxn):
+            assert len(end.transaction.units) <= 2, "as many share a transaction again"
+            committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
             script.turn()
     assert committed == units
@@ -239,17 +246,17 @@ def test_an_eighth_as_many_share_after_each_failure():
     for _ in range(8):
         go_on_to_appends(script)
         failed = None
-        for append in script.take(u.Append):
+        for append in script.take(u.Produce):
             if append.batch is refused:
-                failed = append.unit
-                shared.append(len(failed.each))
-                script.units.failed(append, 87, "invalid", lasting=len(failed.each) == 1)
-            elif append.unit is not failed:
+                failed = append.transaction
+                shared.append(len(failed.units))
+                script.units.failed(append, 87, "invalid", lasting=len(failed.units) == 1)
+            elif append.transaction is not failed:
                 script.append(append)
-        for note in script.take(u.Note):
+        for note in script.take(u.CommitOffsets):
             script.units.noted(note)
         script.turn()
-        for end in script.take(u.End):
+        for end in script.take(u.EndTxn):
             script.units.ended(end, u.Grant(7, 50, 2))
         script.turn()
     assert shared == [5, 2, 1]
@@ -264,25 +271,25 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     if when == "staged":
         script.seal(9, 1)
         script.prepare()
-        ahead = script.take(u.End)
+        ahead = script.take(u.EndTxn)
     units = [script.seal(number, 1) for number in (1, 2, 3)]
     if when in {"appending", "staging"}:
         script.turn()
         script.fence_all()
         if when == "staging":
             script.turn()
-            for append in script.take(u.Append):
+            for append in script.take(u.Produce):
                 script.append(append)
             script.actions += script.units.advance()
-            for note in script.take(u.Note):
+            for note in script.take(u.CommitOffsets):
                 script.units.noted(note)
     else:
         script.prepare()
-        script.take(u.End)
+        script.take(u.EndTxn)
     assert {unit.phase.value for unit in units} == {when}
-    script.take(u.Append)
+    script.take(u.Produce)
     assert script.units.give_up(units[1], -4, "of the test")
-    for look in [action for _ in (script.turn(),) for action in script.take(u.Look)]:
+    for look in [action for _ in (script.turn(),) for action in script.take(u.DescribeTxn)]:
         script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == [units[1]]
@@ -294,8 +301,8 @@ def test_one_that_is_given_up_does_not_take_the_others_with_it(when):
     committed = []
     for _ in range(4):
         go_on(script)
-        for end in script.take(u.End):
-            committed += end.unit.each
+        for end in script.take(u.EndTxn):
+            committed += end.transaction.units
             script.units.ended(end, u.Grant(7, 50 + len(committed), 2))
     assert committed == [units[0], units[2]]
 
@@ -307,10 +314,10 @@ def test_one_that_is_given_up_before_staged_is_durable_leaves_the_others_their_t
 def test_one_that_is_given_up_too_late_is_committed_with_the_others():
     script, units = three()
     script.prepare()
-    script.take(u.End)
+    script.take(u.EndTxn)
     assert script.units.give_up(units[1], -4, "of the test")
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, True)
     assert [(number_of(mark), mark.outcome) for mark in script.turn()] == [
         (number, m.UnitOutcome.COMMITTED) for number in (1, 2, 3)
@@ -325,7 +332,7 @@ def test_what_stands_behind_goes_back_when_one_of_them_is_given_up():
     script.turn()
     script.fence_all()
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.APPENDING}
-    assert behind.within is None
+    assert behind.transaction.units == (behind,)
     assert script.units.give_up(units[1], -4, "of the test")
     assert {unit.phase for unit in (units[0], units[2], behind)} == {u.Phase.WAITING}
 
@@ -340,14 +347,14 @@ def test_what_stands_behind_them_goes_back_when_they_do():
     script.units.failed(end, 48, "INVALID_TXN_STATE")
     script.turn()
     script.fence_all()
-    [ask] = script.take(u.Ask)
+    [ask] = script.take(u.FindOutcome)
     script.units.told(ask, committed=False)
     assert {unit.phase for unit in (*units, behind)} == {u.Phase.WAITING}
     assert in_line(script, 1) == [*units, behind]
     # Fewer go together, so that it shows soon whose fault it was.
     go_on(script)
-    [end] = script.take(u.End)
-    assert end.unit.each == (units[0], units[1])
+    [end] = script.take(u.EndTxn)
+    assert end.transaction.units == (units[0], units[1])
 
 
 # -- what earlier lives left -------------------------------------------------------------------------------------------
@@ -390,8 +397,12 @@ def test_the_next_life_commits_all_of_a_transaction_with_one_end():
     script.units.recovered()
     script.turn()
     end = end_of(script)
-    assert (end.unit.each, end.unit.grant, end.unit.unit_id) == (tuple(units), GRANT, units[0].unit_id)
-    assert end.unit.places == {1: 3, 2: 6, 3: 9}
+    assert (end.transaction.units, end.transaction.grant, end.transaction.unit_id) == (
+        tuple(units),
+        GRANT,
+        units[0].unit_id,
+    )
+    assert end.transaction.places == {1: 3, 2: 6, 3: 9}
     script.units.ended(end, u.Grant(7, 4, 2))
     assert [number_of(mark) for mark in script.turn()] == [1, 2, 3]
     assert {unit.phase for unit in units} == {u.Phase.OVER}
@@ -425,8 +436,8 @@ def leave(mark) -> None:
     script, units = read(*ALL, mark)
     script.units.recovered()
     script.turn()
-    for end in script.take(u.End):
-        assert end.unit.grant != GRANT
+    for end in script.take(u.EndTxn):
+        assert end.transaction.grant != GRANT
     left = [unit for unit in units if unit.phase is not u.Phase.OVER and unit.unit_id != _id(mark)]
     assert {unit.phase for unit in left} == {u.Phase.WAITING}
 
@@ -439,8 +450,8 @@ def test_another_epoch_of_the_same_name_is_another_transaction():
     script, (first, second, third) = read(staged(1), staged(2, epoch=4), staged(3, epoch=4))
     script.units.recovered()
     assert first.phase is u.Phase.WAITING
-    assert second.within is third.within
-    assert second.within.grant == u.Grant(7, 4, 2)
+    assert second.transaction is third.transaction
+    assert second.transaction.grant == u.Grant(7, 4, 2)
 
 
 def test_only_what_is_chosen_as_a_whole_is_committed():
@@ -448,7 +459,7 @@ def test_only_what_is_chosen_as_a_whole_is_committed():
     script.units.decide(frozenset({units[0].unit_id, units[1].unit_id}), frozenset())
     script.units.recovered()
     script.turn()
-    assert script.take(u.End) == []
+    assert script.take(u.EndTxn) == []
     assert all(script.units.held_up(unit) for unit in units)
 
     script, units = read(*ALL)
@@ -456,7 +467,7 @@ def test_only_what_is_chosen_as_a_whole_is_committed():
     script.units.recovered()
     script.turn()
     assert not any(script.units.held_up(unit) for unit in units)
-    assert end_of(script).unit.each == tuple(units)
+    assert end_of(script).transaction.units == tuple(units)
 
 
 def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():
@@ -464,12 +475,12 @@ def test_an_operator_who_gives_one_up_leaves_the_others_to_the_next_producer():
     script.units.decide(None, frozenset({units[1].unit_id}))
     script.units.recovered()
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == [units[1]]
     assert [unit.phase for unit in units] == [u.Phase.WAITING, u.Phase.REFUSED, u.Phase.WAITING]
-    assert script.take(u.End) == script.take(u.Append) == []
+    assert script.take(u.EndTxn) == script.take(u.Produce) == []
 
 
 def test_an_operator_who_gives_two_of_them_up_asks_once():
@@ -477,7 +488,7 @@ def test_an_operator_who_gives_two_of_them_up_asks_once():
     script.units.decide(None, frozenset(unit.unit_id for unit in units[1:]))
     script.units.recovered()
     script.turn()
-    [look] = script.take(u.Look)
+    [look] = script.take(u.DescribeTxn)
     script.units.described(look, False)
     script.turn()
     assert [refuse.unit for refuse in script.take(u.Refuse)] == units[1:]

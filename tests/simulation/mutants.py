@@ -96,7 +96,7 @@ def _releases_before_the_copy(patch: Any) -> None:
     copy = RoomKeeper._copy
 
     def too_early(self: RoomKeeper, lane: Lane, batches: list[j.Batch]) -> bool:
-        lane.spool.release(lane.copy_before)
+        lane.spool.release(lane.copying.before)
         return copy(self, lane, batches)
 
     patch.setattr(RoomKeeper, "_copy", too_early)

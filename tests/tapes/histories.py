@@ -597,7 +597,7 @@ class History:
     def answer_unit(self) -> None:
         rng, units = self.rng, self.journal.units
         action = self.actions.pop(rng.randrange(len(self.actions)) if rng.random() < 0.3 else 0)
-        if isinstance(action, u.Again):
+        if isinstance(action, u.RetryLater):
             units.again(action.action)
             return
         if isinstance(action, u.Refuse):
@@ -606,41 +606,41 @@ class History:
         if rng.random() < self.unit_failures:
             code = rng.choice(UNIT_CODES)
             lasting = False
-            if code in {3, 17, 29} and not isinstance(action, u.Fence):
-                for number in action.unit.destinations:
+            if code in {3, 17, 29} and not isinstance(action, u.InitProducerId):
+                for number in action.transaction.destinations:
                     lasting = self.journal.deny_unit(number, code, "refused", self.now) or lasting
-            if isinstance(action, u.Fence) and code is None:
+            if isinstance(action, u.InitProducerId) and code is None:
                 units.unanswered(action, ended=rng.random() < 0.5)
             units.failed(
                 action, code, "failed", sent=rng.random() < 0.8, lasting=lasting or rng.random() < 0.05
             )
             return
         match action:
-            case u.Fence():
+            case u.InitProducerId():
                 self.fence(action)
-            case u.Join():
+            case u.AddPartitions():
                 units.joined(action)
-            case u.Append(_, _, unit, batch, sequence):
-                log, grant = self.log(batch.destination), unit.grant
+            case u.Produce(_, _, transaction, batch, sequence):
+                log, grant = self.log(batch.destination), transaction.grant
                 at = (
                     log.append(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
                     if grant
                     else -1
                 )
                 units.appended(action, at, log.epoch)
-            case u.Note():
+            case u.CommitOffsets():
                 units.noted(action)
-            case u.End(_, _, unit):
-                grant = unit.grant
+            case u.EndTxn(_, _, transaction):
+                grant = transaction.grant
                 after = (
                     None
                     if grant is None
                     else u.Grant(grant.producer_id, grant.epoch + (grant.protocol > 1), grant.protocol)
                 )
                 units.ended(action, rng.choice([after, after, None]))
-            case u.Look():
+            case u.DescribeTxn():
                 units.described(action, rng.choice([True, False, None]))
-            case u.Ask():
+            case u.FindOutcome():
                 units.told(action, committed=rng.choice([True, False, None]))
 
     def unit_trouble(self) -> None:
@@ -649,7 +649,7 @@ class History:
         self.unit_answer()
         self.unit_failures = 0.12
 
-    def fence(self, action: u.Fence) -> None:
+    def fence(self, action: u.InitProducerId) -> None:
         units, kept = self.journal.units, action.keep
         if kept is None:
             units.fenced(action, u.Grant(next(self.counts), 0, self.rng.choice([1, 2])))

@@ -16,7 +16,6 @@ from kafkasafe._core import journal as j
 from kafkasafe._core import loss
 from kafkasafe._core import units as u
 from kafkasafe._core.journal import groups
-from kafkasafe._core.units import terms
 
 from .words import KNOWN, word
 
@@ -26,8 +25,8 @@ _VIEWS = frozenset({"packable"})
 """They change nothing: a tape has what `Journal.views` says after each `ready`, and not who asked."""
 _UNIT_VIEWS = frozenset({"bare", "earlier", "get", "granted", "held_up", "is_own", "is_open"})
 _NAMED = (
-    *(getattr(u, name) for name in ("Again", "Append", "Ask", "End", "Fence", "Join", "Look", "Note", "Refuse")),
-    terms.Rest,
+    u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
+    u.Backoff, u.RetryLater,
     groups.Ended, groups.Begun, groups.Identified, groups.SilenceBroken, groups.UnitStaged, groups.UnitEnded,
     groups.UnitGroup,
     j.Aside,
@@ -53,7 +52,8 @@ class Tape:
         self._names: dict[int, str] = {}
         self._shows: dict[type, Callable[[Any], str]] = {
             int: repr, str: repr, bytes: repr, float: repr, bool: repr, type(None): repr,
-            j.Batch: self._show_batch, u.Unit: self._show_unit, terms.Slot: lambda slot: slot.transactional_id,
+            j.Batch: self._show_batch, u.Unit: self._show_unit, u.Transaction: self._show_transaction,
+            u.TransactionalId: lambda tid: tid.name,
             loss.Released: _show_released,
             list: self._show_all, tuple: self._show_all, deque: self._show_all,
             dict: self._show_dict, MappingProxyType: self._show_dict,
@@ -101,6 +101,12 @@ class Tape:
 
     def _show_unit(self, unit: u.Unit) -> str:
         return f"{self._name(unit, f'u{unit.number}')}<{unit.phase.value} {unit.code} {unit.tries}>"
+
+    def _show_transaction(self, transaction: u.Transaction) -> str:
+        """A unit that is alone in it, or what stands for several."""
+        if not transaction.is_shared:
+            return self._show_unit(transaction.units[0])
+        return f"{self._name(transaction, f'u{transaction.number}')}<{transaction.phase.value} 0 0>"
 
     def _show_named(self, value: Any) -> str:
         name = self._names.get(id(value)) or self._name(value, f"x{len(self._objects)}")
@@ -166,7 +172,7 @@ class Tape:
                 return f"{word(type(value))}.{value.name}"
             case None | bool() | int() | float() | str() | bytes() | itertools.count():
                 return repr(value)
-            case j.Batch() | u.Unit():
+            case j.Batch() | u.Unit() | u.Transaction():
                 return self.show(value).partition("<")[0]
             case tuple():
                 return f"({''.join(f'{self.write(each)}, ' for each in value)})"

@@ -7,8 +7,8 @@ from typing import Any, Final
 from kafkasafe._core import identity, loss
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
+from kafkasafe._core import units as u
 from kafkasafe._core.journal import groups
-from kafkasafe._core.units import terms as u
 
 __all__ = ["KNOWN", "WORDS", "word"]
 
@@ -22,20 +22,20 @@ WORDS: Final[dict[type[Any], str]] = {
     loss.Cause: "Cause",
     loss.Loss: "Loss",
     # Atomic batches.
-    u.Again: "Again",
-    u.Append: "Append",
-    u.Ask: "Ask",
-    u.End: "End",
-    u.Fence: "Fence",
+    u.RetryLater: "Again",
+    u.Produce: "Append",
+    u.FindOutcome: "Ask",
+    u.EndTxn: "End",
+    u.InitProducerId: "Fence",
     u.Grant: "Grant",
     u.IllegalStepError: "IllegalStepError",
-    u.Join: "Join",
-    u.Look: "Look",
-    u.Note: "Note",
+    u.AddPartitions: "Join",
+    u.DescribeTxn: "Look",
+    u.CommitOffsets: "Note",
     u.Phase: "Phase",
     u.Reading: "Reading",
     u.Refuse: "Refuse",
-    u.Rest: "Rest",
+    u.Backoff: "Rest",
     # The journal.
     j.AckedLoss: "AckedLoss",
     j.Aside: "Aside",

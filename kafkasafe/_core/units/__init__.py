@@ -1,7 +1,7 @@
 """Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
 
 Without I/O. The shell says what happened, takes `advance()` and carries it out; an action that failed comes back by
-`failed`, and is given once more, as an `Again`, after a pause.
+`failed`, and is given once more, as a `RetryLater`, after a pause.
 
 The order is the proof (docs/staged-protocol.md has the crash table):
 
@@ -9,7 +9,7 @@ The order is the proof (docs/staged-protocol.md has the crash table):
     begun                  a transactional id is its own; partitions are added where the brokers want that
     appended               its batches, and its marker in a group's offset, are in the transaction
     prepare acknowledged   the STAGED mark is durable: from here on, and not before, EndTxn may be sent
-    committed              EndTxn, the same one until it is answered, by this life, the next, or another process
+    committed              EndTxn, the same one until it is answered, by this incarnation, the next, or another process
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 Trouble before the STAGED mark leads back to the line: InitProducerId aborts what was written, and fences whatever is
@@ -21,39 +21,57 @@ before it are, and stand before it in the log. So several may be under way at on
 line like any: units that move it are committed in order, and each writes it only after all before it are committed.
 
 Readings. Units with a consumer's offsets go on from one another, so one that is dropped takes along the later ones of
-the same reading (`Moves._follow_drops`).
+the same reading (`Transitions.follow_drops`).
+
+Modules. Each object owns its state, and knows those below it only:
+
+    machine.py      `Units`: takes the events
+    schedule.py     `Schedule`: what is begun, appended and committed next
+    recovery.py     `UnitReplay`: what the marks of earlier incarnations say
+    transitions.py  `Transitions`: every way out of a transaction, and out of the line
+    together.py     `Sharing`: which units share a transaction
+    order.py        `Lines`: in which order units stand on each partition, and how far the logs hold what is committed
+    readings.py     `ReadingOrder`: which readings of consumers are broken off, or come too late
+    ids.py          `TransactionalIds`: which id a transaction gets, and how one becomes ours
+    registry.py     `UnitRegistry`: the units without a fate
+    outbox.py       `Outbox`: requests and marks that are decided, and not taken yet
+    requests.py     what is done under a transactional id
+    unit.py         `Unit`, the `Transaction` in which it is committed, and the transactional id of that
+    terms.py        phases, grants, readings
+    outcome.py      what the coordinator's description says of the outcome
 """
 
 from kafkasafe._core.units.machine import Units
 from kafkasafe._core.units.outcome import outcome_of
+from kafkasafe._core.units.requests import (
+    Action,
+    AddPartitions,
+    Backoff,
+    CommitOffsets,
+    DescribeTxn,
+    EndTxn,
+    FindOutcome,
+    InitProducerId,
+    Produce,
+    Refuse,
+    Request,
+    RetryLater,
+)
 from kafkasafe._core.units.terms import (
     GIVEN_UP,
     NO_READING,
     POOL,
     SUPERSEDED,
     TRANSITIONS,
-    Action,
-    Again,
-    Append,
-    Ask,
-    End,
-    Fence,
     Grant,
     GroupPartition,
     IllegalStepError,
-    Join,
     Line,
-    Look,
     Member,
-    Note,
     Phase,
     Reading,
-    Refuse,
-    Request,
-    Rest,
-    Slot,
-    Unit,
 )
+from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = [
     "GIVEN_UP",
@@ -62,25 +80,26 @@ __all__ = [
     "SUPERSEDED",
     "TRANSITIONS",
     "Action",
-    "Again",
-    "Append",
-    "Ask",
-    "End",
-    "Fence",
+    "AddPartitions",
+    "Backoff",
+    "CommitOffsets",
+    "DescribeTxn",
+    "EndTxn",
+    "FindOutcome",
     "Grant",
     "GroupPartition",
     "IllegalStepError",
-    "Join",
+    "InitProducerId",
     "Line",
-    "Look",
     "Member",
-    "Note",
     "Phase",
+    "Produce",
     "Reading",
     "Refuse",
     "Request",
-    "Rest",
-    "Slot",
+    "RetryLater",
+    "Transaction",
+    "TransactionalId",
     "Unit",
     "Units",
     "outcome_of",

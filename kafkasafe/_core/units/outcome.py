@@ -13,7 +13,7 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
-    """Whether a transaction was committed; None where that cannot be told from this.
+    """Whether a transaction was committed; None where this does not say.
 
     Asked about is what was written last under the grant: nothing is begun under it before the outcome is durable.
 
@@ -22,15 +22,15 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         state: As described.
         producer_id: As described.
         epoch: As described.
-        own: Nobody else uses the transactional id.
+        own: No other producer uses the transactional id.
     """
     if producer_id != grant.producer_id or epoch != grant.epoch + 1:
         return None
     if grant.protocol >= 2 and state in _COMMITTED:
-        # Its end gave the next epoch. A higher one has had a life of its own since.
+        # Its end gave the next epoch. With a higher one, other transactions came after it.
         return True
     if own and state in _ABORTED:
         # With protocol 1 it timed out, or was fenced while it was open. A commit leaves the epoch there, and may be an
-        # earlier one's. Of a name of the user's the one that may go on under it is asked for behind a fence.
+        # earlier one's. Of a name of the user's, the outcome is asked for after InitProducerId.
         return False
     return None

@@ -1,4 +1,4 @@
-"""Units that share a transaction, as long as they do: in their places stands one that is all of them."""
+"""Which units share a transaction."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.units.order import Order
-from kafkasafe._core.units.terms import GroupPartition, Line, Reading, Unit
+from kafkasafe._core.units.order import Lines
+from kafkasafe._core.units.terms import Grant, GroupPartition, Line, Reading
+from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
 
-__all__ = ["MOST", "Together"]
+__all__ = ["MOST", "Sharing", "transaction_of"]
 
 MOST: Final = 128
 """So many units share a transaction at most."""
@@ -21,17 +22,20 @@ _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
 
 
-class Together(Order):
-    """What is in line, and what of it goes together.
+class Sharing:
+    """Chooses the units that share a transaction.
 
-    Whoever goes in line behind a unit that shares a transaction finds the whole there, which is in all lines of its
-    units, with nothing between them. So what is true of the order of single units is true of it.
+    Args:
+        lines: Where they stand.
+        most: How many share one at most.
     """
 
-    _most: int
+    def __init__(self, lines: Lines, most: int) -> None:
+        self._lines = lines
+        self._most = most
 
-    def _gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
-        """The unit whose turn it is, and those right behind it that may share its transaction, in order.
+    def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
+        """The unit whose turn it is, and those right after it that may share its transaction, in order.
 
         Args:
             unit: Nothing that waits stands before it.
@@ -43,22 +47,23 @@ class Together(Order):
             return found
         room = _MOST_BYTES - _size(unit)
         members = _Members(unit)
-        lines: dict[Line, Iterator[Unit]] = {}
-        heads: dict[Line, Unit | None] = {}
-        ahead: set[Unit] = set()
+        lines: dict[Line, Iterator[Entry]] = {}
+        heads: dict[Line, Entry | None] = {}
+        ahead: set[Entry] = set()
         for at in unit.lines:
-            lines[at] = iter(self._lines[at])
+            lines[at] = self._lines.at(at)
             while (each := next(lines[at])) is not unit:
                 ahead.add(each)
             heads[at] = next(lines[at], None)
         while len(found) < most:
-            behind = [head for head in heads.values() if head is not None]
-            if not behind:
+            heads_left = [head for head in heads.values() if head is not None]
+            if not heads_left:
                 break
-            other = min(behind, key=lambda head: head.number)
-            fellows = _fellows(other, self._most)
+            other = min(heads_left, key=lambda head: head.number)
+            fellows = _fellows(other, self._most) if isinstance(other, Unit) else 0
             if (
-                _size(other) <= room
+                isinstance(other, Unit)
+                and _size(other) <= room
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
@@ -74,7 +79,7 @@ class Together(Order):
                 room -= _size(other)
                 for at in other.lines:
                     if at not in lines:
-                        lines[at] = iter(self._lines[at])
+                        lines[at] = self._lines.at(at)
                         while next(lines[at]) is not other:
                             pass
                     heads[at] = next(lines[at], None)
@@ -84,57 +89,24 @@ class Together(Order):
                     heads[at] = None
         return found
 
-    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Unit]) -> bool:
+    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
         """Nothing stands before it there but these."""
         return all(
-            each in ahead for each in itertools.takewhile(lambda each: each is not other, self._lines[line])
+            each in ahead
+            for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
         )
 
-    def _lead(self, units: Sequence[Unit]) -> Unit:
-        """They share a transaction from here on: what stands for all of them, in their places."""
-        first = units[0]
-        if len(units) == 1:
-            return first
-        whole = Unit(
-            first.number,
-            first.unit_id,
-            first.transactional_id,
-            _newest_offsets(units),
-            {line: reading for each in units for line, reading in each.readings.items()},
-            batches=[batch for each in units for batch in each.batches],
-            durable=True,
-            phase=first.phase,
-            together=tuple(units),
-        )
-        for each in units:
-            each.within = whole
-            for mine, all_of_them in (
-                (each.sequences, whole.sequences),
-                (each.places, whole.places),
-                (each.epochs, whole.epochs),
-            ):
-                all_of_them.update(mine)
-            each.sequences, each.places, each.epochs = whole.sequences, whole.places, whole.epochs
-        for at in whole.lines:
-            line = self._lines[at]
-            mine_here = [each for each in units if at in each.lines]
-            line[line.index(mine_here[0])] = whole
-            for each in mine_here[1:]:
-                line.remove(each)
-        return whole
 
-    def _part(self, whole: Unit) -> None:
-        """Each goes by itself again, in its place."""
-        for at in whole.lines if whole.together else ():
-            line = self._lines[at]
-            index = line.index(whole)
-            del line[index]
-            for each in reversed(whole.together):
-                if at in each.lines:
-                    line.insert(index, each)
-        for each in whole.together:
-            each.within = None
-            each.sequences, each.places, each.epochs = {}, {}, {}
+def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
+    """What stands for these units from here on."""
+    if len(units) == 1:
+        [unit] = units
+        offsets, readings, batches = unit.offsets, unit.readings, unit.batches
+    else:
+        offsets = _newest_offsets(units)
+        readings = {line: reading for each in units for line, reading in each.readings.items()}
+        batches = [batch for each in units for batch in each.batches]
+    return Transaction(tuple(units), tid, grant, offsets, readings, batches, units[0].phase)
 
 
 class _Members:

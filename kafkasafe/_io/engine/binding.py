@@ -84,7 +84,7 @@ class Binding:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
         else:
             self._ground.cluster.move(cluster_id)
-        self._ground.cluster_id = cluster_id
+        self._ground.bind(cluster_id)
         self._astray_since = self._ledger.wrong_cluster = None
         if bound is not None and bound != cluster_id:
             self._log.warning(
@@ -100,7 +100,7 @@ class Binding:
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
         """These brokers get nothing: at the first contact the producer ends, later it waits for its own cluster."""
         if self._ground.cluster_id is None:
-            self._ground.stranger = WrongClusterError(message)
+            self._ground.meet_stranger(WrongClusterError(message))
         else:
             self._go_astray(cluster_id, later or message)
 

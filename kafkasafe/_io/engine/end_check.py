@@ -106,9 +106,8 @@ class EndCheck(Steps):
             return
         if result.offset <= check.last_acked_offset:
             return
-        if lane.unproven.get(check.destination) == check.last_acked_offset:
+        if not lane.checks.report_unproven(check.destination, check.last_acked_offset):
             return
-        lane.unproven[check.destination] = check.last_acked_offset
         evidence = (
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
             f" was elected, and the log begins at {result.offset}"
@@ -137,7 +136,7 @@ class EndCheck(Steps):
         if self._idle:
             if self._elected:
                 # As if nobody had looked at this election yet: later checks of an idle partition ask less.
-                self._lane.epochs.pop(self._check.destination, None)
+                self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._ground.lanes and not self._ground.closing:
             # Callers wait for the answer: the leader may have moved.
             self._lane.journal.check_failed(self._check, code=trouble(result)[0])

@@ -116,7 +116,7 @@ class Endings:
             self._disk.drop(parcel)
             finished.append(parcel)
         with self._ledger.lock:
-            self._ground.last_progress = self._ground.clock.monotonic()
+            self._ground.progressed()
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)

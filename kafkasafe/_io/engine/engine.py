@@ -345,7 +345,7 @@ class Engine:
         while (
             not self._ground.abandon
             and not lane.held
-            and self._ground.clock.monotonic() >= lane.unreadable_until
+            and self._ground.clock.monotonic() >= lane.reads.unreadable_until
         ):
             if lane.journal.at_rest and not lane.undivided:
                 self._losses.publish_doubted(lane)
@@ -389,7 +389,7 @@ class Engine:
                 self._transactor.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
-                and not lane.producer_id_wanted
+                and not lane.producer_id.is_open
                 and (lane.own or lane.journal.views.unfinished)
             ):
                 self._sender.want_producer_id(lane)

@@ -120,6 +120,18 @@ class Ground:
         """The fate of a batch came nearer."""
         self.last_progress = self.clock.monotonic()
 
+    def pause(self, until: float) -> None:
+        """A pause is under way that ends then, monotonic seconds."""
+        self.pause_until = max(self.pause_until, until)
+
+    def bind(self, cluster_id: str) -> None:
+        """The brokers are of this cluster, and the spool directory is too."""
+        self.cluster_id = cluster_id
+
+    def meet_stranger(self, error: WrongClusterError) -> None:
+        """The brokers are of another cluster than the spool directory: the producer ends."""
+        self.stranger = error
+
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
         """When a caller that waits for deliveries since `began` gives up, monotonic seconds.
 

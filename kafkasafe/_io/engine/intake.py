@@ -204,12 +204,11 @@ class Intake:
         if not divides and not lane.undivided:
             return False
         # What could not be read the journal may have named again, or given up.
-        unique = {divide.batch.handle: divide for divide in (*lane.undivided, *divides)}
+        unique = {divide.batch.handle: divide for divide in (*lane.reads.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
-        lane.undivided = []
         stuck: list[j.Divide] = []
         if lane.divided_bytes or lane.room_at > self._ground.clock.monotonic():
-            lane.undivided = todo
+            lane.reads.leave(todo)
             return False
         stopped = {
             destination
@@ -242,9 +241,9 @@ class Intake:
                 continue
             except SpoolError as error:
                 stuck += todo[index:]
-                lane.read_attempt += 1
-                pause_s = self._ground.backoff.pause_s(lane.read_attempt)
-                lane.unreadable_until = self._ground.clock.monotonic() + pause_s
+                attempt = lane.reads.fail()
+                pause_s = self._ground.backoff.pause_s(attempt)
+                lane.reads.wait(self._ground.clock.monotonic() + pause_s)
                 self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
                 self._log.seldom(
                     logging.WARNING,
@@ -254,22 +253,22 @@ class Intake:
                     lane.name,
                     error,
                     lane=lane.name,
-                    attempt=lane.read_attempt,
+                    attempt=attempt,
                     error=type(error).__name__,
                 )
                 break
-            lane.read_attempt = 0
-        lane.undivided = stuck
+            lane.reads.succeed()
+        lane.reads.leave(stuck)
         if progress:
-            lane.room_attempt = 0
+            lane.reads.find_room()
             if lane.to_divide_bytes and not lane.journal.views.has_unchosen:
                 self._disk.count_to_divide(lane)
         return progress
 
     def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
         """There is no room for the next division: it is looked again after a pause, or when a segment goes."""
-        lane.room_attempt += 1
-        pause_s = self._ground.backoff.pause_s(lane.room_attempt)
+        attempt = lane.reads.miss_room()
+        pause_s = self._ground.backoff.pause_s(attempt)
         lane.room_at = self._ground.clock.monotonic() + pause_s
         self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
         topic, partition = lane.journal.views.address(waiting[0].batch.destination)
@@ -286,7 +285,7 @@ class Intake:
                 f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.message}), and the volume has no"
                 f" room for its parts. Free {missing:,} bytes and it goes on"
             )
-        self._disk.has_no_room(lane, why, lane.room_attempt)
+        self._disk.has_no_room(lane, why, attempt)
 
     def _divide(self, lane: Lane, divide: j.Divide) -> int:
         """Divide one batch, and return 0; or how much room is missing for it."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
+from kafkasafe._io.engine.copying import Copying
+from kafkasafe._io.engine.handover import Handover
+from kafkasafe._io.engine.loss_checks import LossChecks
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.engine.producer_id import ProducerIdRequest
+from kafkasafe._io.engine.reads import Reads
 from kafkasafe._io.lanes import LaneLock
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
@@ -39,52 +45,42 @@ class Lane:
     """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
     held_back: bool = False
     """It was reported that something of it waits for what other lanes owe."""
-    idle: bool = False
-    """It is wanted back, and nothing of it was on its way when that was looked at last."""
-    producer_id_wanted: bool = False
-    producer_id_failures: int = 0
+    handover: Handover = field(default_factory=Handover)
+    producer_id: ProducerIdRequest = field(default_factory=ProducerIdRequest)
     released_at: int = -1
     """The release position when it was last looked what can be deleted."""
     released_excess: int = 0
     """By how many bytes it was more than half full then, without what was deleted; less than 0: it was not."""
-    copy_before: int = -1
-    """What waits in front of this position is being copied forward; -1: nothing is."""
-    looked_bytes: int = 0
-    """How large the log was when it was last looked what is worth being copied."""
-    look_at: float = 0.0
-    """When it is looked again though it did not grow, monotonic seconds."""
-    epochs: dict[int, int] = field(default_factory=dict)
-    """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
-    unproven: dict[int, int] = field(default_factory=dict)
-    """Last acknowledged offset by destination, when it was last reported that nothing proves it any more."""
+    copying: Copying = field(default_factory=Copying)
+    checks: LossChecks = field(default_factory=LossChecks)
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
     """What a failing disk does not take, in the order in which it is tried again."""
     write_attempt: int = 0
     retry_at: float = 0.0
     stopped: dict[int, float] = field(default_factory=dict)
     """Destinations whose next batch is damaged on disk, and when it is looked at again."""
-    undivided: list[j.Divide] = field(default_factory=list)
-    """What could not be read when it was to be divided, or has no room for that yet."""
+    reads: Reads = field(default_factory=Reads)
     divided_bytes: int = 0
     """Of batches that were divided, what is not on disk yet."""
     to_divide_bytes: int = 0
     """What is on disk and waits for its partitions; counted anew when segments go."""
     room_at: float = 0.0
     """When it is looked again whether a division has room, monotonic seconds."""
-    room_attempt: int = 0
-    read_attempt: int = 0
-    unreadable_until: float = 0.0
 
     @property
     def held(self) -> bool:
         """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
         return bool(self.unwritten) and any(unit.marks or unit.after for unit in self.unwritten)
 
+    @property
+    def undivided(self) -> Sequence[j.Divide]:
+        """What could not be read when it was to be divided, or has no room for that yet."""
+        return self.reads.undivided
+
     def bind(self, cluster_id: str, assumed: str | None) -> None:
         """A cluster answers (see `Journal.bind`): what is known of another one goes."""
         if self.journal.bind(cluster_id, assumed=assumed):
-            self.epochs.clear()
-            self.unproven.clear()
+            self.checks.clear()
 
     def stands(self) -> None:
         """Its lock says where it stands now, after it was displaced."""

@@ -415,11 +415,9 @@ class LaneKeeper:
                 continue
             wanted = self._ground.directory.wanted(lane.lock.number)
             lane.journal.halt(halted=wanted or self._config.decide is not None)
-            # The second time: what was answered since the first is on disk by now.
             idle = wanted and not lane.journal.views.in_flight and not lane.unwritten
-            if idle and lane.idle:
+            if lane.handover.look(idle=idle):
                 self._hand_over(lane)
-            lane.idle = idle
         self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
 
     def _hand_over(self, lane: Lane) -> None:

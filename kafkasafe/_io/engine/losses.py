@@ -218,9 +218,7 @@ class LossWatch:
                 if info is None or info.error_code or partition not in info.partitions:
                     continue
                 epoch = info.partitions[partition].leader_epoch
-                before = lane.epochs.get(destination)
-                lane.epochs[destination] = epoch
-                if before is None or epoch > before:
+                if lane.checks.see_leader(destination, epoch):
                     elected = 0 <= lane.journal.views.leader_epoch(destination) < epoch
                     self._check_end(lane, destination, last_acked_offset, elected=elected)
 

@@ -282,7 +282,7 @@ class UnitDue:
     """The pause before a unit's next try is over."""
 
     lane: Lane
-    action: u.Request | u.Rest
+    action: u.Request | u.Backoff
 
 
 @dataclass(frozen=True, slots=True)

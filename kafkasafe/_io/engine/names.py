@@ -46,6 +46,20 @@ class RefusedName:
     group: str
     told: bool = False
 
+    def begin_again(self, now: float) -> None:
+        """Another answer came, or none: how long it lasts is counted from now on."""
+        self.counted_from = now
+
+    def repeat(self, now: float, reason: str) -> None:
+        """The same answer came again. Where none came for long in between, how long it lasts is counted from now on."""
+        if now - self.last_at > SILENCE_S:
+            self.counted_from = now
+        self.last_at, self.reason = now, reason
+
+    def report(self) -> None:
+        """It was reported."""
+        self.told = True
+
     def waiting(self, lane: Lane) -> list[u.Unit]:
         """What waits for it. From any thread."""
         return [
@@ -77,20 +91,18 @@ class RefusedNames:
         of_place = code in DESTINATION_CODES and _is_of_offsets(action)
         if code is None or not (code in _CODES or of_place):
             if found is not None:
-                found.counted_from = now
+                found.begin_again(now)
             return False
-        of = "" if _of_pool(lane, action) else action.slot.transactional_id
+        of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
             lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
             return False
-        if now - found.last_at > SILENCE_S:
-            found.counted_from = now
-        found.last_at, found.reason = now, reason
+        found.repeat(now, reason)
         limit_s = self._ground.config.blocked_timeout_s if of_place else None
         if not found.told and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
-            found.told = True
+            found.report()
             self._tell(lane, name, found, limit_s)
         return limit_s is not None and now - found.counted_from >= limit_s
 
@@ -115,7 +127,7 @@ class RefusedNames:
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """A request was answered without an error."""
-        if not lane.refused_names or not isinstance(action, (u.Fence, u.Note)):
+        if not lane.refused_names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         name, _ = _name(lane, action)
         found = lane.refused_names.pop(name, None)
@@ -157,21 +169,21 @@ def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[R
 
 
 def _of_pool(lane: Lane, action: u.Request) -> bool:
-    return lane.journal.units.is_own(action.slot.transactional_id)
+    return lane.journal.units.is_own(action.tid.name)
 
 
 def _is_of_offsets(action: u.Request) -> bool:
     """Whether it writes offsets of the user's. The marker is one as well where a unit has nothing else."""
-    return isinstance(action, u.Note) and (action.index >= 0 or not action.unit.batches)
+    return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
     """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
-    if isinstance(action, u.Note) and action.index >= 0:
-        group = action.unit.offsets[action.index].group
+    if isinstance(action, u.CommitOffsets) and action.index >= 0:
+        group = action.transaction.offsets[action.index].group
         return f"group {group}", group
-    kind = "group" if isinstance(action, u.Note) else "transactional id"
-    name = action.slot.transactional_id
+    kind = "group" if isinstance(action, u.CommitOffsets) else "transactional id"
+    name = action.tid.name
     if _of_pool(lane, action):
         return f"{kind} {name.rpartition('-')[0]}-*", ""
     return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""

@@ -158,7 +158,7 @@ class Outlet:
         address, node = (message.topic, message.partition), message.node
         self._reaching.discard(address if node == _NOWHERE else node)
         if isinstance(message.answer, t.Reached):
-            self._link(message.answer.node).ready = True
+            self._link(message.answer.node).open()
             self._disk.keeps = True
             self.find_leaders()
             nowhere = self._turns.get(_NOWHERE)
@@ -169,7 +169,7 @@ class Outlet:
             return ()
         if node == _NOWHERE:
             return [address] if address in self._held else ()
-        self._link(node).ready = False
+        self._link(node).close()
         if not any(link.ready for link in self._links.values()):
             self._disk.cannot_send()
         return list(self._turns.get(node, ()))

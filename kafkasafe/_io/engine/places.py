@@ -72,6 +72,15 @@ class _Trouble:
     next_at: float = 0.0
     attempts: int = 0
 
+    def fail(self) -> int:
+        """It could not be put where it belongs. Returns how often that was so."""
+        self.attempts += 1
+        return self.attempts
+
+    def wait(self, until: float) -> None:
+        """It is tried again at this time."""
+        self.next_at = until
+
 
 class PlaceKeeper:
     """See the module."""
@@ -214,9 +223,8 @@ class PlaceKeeper:
         return True
 
     def _failed(self, lane: Lane, trouble: _Trouble, error: SpoolError) -> None:
-        trouble.attempts += 1
-        pause_s = self._ground.backoff.pause_s(trouble.attempts)
-        trouble.next_at = self._ground.clock.monotonic() + pause_s
+        pause_s = self._ground.backoff.pause_s(trouble.fail())
+        trouble.wait(self._ground.clock.monotonic() + pause_s)
         if lane.own:
             self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
         at = lane.lock.found_at

@@ -47,7 +47,7 @@ class RoomKeeper:
         if not self._needs_room(lane):
             return
         batches = lane.journal.to_move(
-            lane.copy_before, min(_PORTION_BYTES, self._config.spool_segment_bytes // 2)
+            lane.copying.before, min(_PORTION_BYTES, self._config.spool_segment_bytes // 2)
         )
         size = sum(batch.size_bytes for batch in batches)
         if (
@@ -55,13 +55,12 @@ class RoomKeeper:
             or lane.spool.used_bytes + size > self._config.spool_max_bytes
             or self._ledger.free < size + FREE_BYTES
         ):
-            lane.copy_before = -1
+            lane.copying.stop()
             return
         if not self._copy(lane, batches):
-            lane.copy_before = -1
-            lane.look_at = self._ground.clock.monotonic() + _AFTER_FAILURE_S
-        elif lane.journal.views.release_position >= lane.copy_before:
-            lane.copy_before = -1
+            lane.copying.fail(self._ground.clock.monotonic() + _AFTER_FAILURE_S)
+        elif lane.journal.views.release_position >= lane.copying.before:
+            lane.copying.stop()
         else:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
@@ -86,18 +85,18 @@ class RoomKeeper:
 
     def _needs_room(self, lane: Lane) -> bool:
         """Whether something is to be copied; looked at when much was written since, or a while ago."""
-        if lane.copy_before >= 0:
+        if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes
         segment = self._config.spool_segment_bytes
         limit = self._config.spool_max_bytes - segment
         now = self._ground.clock.monotonic()
         if 2 * used <= limit:
-            lane.looked_bytes = 0
+            lane.copying.forget_size()
             return False
-        if now < lane.look_at and used < lane.looked_bytes + segment // 8:
+        if not lane.copying.is_due(now, used, segment // 8):
             return False
-        lane.looked_bytes, lane.look_at = used, now + _LOOK_EVERY_S
+        lane.copying.look(used, now + _LOOK_EVERY_S)
         segments = lane.spool.segments
         held = lane.journal.views.held_position
         closed = [
@@ -105,10 +104,10 @@ class RoomKeeper:
             for segment, following in itertools.pairwise(segments)
             if following[1] <= held
         ]
-        lane.copy_before = forward.copy_before(
-            closed, lane.journal.views.pinned(), used_bytes=used, limit_bytes=limit
+        lane.copying.begin(
+            forward.copy_before(closed, lane.journal.views.pinned(), used_bytes=used, limit_bytes=limit)
         )
-        return lane.copy_before >= 0
+        return lane.copying.is_under_way
 
     def _copy(self, lane: Lane, batches: list[j.Batch]) -> bool:
         """Write them once more, durably; whether that went well."""

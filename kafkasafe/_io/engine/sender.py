@@ -336,7 +336,7 @@ class Sender:
                 self._waiting[address] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
-            self._ground.pause_until = max(self._ground.pause_until, self._ground.clock.monotonic() + pause_s)
+            self._ground.pause(self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
         # Without brokers the transport says why none can be used. A line for each partition would repeat it.
@@ -377,7 +377,7 @@ class Sender:
 
     def want_producer_id(self, lane: Lane) -> None:
         """Ask for a producer id; the answer comes as `ProducerIdAnswered`."""
-        lane.producer_id_wanted = True
+        lane.producer_id.ask()
         self._ground.cluster.init_producer_id(
             lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))
         )
@@ -385,12 +385,11 @@ class Sender:
     def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
         """The answer to a request for a producer id."""
         if isinstance(result, t.ProducerIdGranted):
-            lane.producer_id_wanted = False
-            lane.producer_id_failures = 0
+            lane.producer_id.granted()
             self._ground.progressed()
             lane.journal.granted(result.producer_id, result.epoch)
             return
-        lane.producer_id_failures += 1
+        lane.producer_id.failed()
         self._log.seldom(
             logging.INFO,
             "no_producer_id",
@@ -398,8 +397,8 @@ class Sender:
             "No producer id yet: %s",
             text(result.error),
             lane=lane.name,
-            attempt=lane.producer_id_failures,
+            attempt=lane.producer_id.failures,
             error=type(result.error).__name__,
         )
-        pause_s = self._ground.backoff.pause_s(lane.producer_id_failures)
+        pause_s = self._ground.backoff.pause_s(lane.producer_id.failures)
         self._ground.timer(pause_s, ProducerIdDue(lane))

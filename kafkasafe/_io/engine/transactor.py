@@ -61,38 +61,40 @@ class Transactor:
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
         """Requests go out; answers come back as `UnitAnswered`."""
-        appends: list[u.Append] = []
+        appends: list[u.Produce] = []
         for action in actions:
-            if isinstance(action, u.Append):
+            if isinstance(action, u.Produce):
                 appends.append(action)
                 continue
             if appends:
                 self._append(lane, appends)
                 appends = []
             match action:
-                case u.Fence():
+                case u.InitProducerId():
                     self._fence(lane, action)
-                case u.Join():
-                    places = [lane.journal.views.address(number) for number in action.unit.destinations]
+                case u.AddPartitions():
+                    places = [
+                        lane.journal.views.address(number) for number in action.transaction.destinations
+                    ]
                     self._ground.cluster.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
-                case u.Note():
+                case u.CommitOffsets():
                     self._note(lane, action)
-                case u.End():
+                case u.EndTxn():
                     self._ground.cluster.end_transaction(
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
-                case u.Look():
+                case u.DescribeTxn():
                     self._ground.counters["atomic_batches_asked"] += 1
                     self._ground.cluster.describe_transaction(
-                        action.slot.transactional_id, self._then(lane, action, "described")
+                        action.tid.name, self._then(lane, action, "described")
                     )
-                case u.Ask():
+                case u.FindOutcome():
                     self._ask(lane, action)
                 case u.Refuse(unit):
                     self._refuse(lane, unit)
-                case u.Again():
+                case u.RetryLater():
                     self._pause(lane, action)
         if appends:
             self._append(lane, appends)
@@ -100,27 +102,23 @@ class Transactor:
     def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[Any], None]:
         return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
 
-    def _identity(self, action: u.Join | u.Note | u.End | u.Append) -> x.TransactionIdentity:
-        grant = action.unit.grant
-        if grant is None:
-            raise AssertionError(f"{action.unit} has no grant")
-        return x.TransactionIdentity(
-            action.slot.transactional_id, grant.producer_id, grant.epoch, grant.protocol
-        )
+    def _identity(
+        self, action: u.AddPartitions | u.CommitOffsets | u.EndTxn | u.Produce
+    ) -> x.TransactionIdentity:
+        grant = action.transaction.grant
+        return x.TransactionIdentity(action.tid.name, grant.producer_id, grant.epoch, grant.protocol)
 
-    def _fence(self, lane: Lane, action: u.Fence) -> None:
+    def _fence(self, lane: Lane, action: u.InitProducerId) -> None:
         kept = action.keep
         if kept is None:
             self._init(lane, action, None)
             return
         # What it has open is its own. InitProducerId would abort that under a newer epoch, which looks as if somebody
         # else had taken the id over.
-        keep = x.TransactionIdentity(
-            action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
-        )
+        keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
-    def _aborted(self, lane: Lane, action: u.Fence, answer: x.TransactionEnded) -> None:
+    def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
         """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
@@ -135,21 +133,19 @@ class Transactor:
             self._init(
                 lane,
                 action,
-                x.TransactionIdentity(
-                    action.slot.transactional_id, kept.producer_id, kept.epoch, kept.protocol
-                ),
+                x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol),
             )
 
-    def _init(self, lane: Lane, action: u.Fence, keep: x.TransactionIdentity | None) -> None:
+    def _init(self, lane: Lane, action: u.InitProducerId, keep: x.TransactionIdentity | None) -> None:
         self._ground.cluster.init_transactional_id(
-            action.slot.transactional_id,
+            action.tid.name,
             self._config.transaction_timeout_ms,
             self._then(lane, action, "fenced"),
             keep=keep,
         )
 
-    def _append(self, lane: Lane, appends: Sequence[u.Append]) -> None:
-        requests: list[t.ProduceRequest[u.Append]] = []
+    def _append(self, lane: Lane, appends: Sequence[u.Produce]) -> None:
+        requests: list[t.ProduceRequest[u.Produce]] = []
         for action in appends:
             batch = action.batch
             topic, partition = lane.journal.views.address(batch.destination)
@@ -160,7 +156,8 @@ class Transactor:
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    lane.journal.units.give_up(batch.unit or action.unit, j.DAMAGED, str(error))
+                    unit = batch.unit or action.transaction.units[0]
+                    lane.journal.units.give_up(unit, j.DAMAGED, str(error))
                 else:
                     self._failed(lane, action, None, str(error), sent=False)
                 continue
@@ -186,7 +183,7 @@ class Transactor:
 
     # -- offsets of groups, the marker among them ------------------------------------------------------------------
 
-    def _note(self, lane: Lane, action: u.Note) -> None:
+    def _note(self, lane: Lane, action: u.CommitOffsets) -> None:
         identity = self._identity(action)
         if identity.protocol < 2:
             self._ground.cluster.add_offsets_to_transaction(
@@ -196,21 +193,21 @@ class Transactor:
             self._commit_offsets(lane, action)
 
     @staticmethod
-    def _group(action: u.Note) -> str:
+    def _group(action: u.CommitOffsets) -> str:
         if action.index < 0:
-            return marker_group(action.slot.transactional_id)
-        return action.unit.offsets[action.index].group
+            return marker_group(action.tid.name)
+        return action.transaction.offsets[action.index].group
 
-    def _commit_offsets(self, lane: Lane, action: u.Note) -> None:
-        unit = action.unit
+    def _commit_offsets(self, lane: Lane, action: u.CommitOffsets) -> None:
+        transaction = action.transaction
         member = x.NO_MEMBER
         if action.index < 0:
-            place = self._marker_place(lane, unit)
+            place = self._marker_place(lane, transaction)
             if place is None:
-                raise AssertionError(f"{unit} has nothing to be delivered")
-            offsets = {place: x.OffsetToCommit(0, unit.unit_id.hex())}
+                raise AssertionError(f"{transaction} has nothing to be delivered")
+            offsets = {place: x.OffsetToCommit(0, transaction.unit_id.hex())}
         else:
-            given = unit.offsets[action.index]
+            given = transaction.offsets[action.index]
             offsets = {
                 (at.topic, at.partition): x.OffsetToCommit(at.offset, at.metadata, at.leader_epoch)
                 for at in given.positions
@@ -235,63 +232,64 @@ class Transactor:
         return code, f"the offset of {topic}-{partition}"
 
     @staticmethod
-    def _marker_place(lane: Lane, unit: u.Unit) -> tuple[str, int] | None:
+    def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
         """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
-        if unit.batches:
-            return lane.journal.views.address(unit.batches[0].destination)
-        first = next((at for each in unit.offsets for at in each.positions), None)
+        if transaction.batches:
+            return lane.journal.views.address(transaction.batches[0].destination)
+        first = next((at for each in transaction.offsets for at in each.positions), None)
         return None if first is None else (first.topic, first.partition)
 
     # -- the outcome -----------------------------------------------------------------------------------------------
 
-    def _ask(self, lane: Lane, action: u.Ask) -> None:
+    def _ask(self, lane: Lane, action: u.FindOutcome) -> None:
         if action.by_log:
             self._look_into_log(lane, action)
             return
-        place = self._marker_place(lane, action.unit)
+        place = self._marker_place(lane, action.transaction)
         if place is None:
             # All of it is damaged on disk: whether it was committed nobody can tell any more, and it is given up.
             lane.journal.units.told(action, committed=False)
             return
         self._ground.cluster.committed_offset(
-            marker_group(action.slot.transactional_id), *place, self._then(lane, action, "marker")
+            marker_group(action.tid.name), *place, self._then(lane, action, "marker")
         )
 
     @staticmethod
-    def _outcome(action: u.Look, answer: x.TransactionDescribed | t.Failure) -> bool | None:
+    def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed | t.Failure) -> bool | None:
         """None also before Kafka 3.0, and without an answer: the marker tells it then, behind a fence."""
-        grant = action.unit.grant
-        if grant is None or isinstance(answer, t.Failure) or answer.error_code:
+        grant = action.transaction.grant
+        if isinstance(answer, t.Failure) or answer.error_code:
             return None
-        own = not action.unit.transactional_id
+        own = not action.transaction.transactional_id
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
-    def _look_into_log(self, lane: Lane, action: u.Ask) -> bool:
+    def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
         """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
-        unit = action.unit
-        batch = next((each for each in unit.batches if unit.places.get(each.handle, -1) >= 0), None)
+        transaction, places = action.transaction, action.transaction.places
+        batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
         if batch is None:
             return False
         topic, partition = lane.journal.views.address(batch.destination)
         self._ground.cluster.fetch_records(
             topic,
             partition,
-            unit.places[batch.handle],
+            places[batch.handle],
             _EVIDENCE_BYTES,
             self._then(lane, action, "log"),
             isolation_level=1,
         )
         return True
 
-    def _judge_log(self, lane: Lane, action: u.Ask, answer: t.RecordsFetched) -> None:
-        unit, grant = action.unit, action.unit.grant
-        batch = next(each for each in unit.batches if unit.places.get(each.handle, -1) >= 0)
-        place = unit.places[batch.handle]
+    def _judge_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
+        transaction, grant = action.transaction, action.transaction.grant
+        places = transaction.places
+        batch = next(each for each in transaction.batches if places.get(each.handle, -1) >= 0)
+        place = places[batch.handle]
         ours = aborted = False
         found = next(codec.iter_headers(bytes(answer.records)), None)
-        if found is not None and grant is not None:
+        if found is not None:
             header = found[1]
-            it = (grant.producer_id, grant.epoch, unit.sequences.get(batch.handle, -1), place)
+            it = (grant.producer_id, grant.epoch, transaction.sequences.get(batch.handle, -1), place)
             ours = it == (
                 header.producer_id,
                 header.producer_epoch,
@@ -319,17 +317,17 @@ class Transactor:
     def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
         """What became of a request."""
         units = lane.journal.units
-        if isinstance(action, u.Look):
+        if isinstance(action, u.DescribeTxn):
             units.described(action, self._outcome(action, answer))
             return
         if isinstance(answer, t.Failure):
-            if isinstance(action, u.Fence) and answer.sent:
+            if isinstance(action, u.InitProducerId) and answer.sent:
                 units.unanswered(action, ended=step == "aborted")
             self._failed(
                 lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
             )
             return
-        if step == "aborted" and isinstance(action, u.Fence):
+        if step == "aborted" and isinstance(action, u.InitProducerId):
             self._aborted(lane, action, answer)
             return
         code = answer.error_code
@@ -351,40 +349,40 @@ class Transactor:
             # That says nothing of the offsets yet.
             self._names.accepted(lane, action)
         match action, step:
-            case u.Fence(), _:
+            case u.InitProducerId(), _:
                 identity = answer.identity
                 units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
-                self._ledger.name_answered(action.slot.transactional_id)
-            case u.Join(), _:
+                self._ledger.name_answered(action.tid.name)
+            case u.AddPartitions(), _:
                 units.joined(action)
-            case u.Append(), _:
+            case u.Produce(), _:
                 topic, partition = lane.journal.views.address(action.batch.destination)
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
                         parcel.log_append_time = answer.log_append_time
                 units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
-            case u.Note(), "added":
+            case u.CommitOffsets(), "added":
                 self._commit_offsets(lane, action)
-            case u.Note(), _:
+            case u.CommitOffsets(), _:
                 units.noted(action)
-            case u.End(), _:
+            case u.EndTxn(), _:
                 after = answer.identity
                 units.ended(
                     action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
                 )
-            case u.Ask(), "marker":
-                ours = answer.offset >= 0 and answer.metadata == action.unit.unit_id.hex()
+            case u.FindOutcome(), "marker":
+                ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
-            case u.Ask(by_log=True), _:
+            case u.FindOutcome(by_log=True), _:
                 if not code:
                     self._judge_log(lane, action, answer)
                 elif code in _NOT_THERE:
                     units.told(action, committed=None)
                 else:
                     self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
-            case u.Ask(), _:
+            case u.FindOutcome(), _:
                 if code:
                     # It cannot say anything; the marker, which is not there, has said it.
                     units.told(action, committed=False)
@@ -405,28 +403,28 @@ class Transactor:
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
-        if isinstance(action, u.Fence):
-            self._name_failed(action.slot.transactional_id, code, reason)
-        if isinstance(action, (u.Append, u.Join)) and code is not None:
+        if isinstance(action, u.InitProducerId):
+            self._name_failed(action.tid.name, code, reason)
+        if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
             # What shares a transaction goes by itself from now on: then it shows whose destination it is.
-            alone = not action.unit.together
+            alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
                     lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
             if classify_code(code).refresh_metadata:
                 self._ground.refresh_topics(
-                    lane.journal.views.address(number)[0] for number in action.unit.destinations
+                    lane.journal.views.address(number)[0] for number in action.transaction.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
 
     @staticmethod
     def _refused(
-        lane: Lane, action: u.Append | u.Join, refused: Collection[tuple[str, int]]
+        lane: Lane, action: u.Produce | u.AddPartitions, refused: Collection[tuple[str, int]]
     ) -> Sequence[int]:
         """Whose error it is. The other partitions of the unit suffer from it, and `send` takes records for them."""
-        if isinstance(action, u.Append):
+        if isinstance(action, u.Produce):
             return [action.batch.destination]
-        destinations = list(action.unit.destinations)
+        destinations = list(action.transaction.destinations)
         return [each for each in destinations if lane.journal.views.address(each) in refused] or destinations
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
@@ -439,7 +437,7 @@ class Transactor:
 
     # -- pauses ----------------------------------------------------------------------------------------------------
 
-    def _pause(self, lane: Lane, again: u.Again) -> None:
+    def _pause(self, lane: Lane, again: u.RetryLater) -> None:
         backoff = self._ground.slow_backoff if again.slow else self._ground.backoff
         pause_s = backoff.pause_s(again.attempt)
         if again.code in _SOON and again.attempt <= 6:
@@ -462,7 +460,7 @@ class Transactor:
             pause_s=round(pause_s, 3),
             code=again.code,
         )
-        if isinstance(again.action, u.Rest):
+        if isinstance(again.action, u.Backoff):
             self._ground.emit(
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )

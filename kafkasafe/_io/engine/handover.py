@@ -1,0 +1,23 @@
+"""An adopted lane that another producer wants back."""
+
+from __future__ import annotations
+
+__all__ = ["Handover"]
+
+
+class Handover:
+    """It is handed over when it was idle twice in a row: what was answered before the first look is on disk by then."""
+
+    __slots__ = ("_was_idle",)
+
+    def __init__(self) -> None:
+        self._was_idle = False
+
+    def look(self, *, idle: bool) -> bool:
+        """Whether to hand the lane over now.
+
+        Args:
+            idle: It is wanted, nothing of it is on its way, and all of it is written.
+        """
+        was_idle, self._was_idle = self._was_idle, idle
+        return idle and was_idle
