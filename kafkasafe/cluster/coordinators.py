@@ -1,4 +1,4 @@
-"""The requests of `kafkasafe.cluster.transactions` as data, and what their answers mean: the same for every `Cluster`.
+"""Requests as data, and what their answers mean, the same for every `Cluster`: producer ids and transactions.
 
 A request is a name and fields as Kafka's protocol names them. `Coordinated._ask_coordinator` makes bytes of that and
 gives back something with the answer's fields as attributes.
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Failure, Reply
+from kafkasafe.cluster.api import Failure, ProducerIdGranted, Reply
 from kafkasafe.cluster.transactions import (
     NO_MEMBER,
     GroupMember,
@@ -76,7 +76,7 @@ class Question:
 
 
 class Coordinated:
-    """`Transactions` for a cluster that can ask a certain broker, or any."""
+    """`Transactions` and `init_producer_id` for a cluster that can ask a certain broker, or any."""
 
     def __init__(self) -> None:
         # Read and written by several threads, one whole value at a time.
@@ -85,6 +85,27 @@ class Coordinated:
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         """Asks one broker, or any: one reply, with what `Question.parse` made or a `Failure`."""
         raise NotImplementedError
+
+    # -- producer ids ------------------------------------------------------------------------------------------------
+
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
+        """See `Cluster`."""
+
+        def parse(response: Any) -> ProducerIdGranted:
+            code = response.error_code
+            if code:
+                raise kafka_errors.for_code(code)("InitProducerId")
+            if not _has_id(response):
+                raise kafka_errors.for_code(_COORDINATOR_LOADING)("InitProducerId answered no id")
+            return ProducerIdGranted(response.producer_id, response.producer_epoch)
+
+        fields = {
+            "transactional_id": None,
+            "transaction_timeout_ms": 2**31 - 1,
+            "producer_id": -1,
+            "producer_epoch": -1,
+        }
+        self._ask_coordinator(None, Question("InitProducerId", fields, parse, 0, 5), reply)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +177,7 @@ class Coordinated:
         def parse(response: Any) -> TransactionsInitialized:
             if response.error_code:
                 return TransactionsInitialized(response.error_code)
-            if response.producer_id < 0 or response.producer_epoch < 0:
+            if not _has_id(response):
                 return TransactionsInitialized(_COORDINATOR_LOADING)
             identity = TransactionIdentity(
                 transactional_id, response.producer_id, response.producer_epoch, protocols[-1]
@@ -361,6 +382,11 @@ class Coordinated:
 
         question = Question("DescribeTransactions", {"transactional_ids": [transactional_id]}, parse)
         self._through(TRANSACTION, transactional_id, question, reply, TransactionDescribed)
+
+
+def _has_id(response: Any) -> bool:
+    """Whether InitProducerId answered an id. A broker that just started may answer -1 without an error code."""
+    return bool(response.producer_id >= 0 and response.producer_epoch >= 0)
 
 
 def _signed(identity: TransactionIdentity) -> dict[str, Any]:

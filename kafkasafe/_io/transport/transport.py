@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest
 
 from kafkasafe._io import requests
 from kafkasafe._io.backoff import Backoff
@@ -25,7 +24,6 @@ from kafkasafe.cluster.api import (
     Failure,
     ProduceCallback,
     ProduceRequest,
-    ProducerIdGranted,
     Reached,
     Reply,
     TopicInfo,
@@ -180,36 +178,6 @@ class Transport(Questions):
             self._thread = self._net._io_thread
 
     # -- Requests ------------------------------------------------------------------------------------------------
-
-    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id.
-
-        Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`), and so is
-                a producer id of -1, which a broker answers right after its start.
-        """
-
-        def parse(response: Any) -> ProducerIdGranted:
-            if response.error_code:
-                raise error_of(response.error_code, "InitProducerId")
-            if response.producer_id < 0 or response.producer_epoch < 0:
-                raise error_of(14, "InitProducerId answered no id")
-            return ProducerIdGranted(response.producer_id, response.producer_epoch)
-
-        def make() -> KafkaCall:
-            request = InitProducerIdRequest(
-                transactional_id=None,
-                transaction_timeout_ms=2**31 - 1,
-                producer_id=-1,
-                producer_epoch=-1,
-                max_version=5,
-            )
-            return KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s)
-
-        self._post(
-            lambda: self._route_any(make, final=False, reply=reply),
-            not_sent(reply),
-        )
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """Asks any broker for all topics. They are not watched.

@@ -25,7 +25,6 @@ from kafkasafe.cluster.api import (
     ProduceCallback,
     ProduceReply,
     ProduceRequest,
-    ProducerIdGranted,
     ProducersDescribed,
     ProducerState,
     Reached,
@@ -63,7 +62,12 @@ class VirtualClient(Coordinated, Metadata):
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         def succeed(fields: Fields) -> None:
-            safely(reply, question.parse(namespace(fields)))
+            try:
+                result = question.parse(namespace(fields))
+            except Exception as error:
+                fail(error, sent=True)
+                return
+            safely(reply, result)
 
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
@@ -139,20 +143,6 @@ class VirtualClient(Coordinated, Metadata):
         self._do(lambda: route(False), fail)
 
     # -- writing -----------------------------------------------------------------------------------------------------
-
-    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            if fields["error_code"]:
-                safely(reply, Failure(kafka_errors.for_code(fields["error_code"])("InitProducerId"), True))
-            else:
-                safely(reply, ProducerIdGranted(fields["producer_id"], fields["producer_epoch"]))
-
-        message = Message(
-            transactional_id=None, transaction_timeout_ms=2**31 - 1, producer_id=-1, producer_epoch=-1
-        )
-        self._ask_any("InitProducerId", message, succeed, reply)
 
     def produce(
         self, requests: Sequence[ProduceRequest[Any]], acks: int, timeout_ms: int, reply: ProduceCallback[Any]
