@@ -27,6 +27,7 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
+from kafkasafe.cluster.versions import newest
 
 __all__ = ["Coordinated", "Node", "Question", "highest_produce", "lowest_produce"]
 
@@ -50,10 +51,10 @@ def lowest_produce(identity: TransactionIdentity | None) -> int:
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
-def highest_produce(identity: TransactionIdentity | None, newest: int) -> int:
+def highest_produce(identity: TransactionIdentity | None) -> int:
     """Newest version of Produce that does what the protocol of the batch's transaction says."""
     first = identity is not None and identity.protocol < _PROTOCOL_2
-    return min(newest, _LAST_PRODUCE_1) if first else newest
+    return newest("Produce", _LAST_PRODUCE_1) if first else newest("Produce")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ Real brokers cannot be made to give them, so the fake's own answers are changed.
 
 import pytest
 from doors import CURRENT, Door
+from rawclient import make_batch
 
-from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
 from kafkasafe.testing.fake import desk
 
 
@@ -34,6 +35,39 @@ def test_a_producer_id_of_minus_one_is_a_failure(door, change):
     answer = door.once(door.client.init_producer_id)
     assert isinstance(answer, Failure)
     assert (answer.code, answer.sent) == (14, True)
+
+
+def test_the_newest_version_of_each_request(door, change):
+    """The brokers speak later versions of some."""
+    versions = {}
+
+    def seen(api):
+        def noted(ask, answer):
+            versions[api] = ask.version
+            return answer
+
+        return noted
+
+    spoken = {
+        "DescribeProducers": 0,
+        "Fetch": 12,
+        "InitProducerId": 5,
+        "ListOffsets": 10,
+        "Metadata": 13,
+        "OffsetForLeaderEpoch": 4,
+        "Produce": 12,
+    }
+    for api in spoken:
+        change(api, seen(api))
+    topic, client = door.topic(), door.client
+    door.ask(client.list_offset, topic, 0, LATEST)
+    door.ask(client.fetch_records, topic, 0, 0, 1000)
+    door.ask(client.describe_producers, topic, 0)
+    door.ask(client.offset_for_leader_epoch, topic, 0, 0)
+    door.ask_id()
+    batch = ProduceRequest("token", topic, 0, make_batch(b"x", now_ms=door.now_ms))
+    door.once(lambda reply: client.produce([batch], -1, 30_000, lambda _, answer: reply(answer)))
+    assert versions == spoken
 
 
 def test_an_answer_that_leaves_something_out_is_a_failure(door, change):

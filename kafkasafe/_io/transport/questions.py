@@ -28,9 +28,6 @@ from kafkasafe.cluster.api import (
 
 __all__ = ["Questions"]
 
-# Newest version this module speaks. From v13 on topics are named by id.
-_MAX_FETCH: Final = 12
-
 # Oldest version that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
 
@@ -64,12 +61,11 @@ class Questions(Routing):
             }
             return ProducersDescribed(answer.error_code, producers, answer.error_message)
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             return (
                 DescribeProducersRequest(
                     topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[partition])]
                 ),
-                0,
                 0,
             )
 
@@ -105,7 +101,7 @@ class Questions(Routing):
                 next_offset=_next_offset(records, offset),
             )
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             request = FetchRequest
             wanted = request.FetchTopic.FetchPartition(
                 partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
@@ -123,7 +119,6 @@ class Questions(Routing):
                     forgotten_topics_data=[],
                 ),
                 _MIN_FETCH,
-                _MAX_FETCH,
             )
 
         self._ask_leader(topic, partition, make, parse, reply)
@@ -179,7 +174,7 @@ class Questions(Routing):
                 diverging=(diverging.epoch, diverging.end_offset) if told else None,
             )
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             request = FetchRequest
             wanted = request.FetchTopic.FetchPartition(
                 partition=partition,
@@ -201,7 +196,6 @@ class Questions(Routing):
                     forgotten_topics_data=[],
                 ),
                 _MIN_FETCH,
-                _MAX_FETCH,
             )
 
         self._ask_leader(topic, partition, make, parse, reply)

@@ -30,9 +30,6 @@ from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 
 __all__ = ["Routing"]
 
-# Newest version this module speaks. From v13 on topics are named by id.
-_MAX_PRODUCE: Final = 12
-
 _INT64: Final = struct.Struct(">q")
 
 
@@ -50,7 +47,7 @@ class Routing(Metadata):
         self,
         topic: str,
         partition: int,
-        make: Callable[[], tuple[Any, int, int]],
+        make: Callable[[], tuple[Any, int]],
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
@@ -58,7 +55,7 @@ class Routing(Metadata):
 
         def submit(leader: int) -> None:
             try:
-                request, minimum, maximum = make()
+                request, minimum = make()
             except Exception as error:  # values no request can carry
                 fail(error)
                 return
@@ -70,7 +67,6 @@ class Routing(Metadata):
                     timeout_s=self._request_timeout_s,
                     targets=((topic, partition),),
                     minimum=minimum,
-                    maximum=maximum,
                 )
             )
 
@@ -223,7 +219,7 @@ class Routing(Metadata):
         safely(reply, request.token, Failure(error, sent=sent, fence=fence))
 
     def _produce_version(self, node_id: NodeId, versions: Any, transaction: Any) -> int:
-        lowest, highest = lowest_produce(transaction), highest_produce(transaction, _MAX_PRODUCE)
+        lowest, highest = lowest_produce(transaction), highest_produce(transaction)
         known = self._produce_versions.get((node_id, lowest, highest))
         if known is None or known[0] is not versions:
             version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)

@@ -279,7 +279,7 @@ class VirtualClient(Coordinated, Metadata):
         timeout_s = max(self._timeout_s, timeout_ms / 1000 + 1)
         call = Call(
             "Produce",
-            self._version("Produce", 0, highest_produce(transaction, 12)),
+            self._version("Produce", 0, highest_produce(transaction)),
             message,
             succeed,
             fail,

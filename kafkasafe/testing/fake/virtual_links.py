@@ -17,6 +17,7 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
+from kafkasafe.cluster.versions import newest
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.logs import EventLog
 from kafkasafe.testing.fake.asking import Fields
@@ -40,16 +41,6 @@ log = EventLog("network")
 
 TopicPartition: TypeAlias = tuple[str, int]
 
-# Newest versions that the transport speaks.
-_NEWEST: Final = {
-    "Produce": 12,
-    "Fetch": 12,
-    "ListOffsets": 11,
-    "Metadata": 12,
-    "InitProducerId": 5,
-    "OffsetForLeaderEpoch": 4,
-    "DescribeProducers": 0,
-}
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 _UNKNOWN_TOPIC: Final = 3
 _MISSING_S: Final = 5.0
@@ -395,10 +386,10 @@ class Links:
         self._want_metadata()
 
     def _version(self, name: str, least: int = 0, most: int = 32767) -> int:
-        oldest, newest = self._cluster.speaks(name)
-        if newest < max(least, oldest):
-            raise kafka_errors.UnsupportedVersionError(f"The broker speaks {name} up to v{newest}")
-        return min(newest, most, _NEWEST.get(name, most))
+        oldest, latest = self._cluster.speaks(name)
+        if latest < max(least, oldest):
+            raise kafka_errors.UnsupportedVersionError(f"The broker speaks {name} up to v{latest}")
+        return min(latest, newest(name, most))
 
     def _call(
         self,
