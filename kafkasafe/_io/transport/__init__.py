@@ -6,7 +6,6 @@ where and when, metadata, back-off and the encoding of Produce requests are deci
 
 In this order, each room knows those above it:
 
-    terms.py         names, codes and errors that all have in common
     loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
     wire.py          bytes of Produce requests and their answers
     order.py         fences, and where the batches went that are not answered yet

@@ -16,7 +16,8 @@ import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.ground import Ground
 from kafkasafe._io.transport.link import Link
-from kafkasafe._io.transport.terms import (
+from kafkasafe.cluster.api import PartitionInfo, TopicInfo
+from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     SILENCE_S,
     UNKNOWN_TOPIC,
@@ -25,7 +26,6 @@ from kafkasafe._io.transport.terms import (
     error_of,
     safely,
 )
-from kafkasafe.cluster.api import PartitionInfo, TopicInfo
 from kafkasafe.errors import WrongClusterError
 
 __all__ = ["Brokers"]

@@ -14,9 +14,9 @@ import kafka.errors as kafka_errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from kafkasafe._io.transport.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
-from kafkasafe._io.transport.terms import TopicPartition, safely
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Buffer, Failure, Reached, Reply
+from kafkasafe.cluster.terms import TopicPartition, safely
 from kafkasafe.cluster.versions import newest
 
 __all__ = [

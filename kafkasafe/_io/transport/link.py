@@ -16,9 +16,9 @@ from kafka.net.connection import KafkaConnection
 from kafka.protocol.metadata import MetadataRequest
 
 from kafkasafe._io.transport.calls import Call, MetadataCall, PartitionQuestion, QuestionsCall, Wanted
-from kafkasafe._io.transport.terms import NodeId, TopicPartition, safely
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.terms import NodeId, TopicPartition, safely
 
 if TYPE_CHECKING:
     from kafkasafe._io.transport.brokers import Brokers

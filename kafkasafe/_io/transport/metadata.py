@@ -21,7 +21,6 @@ from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.brokers import Brokers
 from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
 from kafkasafe._io.transport.link import Link
-from kafkasafe._io.transport.terms import SILENCE_S, UNKNOWN_TOPIC, error_of, not_sent, plausible, safely
 from kafkasafe.cluster.api import (
     NO_TOPIC_ID,
     Broker,
@@ -32,13 +31,19 @@ from kafkasafe.cluster.api import (
     TopicInfo,
     in_words,
 )
+from kafkasafe.cluster.terms import (
+    LEADERLESS_POLL_MAX_S,
+    METADATA_PATIENCE_S,
+    MISSING_TOPIC_POLL_MAX_S,
+    SILENCE_S,
+    UNKNOWN_TOPIC,
+    error_of,
+    not_sent,
+    plausible,
+    safely,
+)
 
 __all__ = ["Metadata", "Parked", "topic_info"]
-
-_METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
-
-_LEADERLESS_POLL_MAX_S: Final = 1.0
-_MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 
 _LOG_EVERY_S: Final = 30.0
 
@@ -68,10 +73,10 @@ class Metadata(Brokers):
         super().__init__(options)
         self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
         self._leaderless_backoff = Backoff(
-            self._retry_backoff_s, _LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
+            self._retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
         )
         self._missing_backoff = Backoff(
-            self._retry_backoff_s, _MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
+            self._retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
         )
         config: dict[str, Any] = self._manager.config
         self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
@@ -252,7 +257,7 @@ class Metadata(Brokers):
             parked, self._parked = self._parked, []
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
-        attempt.timer = self._net.call_later(_METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        attempt.timer = self._net.call_later(METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
             allow_auto_topic_creation=False,

@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING, Any
 import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.calls import Call
-from kafkasafe._io.transport.terms import (
-    MAX_OFFSET,
-    STALE_METADATA,
-    NodeId,
-    TopicPartition,
-    absurd,
-    plausible,
-    safely,
-)
 from kafkasafe._io.transport.wire import Appended, Frame, ProduceHeader, encode_produce
 from kafkasafe.cluster.api import (
     Buffer,
@@ -26,6 +17,15 @@ from kafkasafe.cluster.api import (
     ProduceReply,
     ProduceRequest,
     StaleFenceError,
+)
+from kafkasafe.cluster.terms import (
+    MAX_OFFSET,
+    STALE_METADATA,
+    NodeId,
+    TopicPartition,
+    absurd,
+    plausible,
+    safely,
 )
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted
 from kafkasafe._io.transport.offsets_wire import OffsetRow
 from kafkasafe._io.transport.routing import Routing
-from kafkasafe._io.transport.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 from kafkasafe.cluster.api import (
     Buffer,
     EpochEnd,
@@ -25,6 +24,7 @@ from kafkasafe.cluster.api import (
     RecordsFetched,
     Reply,
 )
+from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 
 __all__ = ["Questions"]
 

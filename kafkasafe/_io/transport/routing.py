@@ -17,7 +17,9 @@ from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
 from kafkasafe._io.transport.metadata import Metadata
 from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
-from kafkasafe._io.transport.terms import (
+from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest, Reply
+from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
+from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
     NodeId,
@@ -25,8 +27,6 @@ from kafkasafe._io.transport.terms import (
     not_sent,
     safely,
 )
-from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest, Reply
-from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 
 __all__ = ["Routing"]
 

@@ -19,7 +19,6 @@ from kafkasafe._io.transport.calls import KafkaCall, ReachCall
 from kafkasafe._io.transport.manager import suppress_closed
 from kafkasafe._io.transport.metadata import topic_info
 from kafkasafe._io.transport.questions import Questions
-from kafkasafe._io.transport.terms import UNKNOWN_TOPIC, closed_error, error_of, not_sent, safely
 from kafkasafe.cluster.api import (
     Failure,
     ProduceCallback,
@@ -30,6 +29,7 @@ from kafkasafe.cluster.api import (
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Node, Question
+from kafkasafe.cluster.terms import UNKNOWN_TOPIC, closed_error, error_of, not_sent, safely
 
 __all__ = ["Transport"]
 

@@ -35,16 +35,15 @@ from kafkasafe.cluster.api import (
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
-from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import (
+from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
     STALE_METADATA,
-    Call,
-    Link,
     TopicPartition,
-    code_error,
-    namespace,
+    error_of,
     safely,
 )
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import Call, Link, namespace
 from kafkasafe.testing.fake.virtual_metadata import Metadata, topic_info
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 parked.append(request)
                 continue
-            unknown = code_error(5, f"Nothing is known of {request.topic} yet")
+            unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
             self._refuse(request, leader or unknown, reply, sent=False)
         for leader, groups in frames.items():
             for group in groups:
@@ -338,7 +337,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 self._parked.append((route, fail))
                 return
-            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+            fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
 
         self._do(lambda: route(False), fail)
 
@@ -375,7 +374,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 self._parked.append((route, fail))
                 return
-            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+            fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
 
         def answered(fields: Fields) -> None:
             succeed(fields)

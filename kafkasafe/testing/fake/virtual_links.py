@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace as Message
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
 
@@ -17,36 +17,16 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
+from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, safely
 from kafkasafe.cluster.versions import newest
 from kafkasafe.errors import WrongClusterError
-from kafkasafe.logs import EventLog
 from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.virtual_time import Timer
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
 
-__all__ = [
-    "STALE_METADATA",
-    "Call",
-    "Links",
-    "TopicPartition",
-    "closed_error",
-    "code_error",
-    "namespace",
-    "safely",
-]
-
-log = EventLog("network")
-
-TopicPartition: TypeAlias = tuple[str, int]
-
-STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
-_UNKNOWN_TOPIC: Final = 3
-_MISSING_S: Final = 5.0
-_LEADERLESS_S: Final = 1.0
-_SILENCE_S: Final = 2.0
-_PATIENCE_S: Final = 3.0
+__all__ = ["Call", "Link", "Links", "namespace"]
 
 
 @dataclass(slots=True, eq=False)
@@ -333,7 +313,7 @@ class Links:
         call.sent_s = self._time.monotonic()
         call.timer = self._time.call_later(call.timeout_s, lambda: self._overdue(link, call))
         link.in_flight.append(call)
-        self._time.call_later(_SILENCE_S, lambda: self._listen(link, call))
+        self._time.call_later(SILENCE_S, lambda: self._listen(link, call))
 
         def answered(fields: Fields) -> None:
             if link.pipe is pipe:
@@ -356,10 +336,10 @@ class Links:
         if call.done or call not in link.in_flight:
             return
         now = self._time.monotonic()
-        if now - max(link.heard_s, call.sent_s) >= _SILENCE_S:
-            link.suspect_until_s = now + 2 * _SILENCE_S
+        if now - max(link.heard_s, call.sent_s) >= SILENCE_S:
+            link.suspect_until_s = now + 2 * SILENCE_S
             self._want_metadata()
-        self._time.call_later(_SILENCE_S / 4, lambda: self._listen(link, call))
+        self._time.call_later(SILENCE_S / 4, lambda: self._listen(link, call))
 
     def _drop_pipe(self, link: Link) -> None:
         if link.pipe is not None:
@@ -415,18 +395,6 @@ class Links:
         )
 
 
-def closed_error() -> BaseException:
-    """What requests to a closed client fail with."""
-    error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
-    return error
-
-
-def code_error(code: int, message: str) -> BaseException:
-    """kafka-python's error for a code."""
-    error: BaseException = kafka_errors.for_code(code)(message)
-    return error
-
-
 def namespace(value: Any) -> Any:
     """Plain data with attributes: dicts become namespaces, at any depth."""
     if isinstance(value, int | str | bytes):
@@ -434,11 +402,3 @@ def namespace(value: Any) -> Any:
     if isinstance(value, dict):
         return Message(**{name: namespace(one) for name, one in value.items()})
     return [namespace(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def safely(reply: Callable[..., None], *args: Any) -> None:
-    """Calls a reply or a listener; one that raises costs the others nothing."""
-    try:
-        reply(*args)
-    except Exception:
-        log.exception("A reply callback raised", event="callback_failed")

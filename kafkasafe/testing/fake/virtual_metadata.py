@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Message
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import kafka.errors as kafka_errors
@@ -20,22 +20,21 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
-from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import (
-    Link,
-    Links,
+from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
+    LEADERLESS_POLL_MAX_S,
+    METADATA_PATIENCE_S,
+    MISSING_TOPIC_POLL_MAX_S,
+    SILENCE_S,
+    UNKNOWN_TOPIC,
     TopicPartition,
-    code_error,
+    error_of,
     safely,
 )
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import Link, Links
 
 __all__ = ["Metadata", "topic_info"]
-
-_MISSING_S: Final = 5.0
-_LEADERLESS_S: Final = 1.0
-_SILENCE_S: Final = 2.0
-_PATIENCE_S: Final = 3.0
-_UNKNOWN_TOPIC: Final = 3
 
 
 class Metadata(Links):
@@ -146,10 +145,10 @@ class Metadata(Links):
                 self._not_refreshed(Failure(error, sent), waiters, parked)
 
         def slow() -> None:
-            link.suspect_until_s = self._time.monotonic() + 2 * _SILENCE_S
+            link.suspect_until_s = self._time.monotonic() + 2 * SILENCE_S
             fail(kafka_errors.KafkaTimeoutError(f"Node {link.node} did not answer in time"), True)
 
-        self._time.call_later(_PATIENCE_S, slow)
+        self._time.call_later(METADATA_PATIENCE_S, slow)
         self._call(link, "Metadata", message, succeed, fail)
 
     def _not_refreshed(self, failure: Failure, waiters: list[Any], parked: list[Any]) -> None:
@@ -210,7 +209,7 @@ class Metadata(Links):
         missing = [
             name
             for name, info in result.topics.items()
-            if info.error_code == _UNKNOWN_TOPIC and self._auto_create and self._may_create(name)
+            if info.error_code == UNKNOWN_TOPIC and self._auto_create and self._may_create(name)
         ]
         if missing:
             topics = [Message(name=name, topic_id=UUID(int=0)) for name in sorted(missing)]
@@ -226,7 +225,9 @@ class Metadata(Links):
         if leaderless or any(info.error_code for info in infos):
             delay_s = self._retry_s * 2.0 ** min(self._bad_refreshes, 20)
             self._bad_refreshes += 1
-            self._refresh_no_later(now + min(delay_s, _LEADERLESS_S if leaderless else _MISSING_S))
+            self._refresh_no_later(
+                now + min(delay_s, LEADERLESS_POLL_MAX_S if leaderless else MISSING_TOPIC_POLL_MAX_S)
+            )
         else:
             self._bad_refreshes = 0
         if self._wanted or self._waiters:
@@ -238,11 +239,15 @@ class Metadata(Links):
         if info is None:
             return None
         if info.error_code and not info.partitions:
-            return code_error(info.error_code, topic)
+            return error_of(info.error_code, topic)
         part = info.partitions.get(number)
         if part is None:
-            return code_error(info.error_code or _UNKNOWN_TOPIC, f"{topic}-{number}")
-        return part.leader if part.leader >= 0 else code_error(5, f"{topic}-{number} has no leader")
+            return error_of(info.error_code or UNKNOWN_TOPIC, f"{topic}-{number}")
+        return (
+            part.leader
+            if part.leader >= 0
+            else error_of(LEADER_NOT_AVAILABLE, f"{topic}-{number} has no leader")
+        )
 
     def _watch(self, topic: str) -> None:
         new = topic not in self._watched
@@ -271,7 +276,7 @@ class Metadata(Links):
                     call.give_up(kafka_errors.NotLeaderForPartitionError(text), sent=False)
                 else:
                     link.waiting.append(call)
-            silent = self._time.monotonic() - link.heard_s > _SILENCE_S and link.in_flight
+            silent = self._time.monotonic() - link.heard_s > SILENCE_S and link.in_flight
             leaders = [self._leader(*target) for call in link.in_flight for target in call.targets]
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
