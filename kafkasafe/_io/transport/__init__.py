@@ -12,7 +12,7 @@ In this order, each room knows those above it:
     calls.py         one request and its single outcome; produce_call.py one of Produce
     link.py          the way to one broker
     ground.py        parts of `Transport`: options, the loop, the way in for other threads
-    brokers.py         who leads what, the links, the right cluster, silence
+    brokers.py         the links, the right cluster, silence
     metadata.py        when they are asked for, and what an answer changes
     routing.py         which broker a request goes to, and the order of batches
     questions.py       what is asked of a leader

@@ -1,4 +1,4 @@
-"""Who leads what, and the links to brokers: which cluster they must belong to, and when they have been silent too long.
+"""The links to brokers: which cluster they must belong to, and when they have been silent too long.
 
 What is sent on a link, and when metadata are asked for, is not decided here.
 """
@@ -9,21 +9,17 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.ground import Ground
 from kafkasafe._io.transport.link import Link
-from kafkasafe.cluster.api import PartitionInfo, TopicInfo
+from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import (
-    LEADER_NOT_AVAILABLE,
     SILENCE_S,
-    UNKNOWN_TOPIC,
     NodeId,
     TopicPartition,
-    error_of,
     safely,
 )
 from kafkasafe.errors import WrongClusterError
@@ -40,7 +36,7 @@ class Brokers(Ground):
         super().__init__(options)
         self._links: dict[NodeId, Link] = {}
         self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
-        self._topics: dict[str, TopicInfo] = {}
+        self._leaders = Leaders()
         self._guarded = False
         self._home: str | None = None
         """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
@@ -118,36 +114,8 @@ class Brokers(Ground):
             random.random(),
         )
 
-    def _leader(self, topic: str, partition: int) -> int | BaseException | None:
-        """The leader's node id; why there is none; or None while nothing is known of the topic."""
-        info = self._topics.get(topic)
-        if info is None:
-            return None
-        if info.error_code:
-            return error_of(info.error_code, topic)
-        known = info.partitions.get(partition)
-        if known is None:
-            return error_of(UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
-        if known.leader < 0:
-            return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
-        return known.leader
-
-    def _leader_id(self, target: TopicPartition) -> int | None:
-        leader = self._leader(*target)
-        return leader if isinstance(leader, int) else None
-
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        topic, partition = target
-        leader, epoch = hint
-        info = self._topics.get(topic)
-        known = info.partitions.get(partition) if info is not None else None
-        if info is None or known is None or epoch <= known.leader_epoch:
-            return False
-        if self._manager.cluster.broker_metadata(leader) is None:
-            return False
-        partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
-        self._topics = {**self._topics, topic: replace(info, partitions=partitions)}
-        return True
+        return self._leaders.take_hint(target, hint, self._manager.cluster._brokers)
 
     def _learn_broker(self, endpoint: Any) -> None:
         brokers = self._manager.cluster._brokers
@@ -165,7 +133,7 @@ class Brokers(Ground):
 
     def _drop_moved(self) -> None:
         for link in list(self._links.values()):
-            link.drop_moved(self._leader_id)
+            link.drop_moved(self._leaders.leader_id)
 
     # -- Silence -------------------------------------------------------------------------------------------------
 
@@ -195,7 +163,7 @@ class Brokers(Ground):
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
                 continue
-            leaders = {self._leader_id(target) for call in link.in_flight for target in call.targets}
+            leaders = {self._leaders.leader_id(target) for call in link.in_flight for target in call.targets}
             if leaders - {link.node_id, None}:
                 link.hang_up(
                     kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")

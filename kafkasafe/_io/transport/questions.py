@@ -236,7 +236,7 @@ class Questions(Routing):
         def run() -> None:
             by_leader: dict[int, list[TopicPartition]] = {}
             for target in partitions:
-                leader = self._leader(*target)
+                leader = self._leaders.leader(*target)
                 if isinstance(leader, int):
                     by_leader.setdefault(leader, []).append(target)
             shares = [
@@ -288,7 +288,7 @@ class Questions(Routing):
             return OffsetListed(answer.error_code, answer.offset, plausible(answer.leader_epoch), time_ms)
 
         def wanted() -> dict[str, int]:
-            info = self._topics.get(topic)
+            info = self._leaders.topics.get(topic)
             known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
             return {
                 "partition_index": partition,

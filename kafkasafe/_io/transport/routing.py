@@ -119,7 +119,7 @@ class Routing(Metadata):
         """Calls `submit` with the leader's node id on the network thread, or `fail`."""
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, partition)
+            leader = self._leaders.leader(topic, partition)
             if isinstance(leader, int):
                 submit(leader)
                 return
@@ -164,7 +164,7 @@ class Routing(Metadata):
         groups: dict[int, Group] = {}
         parked: list[ProduceRequest[Any]] = []
         for request in requests:
-            leader = self._leader(request.topic, request.partition)
+            leader = self._leaders.leader(request.topic, request.partition)
             if isinstance(leader, int):
                 elsewhere = self._order.owing((request.topic, request.partition))
                 if elsewhere is not None and elsewhere != leader:

@@ -17,7 +17,6 @@ from kafkasafe._io import requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.calls import KafkaCall, ReachCall
 from kafkasafe._io.transport.manager import suppress_closed
-from kafkasafe._io.transport.metadata import topic_info
 from kafkasafe._io.transport.questions import Questions
 from kafkasafe.cluster.api import (
     Failure,
@@ -29,7 +28,8 @@ from kafkasafe.cluster.api import (
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Node, Question
-from kafkasafe.cluster.terms import UNKNOWN_TOPIC, closed_error, error_of, not_sent, safely
+from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.terms import closed_error, not_sent, safely
 
 __all__ = ["Transport"]
 
@@ -62,7 +62,7 @@ class Transport(Questions):
 
     def __repr__(self) -> str:
         state = "closed" if self._ended else "connected" if self._connected else "not connected"
-        return f"<Transport {self._client_id} {state} topics={len(self._topics)}>"
+        return f"<Transport {self._client_id} {state} topics={len(self._leaders.topics)}>"
 
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
@@ -186,14 +186,6 @@ class Transport(Questions):
             reply: Gets `TopicsListed` or `Failure`.
         """
 
-        def parse(response: Any) -> TopicsListed:
-            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
-            for topic in response.topics:
-                if not topic.error_code and topic.name is not None:
-                    numbers = sorted(partition.partition_index for partition in topic.partitions)
-                    found[bool(topic.is_internal)][topic.name] = tuple(numbers)
-            return TopicsListed(found[False], found[True], getattr(response, "error_code", 0) or 0)
-
         def make() -> KafkaCall:
             request = MetadataRequest(
                 topics=None,
@@ -201,7 +193,7 @@ class Transport(Questions):
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
-            return KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
+            return KafkaCall(request, topics_listed, reply, timeout_s=self._request_timeout_s, minimum=1)
 
         self._post(
             lambda: self._route_any(make, final=False, reply=reply),
@@ -212,11 +204,7 @@ class Transport(Questions):
         """Asks one broker what it knows of a topic; see `Cluster`."""
 
         def parse(response: Any) -> TopicInfo:
-            for answer in response.topics:
-                if answer.name == topic:
-                    # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
-                    return topic_info(answer, epochs=response.API_VERSION >= 9)
-            raise error_of(UNKNOWN_TOPIC, f"The answer left {topic} out")
+            return topic_at(response, topic, version=response.API_VERSION)
 
         def run() -> None:
             if self._manager.cluster.broker_metadata(node) is None:
