@@ -3,11 +3,13 @@
 Real brokers cannot be made to give them, so the fake's own answers are changed.
 """
 
+import dataclasses
+
 import pytest
 from doors import CURRENT, Door
 from rawclient import make_batch
 
-from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
+from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest
 from kafkasafe.testing.fake import desk
 
 
@@ -77,3 +79,56 @@ def test_an_answer_that_leaves_something_out_is_a_failure(door, change):
     answer = door.once(door.client.add_partitions_to_transaction, identity, [(topic, 0)])
     assert isinstance(answer, Failure)
     assert answer.sent
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [({"error_code": 129}, "code 129"), ({"brokers": []}, "no brokers")],
+    ids=["rebootstrap", "no brokers"],
+)
+def test_metadata_that_say_nothing_are_a_failure(door, change, fields, error):
+    """What was known before stays as it was."""
+    topic, client = door.topic(), door.client
+    door.until(lambda: not door.ask(client.list_offset, topic, 0, LATEST).error_code)
+    before = client.topic(topic)
+    answers = iter([fields])
+    change("Metadata", lambda ask, answer: answer | (next(answers, {}) if ask.message.topics else {}))
+    failure = door.once(client.refresh_metadata, [topic])
+    assert isinstance(failure, Failure), error
+    assert failure.sent
+    assert client.topic(topic) == before
+    assert client.brokers()
+    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+
+
+def test_leader_epochs_of_an_old_broker_are_not_believed(door, change, monkeypatch):
+    """KAFKA-9212: brokers before 2.4, which speak Metadata up to v8."""
+    profile = door.cluster._desk.centre.profile
+    old = dataclasses.replace(profile, apis=profile.apis | {"Metadata": (0, 8)})
+    monkeypatch.setattr(door.cluster._desk.centre, "profile", old)
+    client = door.connect()
+    topic = door.topic()
+    refreshed = None
+
+    def known():
+        nonlocal refreshed
+        refreshed = door.once(client.refresh_metadata, [topic])
+        return not isinstance(refreshed, Failure) and not refreshed.topics[topic].error_code
+
+    door.until(known)
+    assert client.topic(topic).partitions[0] == PartitionInfo(1, -1)
+    assert door.once(client.topic_at, 1, topic).partitions[0] == PartitionInfo(1, -1)
+    assert client.close(60)
+
+
+def test_topics_that_cannot_be_described_are_not_listed(door, change):
+    topic, other = door.topic(), door.topic()
+
+    def refused(ask, answer):
+        rows = [row | {"error_code": 29} if row["name"] == other else row for row in answer["topics"]]
+        return answer | {"topics": rows}
+
+    change("Metadata", refused)
+    listed = door.ask(door.client.list_topics)
+    assert topic in listed.topics
+    assert other not in listed.topics

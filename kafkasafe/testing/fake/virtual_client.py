@@ -35,6 +35,7 @@ from kafkasafe.cluster.api import (
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
+from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
@@ -43,8 +44,8 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import Call, Link, namespace
-from kafkasafe.testing.fake.virtual_metadata import Metadata, topic_info
+from kafkasafe.testing.fake.virtual_links import Call, Link, namespace, parsing
+from kafkasafe.testing.fake.virtual_metadata import Metadata
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import VirtualCluster
@@ -60,19 +61,12 @@ class VirtualClient(Coordinated, Metadata):
         Metadata.__init__(self, cluster, options)
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        def succeed(fields: Fields) -> None:
-            try:
-                result = question.parse(namespace(fields))
-            except Exception as error:
-                fail(error, sent=True)
-                return
-            safely(reply, result)
-
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
 
         message = namespace(question.fields)
         least, most = question.minimum, question.maximum
+        succeed = parsing(question.parse, reply)
         if node is None:
             self._ask_any(question.name, message, succeed, reply, least=least, most=most)
             return
@@ -84,22 +78,11 @@ class VirtualClient(Coordinated, Metadata):
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
-            for row in fields["topics"]:
-                numbers = sorted(part["partition_index"] for part in row["partitions"])
-                found[row.get("is_internal", False)][row["name"]] = tuple(numbers)
-            safely(reply, TopicsListed(found[False], found[True]))
-
         message = Message(topics=None, allow_auto_topic_creation=False)
-        self._ask_any("Metadata", message, succeed, reply)
+        self._ask_any("Metadata", message, parsing(topics_listed, reply), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            safely(reply, topic_info(fields["topics"][0]))
 
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
@@ -111,7 +94,9 @@ class VirtualClient(Coordinated, Metadata):
             message = Message(
                 topics=[Message(name=topic, topic_id=UUID(int=0))], allow_auto_topic_creation=False
             )
-            self._call(self._link(node), "Metadata", message, succeed, fail)
+            version = self._version("Metadata")
+            succeed = parsing(functools.partial(topic_at, topic=topic, version=version), reply)
+            self._call(self._link(node), "Metadata", message, succeed, fail, most=version)
 
         self._do(run, fail)
 
@@ -525,7 +510,7 @@ class VirtualClient(Coordinated, Metadata):
         isolation_level: int,
     ) -> None:
         def message() -> Any:
-            info = self._topics.get(topic)
+            info = self._leaders.topics.get(topic)
             known = info.partitions.get(number) if info is not None and replica_id == -2 else None
             epoch = -1 if known is None else known.leader_epoch
             part = Message(partition_index=number, current_leader_epoch=epoch, timestamp=timestamp)

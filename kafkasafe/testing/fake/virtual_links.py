@@ -15,8 +15,8 @@ from kafkasafe.cluster.api import (
     Failure,
     MetadataRefreshed,
     Reply,
-    TopicInfo,
 )
+from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, safely
 from kafkasafe.cluster.versions import newest
 from kafkasafe.errors import WrongClusterError
@@ -26,7 +26,7 @@ from kafkasafe.testing.fake.virtual_time import Timer
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
 
-__all__ = ["Call", "Link", "Links", "namespace"]
+__all__ = ["Call", "Link", "Links", "namespace", "parsing"]
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,7 @@ class Links:
         self._links: dict[int, Link] = {}
         self._fences: dict[TopicPartition, int] = {}
         self._pending: dict[TopicPartition, tuple[int, int]] = {}
-        self._topics: dict[str, TopicInfo] = {}
+        self._leaders = Leaders()
         self._brokers: list[Broker] = []
         self._watched: set[str] = set()
         self._asked: set[str] = set()
@@ -402,3 +402,17 @@ def namespace(value: Any) -> Any:
     if isinstance(value, dict):
         return Message(**{name: namespace(one) for name, one in value.items()})
     return [namespace(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def parsing(parse: Callable[[Any], Any], reply: Reply[Any]) -> Callable[[Fields], None]:
+    """Calls `reply` with what `parse` makes of an answer. What it raises is a `Failure`."""
+
+    def succeed(fields: Fields) -> None:
+        try:
+            result = parse(namespace(fields))
+        except Exception as error:
+            safely(reply, Failure(error, sent=True))
+            return
+        safely(reply, result)
+
+    return succeed

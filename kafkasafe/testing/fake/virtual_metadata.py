@@ -12,7 +12,6 @@ import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.cluster.api import (
-    NO_TOPIC_ID,
     Broker,
     Failure,
     MetadataRefreshed,
@@ -20,6 +19,7 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
+from kafkasafe.cluster.leaders import check_metadata
 from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     LEADERLESS_POLL_MAX_S,
@@ -32,9 +32,9 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import Link, Links
+from kafkasafe.testing.fake.virtual_links import Link, Links, namespace
 
-__all__ = ["Metadata", "topic_info"]
+__all__ = ["Metadata"]
 
 
 class Metadata(Links):
@@ -52,11 +52,11 @@ class Metadata(Links):
 
     def topic(self, name: str) -> TopicInfo | None:
         """See `Cluster`."""
-        return self._topics.get(name)
+        return self._leaders.topics.get(name)
 
     def topics(self) -> Sequence[str]:
         """See `Cluster`."""
-        return [name for name, info in self._topics.items() if info.partitions]
+        return [name for name, info in self._leaders.topics.items() if info.partitions]
 
     def brokers(self) -> Sequence[Broker]:
         """See `Cluster`."""
@@ -82,7 +82,7 @@ class Metadata(Links):
         """See `Cluster`."""
         self._watched.discard(topic)
         self._asked.discard(topic)
-        self._topics.pop(topic, None)
+        self._leaders.forget(topic)
 
     def _want_metadata(self, *, urgent: bool = False) -> None:
         if self._closed or not self._started:
@@ -124,6 +124,7 @@ class Metadata(Links):
             ),
         )
         token = self._attempt = object()
+        version = self._version("Metadata")
         waiters, self._waiters = self._waiters, []
         parked, self._parked = self._parked, []
         self._asked = set(self._watched)
@@ -137,8 +138,14 @@ class Metadata(Links):
             return False
 
         def succeed(fields: Fields) -> None:
-            if not over():
-                self._refreshed(link, fields, waiters, parked)
+            if over():
+                return
+            try:
+                result = self._parse_metadata(namespace(fields), version)
+            except Exception as error:
+                self._not_refreshed(Failure(error, sent=True), waiters, parked)
+                return
+            self._refreshed(link, result, waiters, parked)
 
         def fail(error: BaseException, sent: bool) -> None:
             if not over():
@@ -149,7 +156,7 @@ class Metadata(Links):
             fail(kafka_errors.KafkaTimeoutError(f"Node {link.node} did not answer in time"), True)
 
         self._time.call_later(METADATA_PATIENCE_S, slow)
-        self._call(link, "Metadata", message, succeed, fail)
+        self._call(link, "Metadata", message, succeed, fail, most=version)
 
     def _not_refreshed(self, failure: Failure, waiters: list[Any], parked: list[Any]) -> None:
         later, self._parked = self._parked, []
@@ -162,8 +169,9 @@ class Metadata(Links):
             fail(failure.error)
         self._want_metadata()
 
-    def _refreshed(self, link: Link, fields: Fields, waiters: list[Any], parked: list[Any]) -> None:
-        result = self._parse_metadata(fields)
+    def _refreshed(
+        self, link: Link, result: MetadataRefreshed, waiters: list[Any], parked: list[Any]
+    ) -> None:
         later, self._parked = self._parked, []
         self._connected, self._last_error, self._known = True, None, True
         for reply in waiters:
@@ -178,32 +186,12 @@ class Metadata(Links):
         self._create_missing(link, result)
         self._plan_refresh()
 
-    def _parse_metadata(self, fields: Fields) -> MetadataRefreshed:
-        self._cluster_id = fields["cluster_id"]
-        self._brokers = [Broker(one["node_id"], one["host"], one["port"]) for one in fields["brokers"]]
-        seen: dict[str, TopicInfo] = {}
-        for row in fields["topics"]:
-            name = row["name"]
-            if name not in self._watched:
-                continue
-            old = self._topics.get(name)
-            topic_id = row["topic_id"].bytes
-            if row["error_code"]:
-                info = TopicInfo(
-                    name, old.topic_id if old else topic_id, old.partitions if old else {}, row["error_code"]
-                )
-            else:
-                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
-                partitions = {}
-                for part in row["partitions"]:
-                    number = part["partition_index"]
-                    told = PartitionInfo(part["leader_id"], part["leader_epoch"])
-                    known = old.partitions.get(number) if old is not None and same else None
-                    stale = known is not None and known.leader_epoch > told.leader_epoch
-                    partitions[number] = known if stale and known is not None else told
-                info = TopicInfo(name, topic_id, partitions, 0)
-            self._topics[name] = seen[name] = info
-        return MetadataRefreshed(self._cluster_id, tuple(one.node_id for one in self._brokers), seen)
+    def _parse_metadata(self, answer: Any, version: int) -> MetadataRefreshed:
+        check_metadata(answer)
+        self._cluster_id = answer.cluster_id
+        self._brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
+        told = self._leaders.learn(answer.topics, self._watched, version=version)
+        return MetadataRefreshed(self._cluster_id, tuple(one.node_id for one in self._brokers), told)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
         missing = [
@@ -219,7 +207,7 @@ class Metadata(Links):
 
     def _plan_refresh(self) -> None:
         now = self._time.monotonic()
-        infos = self._topics.values()
+        infos = self._leaders.topics.values()
         leaderless = any(part.leader < 0 for info in infos for part in info.partitions.values())
         self._refresh_no_later(now + self._max_age_s)
         if leaderless or any(info.error_code for info in infos):
@@ -235,7 +223,7 @@ class Metadata(Links):
 
     def _leader(self, topic: str, number: int) -> int | BaseException | None:
         """Node id; an error if metadata say that there is none; None if they have not spoken of the topic."""
-        info = self._topics.get(topic)
+        info = self._leaders.topics.get(topic)
         if info is None:
             return None
         if info.error_code and not info.partitions:
@@ -256,12 +244,13 @@ class Metadata(Links):
 
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
         topic, number = target
-        info = self._topics.get(topic)
+        info = self._leaders.topics.get(topic)
         known = info.partitions.get(number) if info is not None else None
         if info is None or known is None or hint[1] <= known.leader_epoch:
             return False
         partitions = {**info.partitions, number: PartitionInfo(*hint)}
-        self._topics[topic] = TopicInfo(topic, info.topic_id, partitions, info.error_code)
+        told = TopicInfo(topic, info.topic_id, partitions, info.error_code)
+        self._leaders.topics = {**self._leaders.topics, topic: told}
         return True
 
     def _drop_moved(self) -> None:
@@ -281,12 +270,3 @@ class Metadata(Links):
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
                 self._lost(link, kafka_errors.KafkaConnectionError(text))
-
-
-def topic_info(row: Fields) -> TopicInfo:
-    """What an answer says of a topic, whatever was known before."""
-    partitions = {
-        part["partition_index"]: PartitionInfo(part["leader_id"], part["leader_epoch"])
-        for part in row["partitions"]
-    }
-    return TopicInfo(row["name"], row["topic_id"].bytes, partitions, row["error_code"])
