@@ -9,7 +9,7 @@ import pytest
 from doors import CURRENT, Door
 from rawclient import make_batch
 
-from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest
+from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, Reached
 from kafkasafe.testing.fake import desk
 
 
@@ -29,6 +29,19 @@ def change(monkeypatch):
         monkeypatch.setitem(desk._HANDLERS, api, lambda ask: changed(ask, answer(ask)))
 
     return change
+
+
+def produced(door, topic):
+    """The answer to one batch."""
+    batch = ProduceRequest("token", topic, 0, make_batch(b"x", now_ms=door.now_ms))
+    return door.once(lambda reply: door.client.produce([batch], -1, 30_000, lambda _, answer: reply(answer)))
+
+
+def known(door):
+    """A topic whose leader the client knows."""
+    topic = door.topic()
+    assert not door.ask(door.client.list_offset, topic, 0, LATEST).error_code
+    return topic
 
 
 def test_a_producer_id_of_minus_one_is_a_failure(door, change):
@@ -67,8 +80,7 @@ def test_the_newest_version_of_each_request(door, change):
     door.ask(client.describe_producers, topic, 0)
     door.ask(client.offset_for_leader_epoch, topic, 0, 0)
     door.ask_id()
-    batch = ProduceRequest("token", topic, 0, make_batch(b"x", now_ms=door.now_ms))
-    door.once(lambda reply: client.produce([batch], -1, 30_000, lambda _, answer: reply(answer)))
+    produced(door, topic)
     assert versions == spoken
 
 
@@ -88,8 +100,7 @@ def test_an_answer_that_leaves_something_out_is_a_failure(door, change):
 )
 def test_metadata_that_say_nothing_are_a_failure(door, change, fields, error):
     """What was known before stays as it was."""
-    topic, client = door.topic(), door.client
-    door.until(lambda: not door.ask(client.list_offset, topic, 0, LATEST).error_code)
+    topic, client = known(door), door.client
     before = client.topic(topic)
     answers = iter([fields])
     change("Metadata", lambda ask, answer: answer | (next(answers, {}) if ask.message.topics else {}))
@@ -108,14 +119,12 @@ def test_leader_epochs_of_an_old_broker_are_not_believed(door, change, monkeypat
     monkeypatch.setattr(door.cluster._desk.centre, "profile", old)
     client = door.connect()
     topic = door.topic()
-    refreshed = None
 
-    def known():
-        nonlocal refreshed
+    def is_there():
         refreshed = door.once(client.refresh_metadata, [topic])
         return not isinstance(refreshed, Failure) and not refreshed.topics[topic].error_code
 
-    door.until(known)
+    door.until(is_there)
     assert client.topic(topic).partitions[0] == PartitionInfo(1, -1)
     assert door.once(client.topic_at, 1, topic).partitions[0] == PartitionInfo(1, -1)
     assert client.close(60)
@@ -132,3 +141,20 @@ def test_topics_that_cannot_be_described_are_not_listed(door, change):
     listed = door.ask(door.client.list_topics)
     assert topic in listed.topics
     assert other not in listed.topics
+
+
+def test_a_topic_that_may_not_be_described_any_more_has_no_leader(door):
+    """Its partitions stay known from before."""
+    topic, client = known(door), door.client
+    before = client.topic(topic)
+    door.cluster.deny("describe", topic=topic)
+    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    assert client.topic(topic) == dataclasses.replace(before, error_code=29)
+    answers = [
+        produced(door, topic),
+        door.once(client.reach, topic, 0),
+        door.once(client.list_offset, topic, 0, LATEST),
+    ]
+    assert [(isinstance(each, Failure), each.code, each.sent) for each in answers] == [(True, 29, False)] * 3
+    door.cluster.deny("describe", topic=topic, on=False)
+    door.until(lambda: isinstance(door.once(client.reach, topic, 0), Reached))

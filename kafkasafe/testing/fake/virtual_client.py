@@ -155,7 +155,7 @@ class VirtualClient(Coordinated, Metadata):
         frames: dict[int, list[list[ProduceRequest[Any]]]] = {}
         for request in requests:
             target = request.topic, request.partition
-            leader = self._leader(*target)
+            leader = self._leaders.leader(*target)
             if isinstance(leader, int):
                 elsewhere = self._pending.get(target, (leader, 0))[0]
                 if elsewhere != leader:
@@ -306,7 +306,7 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, partition)
+            leader = self._leaders.leader(topic, partition)
             if isinstance(leader, int):
 
                 def reached() -> None:
@@ -343,7 +343,7 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, number)
+            leader = self._leaders.leader(topic, number)
             if isinstance(leader, int):
                 self._call(
                     self._link(leader),

@@ -21,14 +21,12 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.leaders import check_metadata
 from kafkasafe.cluster.terms import (
-    LEADER_NOT_AVAILABLE,
     LEADERLESS_POLL_MAX_S,
     METADATA_PATIENCE_S,
     MISSING_TOPIC_POLL_MAX_S,
     SILENCE_S,
     UNKNOWN_TOPIC,
     TopicPartition,
-    error_of,
     safely,
 )
 from kafkasafe.testing.fake.asking import Fields
@@ -221,22 +219,6 @@ class Metadata(Links):
         if self._wanted or self._waiters:
             self._want_metadata(urgent=not self._asked.issuperset(self._watched))
 
-    def _leader(self, topic: str, number: int) -> int | BaseException | None:
-        """Node id; an error if metadata say that there is none; None if they have not spoken of the topic."""
-        info = self._leaders.topics.get(topic)
-        if info is None:
-            return None
-        if info.error_code and not info.partitions:
-            return error_of(info.error_code, topic)
-        part = info.partitions.get(number)
-        if part is None:
-            return error_of(info.error_code or UNKNOWN_TOPIC, f"{topic}-{number}")
-        return (
-            part.leader
-            if part.leader >= 0
-            else error_of(LEADER_NOT_AVAILABLE, f"{topic}-{number} has no leader")
-        )
-
     def _watch(self, topic: str) -> None:
         new = topic not in self._watched
         self._watched.add(topic)
@@ -259,14 +241,16 @@ class Metadata(Links):
             moved: set[TopicPartition] = set()
             waiting, link.waiting = link.waiting, deque()
             for call in waiting:
-                if any(target in moved or self._leader(*target) != link.node for target in call.targets):
+                if any(
+                    target in moved or self._leaders.leader(*target) != link.node for target in call.targets
+                ):
                     moved.update(call.targets)
                     text = f"Node {link.node} is not the leader any more"
                     call.give_up(kafka_errors.NotLeaderForPartitionError(text), sent=False)
                 else:
                     link.waiting.append(call)
             silent = self._time.monotonic() - link.heard_s > SILENCE_S and link.in_flight
-            leaders = [self._leader(*target) for call in link.in_flight for target in call.targets]
+            leaders = [self._leaders.leader(*target) for call in link.in_flight for target in call.targets]
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
                 self._lost(link, kafka_errors.KafkaConnectionError(text))
