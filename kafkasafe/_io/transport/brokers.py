@@ -16,6 +16,7 @@ import kafka.errors as kafka_errors
 from kafkasafe._io.transport.ground import Ground
 from kafkasafe._io.transport.link import Link
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import (
     SILENCE_S,
     NodeId,
@@ -105,14 +106,14 @@ class Brokers(Ground):
 
     def _preference(self, link: Link, now: float) -> tuple[object, ...]:
         """Orders links: lowest is best to send to."""
-        return (
-            link.suspect_until > now,
-            not link.ready,
-            link.failures,
-            isinstance(link.node_id, str),  # bootstrap servers when known brokers are no better
-            len(link.in_flight),
-            random.random(),
+        order = preference(
+            suspect=link.suspect_until > now,
+            ready=link.ready,
+            failures=link.failures,
+            bootstrap=isinstance(link.node_id, str),
+            in_flight=len(link.in_flight),
         )
+        return (*order, random.random())
 
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
         return self._leaders.take_hint(target, hint, self._manager.cluster._brokers)

@@ -14,11 +14,13 @@ import kafka.errors as kafka_errors
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 
 from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
+from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.metadata import Metadata
 from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
 from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest, Reply
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
+from kafkasafe.cluster.preference import any_broker
 from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
@@ -137,11 +139,11 @@ class Routing(Metadata):
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         links = [self._link(node) for node in nodes]
         now = time.monotonic()
-        if links and (self._known or final):
-            best = min(links, key=lambda link: self._preference(link, now))
+        best = any_broker(links, lambda link: self._preference(link, now), answered=self._known, final=final)
+        if isinstance(best, Link):
             best.submit(make())
-        elif final:
-            safely(reply, Failure(kafka_errors.NodeNotReadyError("No broker is known yet"), sent=False))
+        elif best is not None:
+            safely(reply, Failure(best, sent=False))
         else:
             self._parked.append(
                 (
