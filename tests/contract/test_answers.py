@@ -9,7 +9,7 @@ import pytest
 from doors import CURRENT, Door
 from rawclient import make_batch
 
-from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, Reached
+from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, ProducerIdGranted, Reached
 from kafkasafe.testing.fake import desk
 
 
@@ -37,10 +37,10 @@ def produced(door, topic):
     return door.once(lambda reply: door.client.produce([batch], -1, 30_000, lambda _, answer: reply(answer)))
 
 
-def known(door):
-    """A topic whose leader the client knows."""
+def known(door, client=None):
+    """A topic whose leader the client knows, and is connected to."""
     topic = door.topic()
-    assert not door.ask(door.client.list_offset, topic, 0, LATEST).error_code
+    assert not door.ask((client or door.client).list_offset, topic, 0, LATEST).error_code
     return topic
 
 
@@ -158,3 +158,15 @@ def test_a_topic_that_may_not_be_described_any_more_has_no_leader(door):
     assert [(isinstance(each, Failure), each.code, each.sent) for each in answers] == [(True, 29, False)] * 3
     door.cluster.deny("describe", topic=topic, on=False)
     door.until(lambda: isinstance(door.once(client.reach, topic, 0), Reached))
+
+
+def test_any_broker_is_connected_to_without_new_metadata(door, change):
+    """Its address is known from before."""
+    client = door.connect(reconnect_backoff_ms=500, retry_backoff_ms=500)
+    topic = known(door, client)
+    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    change("Metadata", lambda _, answer: answer | {"error_code": 129})
+    door.cluster.cut()
+    door.until(lambda: not client.at_home)
+    assert isinstance(door.once(client.init_producer_id), ProducerIdGranted)
+    assert client.close(60)

@@ -36,6 +36,7 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
 from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.preference import any_broker
 from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
@@ -114,15 +115,15 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            ready = [link for link in self._links.values() if link.ready]
-            if not ready and not final:
+            links = [self._link(one.node_id) for one in self._brokers]
+            link = any_broker(links, self._preference, answered=self._known, final=final)
+            if isinstance(link, Link):
+                self._call(link, name, message, succeed, fail, least=least, most=most)
+            elif link is not None:
+                fail(link)
+            else:
                 self._parked.append((route, fail))
                 self._want_metadata()
-                return
-            links = ready or [self._link(one.node_id) for one in self._brokers]
-            now = self._time.monotonic()
-            link = min(links, key=lambda one: (one.suspect_until_s > now, len(one.in_flight), one.node))
-            self._call(link, name, message, succeed, fail, least=least, most=most)
 
         self._do(lambda: route(False), fail)
 

@@ -17,6 +17,7 @@ from kafkasafe.cluster.api import (
     Reply,
 )
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, safely
 from kafkasafe.cluster.versions import newest
 from kafkasafe.errors import WrongClusterError
@@ -228,6 +229,17 @@ class Links:
 
     def _link(self, node: int) -> Link:
         return self._links.setdefault(node, Link(node))
+
+    def _preference(self, link: Link) -> tuple[object, ...]:
+        """Orders links: lowest is best to send to. Of equal ones always the same, so that a run can be repeated."""
+        order = preference(
+            suspect=link.suspect_until_s > self._time.monotonic(),
+            ready=link.ready,
+            failures=link.failures,
+            bootstrap=False,
+            in_flight=len(link.in_flight),
+        )
+        return (*order, link.node)
 
     def _submit(self, link: Link, call: Call) -> None:
         link.waiting.append(call)

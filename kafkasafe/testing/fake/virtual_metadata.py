@@ -111,16 +111,7 @@ class Metadata(Links):
             return
         self._wanted = False
         self._attempted_s = now
-        link = min(
-            able,
-            key=lambda one: (
-                one.suspect_until_s > now,
-                not one.ready,
-                one.failures,
-                len(one.in_flight),
-                one.node,
-            ),
-        )
+        link = min(able, key=self._preference)
         token = self._attempt = object()
         version = self._version("Metadata")
         waiters, self._waiters = self._waiters, []
