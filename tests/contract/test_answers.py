@@ -170,3 +170,22 @@ def test_any_broker_is_connected_to_without_new_metadata(door, change):
     door.until(lambda: not client.at_home)
     assert isinstance(door.once(client.init_producer_id), ProducerIdGranted)
     assert client.close(60)
+
+
+@pytest.mark.parametrize("known_broker", [False, True])
+def test_a_hint_at_a_leader_counts_if_the_broker_is_known(door, change, known_broker):
+    """Also one whose address comes with the hint (KIP-951)."""
+    topic, client = known(door), door.client
+    before = client.topic(topic).partitions[0]
+    hint = {"leader_id": 99, "leader_epoch": before.leader_epoch + 1}
+    endpoint = {"node_id": 99, "host": "localhost", "port": 9, "rack": None}
+
+    def moved(_, answer):
+        for found in answer["responses"]:
+            for row in found["partition_responses"]:
+                row |= {"error_code": 6, "base_offset": -1, "current_leader": hint}
+        return answer | {"node_endpoints": [endpoint] if known_broker else []}
+
+    change("Produce", moved)
+    assert produced(door, topic).leader_hint == tuple(hint.values())
+    assert client.topic(topic).partitions[0] == (PartitionInfo(*hint.values()) if known_broker else before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import kafka.errors as kafka_errors
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import VirtualCluster
 
 __all__ = ["VirtualClient"]
+
+_FIRST_WITH_HINTS: Final = 10
+"""Version of Produce (KIP-951)."""
 
 
 class VirtualClient(Coordinated, Metadata):
@@ -253,8 +256,11 @@ class VirtualClient(Coordinated, Metadata):
                 for topic in fields["responses"]
                 for part in topic["partition_responses"]
             }
+            hints = version >= _FIRST_WITH_HINTS
+            for endpoint in fields["node_endpoints"] if hints else ():
+                self._learn_broker(endpoint)
             for request in group:
-                self._answered(request, rows[request.topic, request.partition], reply)
+                self._answered(request, rows[request.topic, request.partition], reply, hints=hints)
 
         def fail(error: BaseException, sent: bool) -> None:
             for request in group:
@@ -262,9 +268,10 @@ class VirtualClient(Coordinated, Metadata):
                 self._refuse(request, error, reply, sent=sent)
 
         timeout_s = max(self._timeout_s, timeout_ms / 1000 + 1)
+        version = self._version("Produce", 0, highest_produce(transaction))
         call = Call(
             "Produce",
-            self._version("Produce", 0, highest_produce(transaction)),
+            version,
             message,
             succeed,
             fail,
@@ -274,11 +281,13 @@ class VirtualClient(Coordinated, Metadata):
         )
         self._submit(link, call)
 
-    def _answered(self, request: ProduceRequest[Any], row: Fields, reply: ProduceCallback[Any]) -> None:
+    def _answered(
+        self, request: ProduceRequest[Any], row: Fields, reply: ProduceCallback[Any], *, hints: bool
+    ) -> None:
         target = request.topic, request.partition
         code = row["error_code"]
         fence = self._raise_fence(target) if code else self._fences.get(target, 0)
-        hint = row.get("current_leader") if self._version("Produce") >= 10 else None
+        hint = row.get("current_leader") if hints else None
         leader = (hint["leader_id"], hint["leader_epoch"]) if hint else None
         moved = leader is not None and self._take_hint(target, leader)
         self._leave(target)

@@ -15,7 +15,6 @@ from kafkasafe.cluster.api import (
     Broker,
     Failure,
     MetadataRefreshed,
-    PartitionInfo,
     Reply,
     TopicInfo,
 )
@@ -215,16 +214,12 @@ class Metadata(Links):
         self._watched.add(topic)
         self._want_metadata(urgent=new)
 
+    def _learn_broker(self, endpoint: Fields) -> None:
+        if endpoint["node_id"] not in {broker.node_id for broker in self._brokers}:
+            self._brokers.append(Broker(endpoint["node_id"], endpoint["host"], endpoint["port"]))
+
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        topic, number = target
-        info = self._leaders.topics.get(topic)
-        known = info.partitions.get(number) if info is not None else None
-        if info is None or known is None or hint[1] <= known.leader_epoch:
-            return False
-        partitions = {**info.partitions, number: PartitionInfo(*hint)}
-        told = TopicInfo(topic, info.topic_id, partitions, info.error_code)
-        self._leaders.topics = {**self._leaders.topics, topic: told}
-        return True
+        return self._leaders.take_hint(target, hint, {broker.node_id for broker in self._brokers})
 
     def _drop_moved(self) -> None:
         """Requests that wait at a node whose partition another leads fail; so do later ones of that partition."""
