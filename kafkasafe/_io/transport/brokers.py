@@ -16,14 +16,13 @@ import kafka.errors as kafka_errors
 from kafkasafe._io.transport.ground import Ground
 from kafkasafe._io.transport.link import Link
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import (
     SILENCE_S,
     NodeId,
     TopicPartition,
-    safely,
 )
-from kafkasafe.errors import WrongClusterError
 
 __all__ = ["Brokers"]
 
@@ -38,11 +37,7 @@ class Brokers(Ground):
         self._links: dict[NodeId, Link] = {}
         self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
         self._leaders = Leaders()
-        self._guarded = False
-        self._home: str | None = None
-        """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
-        self._on_stranger: Callable[[str], None] = lambda _: None
-        self._on_home: Callable[[], None] = lambda: None
+        self._pin = ClusterPin(self._log)
         self._ticking = False
 
     @abstractmethod
@@ -59,15 +54,13 @@ class Brokers(Ground):
             on_stranger: Called with the id of another cluster that answered, on the network thread.
             on_home: Called there when a new connection leads to the right cluster, before anything goes out on it.
         """
-        self._guarded = True
-        self._on_stranger = on_stranger
-        self._on_home = on_home
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
 
     def move(self, cluster_id: str) -> None:
         """From now on this is the cluster to speak to (guarded transports only)."""
 
         def run() -> None:
-            self._home = cluster_id
+            self._pin.move(cluster_id)
             for link in self._links.values():
                 link.not_before = 0.0
             self._want_metadata(urgent=True)
@@ -78,25 +71,6 @@ class Brokers(Ground):
     def at_home(self) -> bool:
         """Whether a broker of the right cluster is connected. From any thread."""
         return any(link.usable for link in list(self._links.values()))
-
-    def _stranger(self, cluster_id: str | None) -> BaseException | None:
-        """Why a connection that leads to this cluster must not be used; None where it may."""
-        if not self._guarded:
-            return None
-        cluster_id = cluster_id or None
-        if self._home is None:
-            self._home = cluster_id
-        if cluster_id == self._home:
-            return None
-        if cluster_id is None:
-            unknown: BaseException = kafka_errors.KafkaConnectionError(
-                f"The broker does not say that it belongs to cluster {self._home}"
-            )
-            return unknown
-        safely(self._on_stranger, cluster_id)
-        return WrongClusterError(
-            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
-        )
 
     def _link(self, node_id: NodeId) -> Link:
         link = self._links.get(node_id)

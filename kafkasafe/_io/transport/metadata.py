@@ -80,7 +80,6 @@ class Metadata(Brokers):
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
-        self._cluster_id: str | None = None
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[Parked] = []
@@ -115,7 +114,7 @@ class Metadata(Brokers):
     @property
     def cluster_id(self) -> str | None:
         """Id of the cluster that answered last; None before the first answer and from old brokers."""
-        return self._cluster_id
+        return self._pin.cluster_id
 
     def topic(self, name: str) -> TopicInfo | None:
         """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
@@ -384,18 +383,10 @@ class Metadata(Brokers):
 
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
         check_metadata(response)
-        cluster_id = response.cluster_id or None
-        if self._cluster_id is not None and cluster_id is not None and cluster_id != self._cluster_id:
-            self._log.warning(
-                "Another cluster answers: %s, until now %s",
-                cluster_id,
-                self._cluster_id,
-                event="cluster_changed",
-            )
+        cluster_id = self._pin.answered(response.cluster_id)
         cluster = self._manager.cluster
         cluster._brokers = {broker.node_id: broker for broker in response.brokers}
         told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
-        self._cluster_id = cluster_id
         return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
 
     def _fail_aside(self, error: BaseException) -> None:
