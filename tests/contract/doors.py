@@ -49,10 +49,12 @@ class Door:
         self.cluster = cluster
         self.client = self.connect()
 
-    def connect(self, **options):
-        """Another client, started."""
+    def connect(self, guard=None, **options):
+        """Another client, started; `guard`: the arguments of `Cluster.guard`."""
         options = {"bootstrap_servers": self.cluster.bootstrap_servers, **options}
         client = self.cluster.connect(options) if self.virtual else Transport(options)
+        if guard is not None:
+            client.guard(**guard)
         client.start()
         return client
 

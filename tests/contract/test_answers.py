@@ -10,6 +10,7 @@ from doors import CURRENT, Door
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, ProducerIdGranted, Reached
+from kafkasafe.errors import WrongClusterError
 from kafkasafe.testing.fake import desk
 
 
@@ -189,3 +190,49 @@ def test_a_hint_at_a_leader_counts_if_the_broker_is_known(door, change, known_br
     change("Produce", moved)
     assert produced(door, topic).leader_hint == tuple(hint.values())
     assert client.topic(topic).partitions[0] == (PartitionInfo(*hint.values()) if known_broker else before)
+
+
+@pytest.mark.parametrize("other", ["another", ""])
+def test_another_cluster_id_is_logged(door, change, caplog, other):
+    """A broker that does not say its cluster is no other cluster."""
+    topic, client = known(door), door.client
+    assert client.cluster_id == door.cluster.cluster_id
+    change("Metadata", lambda _, answer: answer | {"cluster_id": other})
+    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    assert client.cluster_id == (other or None)
+    logged = [record for record in caplog.records if getattr(record, "event", "") == "cluster_changed"]
+    assert len(logged) == bool(other)
+
+
+def test_a_broker_that_does_not_say_its_cluster_any_more_is_no_home(door, change):
+    """It said so when the home cluster was found."""
+    strangers, homes = [], []
+    client = door.connect(
+        guard={"on_stranger": strangers.append, "on_home": lambda: homes.append(1)},
+        reconnect_backoff_ms=1,
+        retry_backoff_ms=1,
+    )
+    topic = known(door, client)
+    change("Metadata", lambda _, answer: answer | {"cluster_id": ""})
+    door.cluster.cut()
+    door.until(lambda: not client.at_home)
+    before = len(homes)
+    failure = door.once(client.list_offset, topic, 0, LATEST)
+    assert isinstance(failure, Failure)
+    assert not failure.sent
+    assert (len(homes), strangers) == (before, [])
+    assert client.close(60)
+
+
+def test_a_connection_that_leads_to_another_cluster_meanwhile_is_given_up(door, change):
+    strangers = []
+    client = door.connect(guard={"on_stranger": strangers.append, "on_home": lambda: None})
+    topic, home = known(door, client), client.cluster_id
+    change("Metadata", lambda _, answer: answer | {"cluster_id": "another"})
+    failure = door.once(client.refresh_metadata, [topic])
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, WrongClusterError)
+    assert set(strangers) == {"another"}
+    assert client.cluster_id == home
+    door.until(lambda: not client.at_home)
+    assert client.close(60)

@@ -17,10 +17,10 @@ from kafkasafe.cluster.api import (
     Reply,
 )
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.preference import preference
-from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, safely
+from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, log, safely
 from kafkasafe.cluster.versions import newest
-from kafkasafe.errors import WrongClusterError
 from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.virtual_time import Timer
 
@@ -107,14 +107,10 @@ class Links:
         self._brokers: list[Broker] = []
         self._watched: set[str] = set()
         self._asked: set[str] = set()
-        self._cluster_id: str | None = None
+        self._pin = ClusterPin(log)
         self._connected = False
         self._known = False
         self._last_error: BaseException | None = None
-        self._guarded = False
-        self._home: str | None = None
-        self._on_stranger: Callable[[str], None] = lambda _: None
-        self._on_home: Callable[[], None] = lambda: None
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._waiters: list[Reply[MetadataRefreshed]] = []
@@ -179,7 +175,7 @@ class Links:
     @property
     def cluster_id(self) -> str | None:
         """See `Cluster`."""
-        return self._cluster_id
+        return self._pin.cluster_id
 
     def _do(self, work: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Now, or after `start`, or never."""
@@ -194,14 +190,13 @@ class Links:
 
     def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
         """See `Cluster`."""
-        self._guarded = True
-        self._on_stranger, self._on_home = on_stranger, on_home
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
 
     def move(self, cluster_id: str) -> None:
         """See `Cluster`."""
 
         def run() -> None:
-            self._home = cluster_id
+            self._pin.move(cluster_id)
             for link in self._links.values():
                 link.not_before_s = 0.0
             self._want_metadata(urgent=True)
@@ -212,18 +207,6 @@ class Links:
     def at_home(self) -> bool:
         """See `Cluster`."""
         return any(link.ready for link in self._links.values())
-
-    def _stranger(self, cluster_id: str) -> BaseException | None:
-        if not self._guarded:
-            return None
-        if self._home is None:
-            self._home = cluster_id
-        if cluster_id == self._home:
-            return None
-        safely(self._on_stranger, cluster_id)
-        return WrongClusterError(
-            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
-        )
 
     # -- links -------------------------------------------------------------------------------------------------------
 
@@ -283,7 +266,7 @@ class Links:
             link.dialing = None
             link.pipe = pipe
             link.heard_s = self._time.monotonic()
-            if self._guarded:
+            if self._pin.guarded:
                 self._identify(link, pipe)
             else:
                 self._admit(link)
@@ -298,7 +281,7 @@ class Links:
         def answered(fields: Fields) -> None:
             if link.pipe is not pipe:
                 return
-            stranger = self._stranger(fields["cluster_id"])
+            stranger = self._pin.stranger(fields["cluster_id"])
             if stranger is not None:
                 self._lost(link, stranger)
             else:
@@ -311,8 +294,7 @@ class Links:
         link.ready = True
         link.failures = 0
         link.suspect_until_s = 0.0
-        if self._guarded:
-            safely(self._on_home)
+        self._pin.admitted()
         self._pump(link)
 
     def _write(self, link: Link, call: Call) -> None:

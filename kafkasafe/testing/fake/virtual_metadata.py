@@ -128,8 +128,14 @@ class Metadata(Links):
         def succeed(fields: Fields) -> None:
             if over():
                 return
+            answer = namespace(fields)
+            stranger = self._pin.stranger(answer.cluster_id)
+            if stranger is not None:
+                self._not_refreshed(Failure(stranger, sent=True), waiters, parked)
+                self._lost(link, stranger)
+                return
             try:
-                result = self._parse_metadata(namespace(fields), version)
+                result = self._parse_metadata(answer, version)
             except Exception as error:
                 self._not_refreshed(Failure(error, sent=True), waiters, parked)
                 return
@@ -176,10 +182,10 @@ class Metadata(Links):
 
     def _parse_metadata(self, answer: Any, version: int) -> MetadataRefreshed:
         check_metadata(answer)
-        self._cluster_id = answer.cluster_id
+        cluster_id = self._pin.answered(answer.cluster_id)
         self._brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
         told = self._leaders.learn(answer.topics, self._watched, version=version)
-        return MetadataRefreshed(self._cluster_id, tuple(one.node_id for one in self._brokers), told)
+        return MetadataRefreshed(cluster_id, tuple(one.node_id for one in self._brokers), told)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
         missing = [
