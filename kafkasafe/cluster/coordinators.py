@@ -29,13 +29,25 @@ from kafkasafe.cluster.transactions import (
 )
 from kafkasafe.cluster.versions import newest
 
-__all__ = ["Coordinated", "Node", "Question", "highest_produce", "lowest_produce"]
+__all__ = [
+    "SOFTWARE",
+    "Coordinated",
+    "Node",
+    "Question",
+    "highest_produce",
+    "lowest_produce",
+    "protocol_of",
+    "versions_of",
+]
 
 Node: TypeAlias = tuple[int, str, int]
 """(node id, host, port)"""
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+
+SOFTWARE: Final[Mapping[str, str]] = {"client_software_name": "kafkasafe", "client_software_version": "1"}
+"""What a request for ApiVersions says of the client."""
 
 _COORDINATOR_LOADING: Final = 14
 _NOT_ATTEMPTED: Final = 55
@@ -55,6 +67,21 @@ def highest_produce(identity: TransactionIdentity | None) -> int:
     """Newest version of Produce that does what the protocol of the batch's transaction says."""
     first = identity is not None and identity.protocol < _PROTOCOL_2
     return newest("Produce", _LAST_PRODUCE_1) if first else newest("Produce")
+
+
+def versions_of(protocol: int) -> tuple[int, int]:
+    """Oldest and newest version of EndTxn and of TxnOffsetCommit that a protocol of transactions has.
+
+    A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
+    """
+    return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
+
+
+def protocol_of(response: Any) -> int:
+    """The protocol of transactions, from the answer of a coordinator to ApiVersions."""
+    features = getattr(response, "finalized_features", None) or ()
+    levels = {feature.name: feature.max_version_level for feature in features}
+    return 2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +195,7 @@ class Coordinated:
         """See `Transactions`."""
 
         def level(response: Any) -> TransactionAnswer:
-            features = getattr(response, "finalized_features", None) or ()
-            levels = {feature.name: feature.max_version_level for feature in features}
-            protocols.append(2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1)
+            protocols.append(protocol_of(response))
             return TransactionAnswer(response.error_code)
 
         protocols: list[int] = []
@@ -206,11 +231,7 @@ class Coordinated:
             else:
                 self._through(TRANSACTION, transactional_id, init, reply, TransactionsInitialized)
 
-        versions = Question(
-            "ApiVersions",
-            {"client_software_name": "kafkasafe", "client_software_version": "1"},
-            level,
-        )
+        versions = Question("ApiVersions", SOFTWARE, level)
         self._through(TRANSACTION, transactional_id, versions, asked, TransactionAnswer)
 
     def add_partitions_to_transaction(
@@ -297,8 +318,7 @@ class Coordinated:
                 for topic, numbers in _by_topic(offsets).items()
             ],
         }
-        second = identity.protocol >= _PROTOCOL_2
-        question = Question("TxnOffsetCommit", fields, parse, 5 if second else 0, 5 if second else 4)
+        question = Question("TxnOffsetCommit", fields, parse, *versions_of(identity.protocol))
         self._through(GROUP, group, question, reply, OffsetsCommitted)
 
     def committed_offset(
@@ -359,8 +379,7 @@ class Coordinated:
             return TransactionEnded(0, following)
 
         fields = _signed(identity) | {"committed": commit}
-        # A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
-        question = Question("EndTxn", fields, parse, 5 if second else 0, 5 if second else 4)
+        question = Question("EndTxn", fields, parse, *versions_of(identity.protocol))
         self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionEnded)
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:

@@ -9,7 +9,11 @@ import pytest
 from doors import CURRENT, Door
 from rawclient import make_batch
 
+from kafkasafe._core.batch import encode
+from kafkasafe._io.appender import Appender
+from kafkasafe._io.transactions import Coordinator
 from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, ProducerIdGranted, Reached
+from kafkasafe.cluster.transactions import OffsetToCommit
 from kafkasafe.errors import WrongClusterError
 from kafkasafe.testing.fake import desk
 
@@ -236,3 +240,59 @@ def test_a_connection_that_leads_to_another_cluster_meanwhile_is_given_up(door, 
     assert client.cluster_id == home
     door.until(lambda: not client.at_home)
     assert client.close(60)
+
+
+OF_TRANSACTIONS = ["Produce", "AddOffsetsToTxn", "AddPartitionsToTxn", "TxnOffsetCommit", "EndTxn"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkeypatch, level):
+    """Those of the transaction protocol that the brokers speak, whatever they could decode."""
+    door = Door("fake", CURRENT)
+    profile = door.cluster._desk.centre.profile
+    features = profile.features | {"transaction.version": level}
+    monkeypatch.setattr(door.cluster._desk.centre, "profile", dataclasses.replace(profile, features=features))
+    topic, client, versions = known(door), door.client, {}
+
+    def noted(api):
+        def note(ask, answer):
+            versions[api] = ask.version
+            return answer
+
+        return note
+
+    for api in OF_TRANSACTIONS:
+        change(api, noted(api))
+
+    coordinator = Coordinator(client, "sink", timeout_s=60)
+    grant = coordinator.fence(60_000)
+    coordinator.add_partitions(grant, [(topic, 0)])
+    limits = {"delivery_timeout_s": 60, "request_timeout_ms": 30_000, "buffer_bytes": 1000}
+    appender = Appender(client, grant, attempt=0, claims=False, **limits)
+    appender.append(topic, 0, encode([None], [b"x"], timestamps=door.now_ms))
+    assert appender.finish()
+    coordinator.commit_offset(grant, (topic, 0), 1, "")
+    coordinator.end(grant, commit=True)
+    of_sink = dict(versions)
+    versions.clear()
+
+    identity = door.ask(client.init_transactional_id, "producer", 60_000).identity
+    assert identity.protocol == level
+    assert door.ask(client.add_partitions_to_transaction, identity, [(topic, 0)]).error_code == 0
+    data = make_batch(
+        b"y", pid=identity.producer_id, epoch=identity.epoch, seq=0, now_ms=door.now_ms, transactional=True
+    )
+    batch = ProduceRequest("token", topic, 0, data, transaction=identity)
+    assert (
+        door.once(
+            lambda reply: client.produce([batch], -1, 30_000, lambda _, answer: reply(answer))
+        ).error_code
+        == 0
+    )
+    assert door.ask(client.add_offsets_to_transaction, identity, "group").error_code == 0
+    offsets = {(topic, 0): OffsetToCommit(1)}
+    assert door.ask(client.commit_offsets_in_transaction, identity, "group", offsets).error_code == 0
+    assert door.ask(client.end_transaction, identity, True).error_code == 0
+    assert of_sink == versions
+    assert sorted(versions) == sorted(OF_TRANSACTIONS)
+    door.close()

@@ -161,7 +161,6 @@ class Routing(Metadata):
         reply: ProduceCallback[Any],
         *,
         final: bool,
-        transactional_id: str | None,
     ) -> None:
         groups: dict[int, Group] = {}
         parked: list[ProduceRequest[Any]] = []
@@ -198,7 +197,7 @@ class Routing(Metadata):
         for leader, group in groups.items():
             link = self._link(leader)
             for entries in group.frames:
-                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply, transactional_id))
+                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
         if parked:
 
             def fail(error: BaseException) -> None:
@@ -207,9 +206,7 @@ class Routing(Metadata):
 
             self._parked.append(
                 (
-                    lambda final: self._route_produce(
-                        parked, acks, timeout_ms, reply, final=final, transactional_id=transactional_id
-                    ),
+                    lambda final: self._route_produce(parked, acks, timeout_ms, reply, final=final),
                     fail,
                 )
             )

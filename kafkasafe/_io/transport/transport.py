@@ -230,8 +230,6 @@ class Transport(Questions):
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback[Any],
-        *,
-        transactional_id: str | None = None,
     ) -> None:
         """Appends batches to their partitions.
 
@@ -243,7 +241,6 @@ class Transport(Questions):
             acks: -1 (all in-sync replicas) or 1 (the leader).
             timeout_ms: How long the broker may wait for its replicas.
             reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
-            transactional_id: Of the transaction that the batches belong to, if they do.
 
         Raises:
             ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
@@ -257,9 +254,7 @@ class Transport(Questions):
                 safely(reply, request.token, Failure(error, sent=False))
 
         self._post(
-            lambda: self._route_produce(
-                batches, acks, timeout_ms, reply, final=False, transactional_id=transactional_id
-            ),
+            lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False),
             fail,
         )
 
