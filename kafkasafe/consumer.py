@@ -47,6 +47,7 @@ from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.lookups import LookUps, Note
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import ConsumerStats
+from kafkasafe._io.subscription import Subscription
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
@@ -278,7 +279,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         # that process dies. If this consumer began at the group's offset from before that batch, it would read the
         # batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
-        self._subscription.all_consumed_offsets = self._committable
+        self._subscription.__class__ = Subscription
+        self._subscription.commit_from(self._committable)
         self._rereading = Rereading(
             self._subscription, self._coordinator, self._emit, self._begin_iterating_again
         )

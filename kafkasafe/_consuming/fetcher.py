@@ -26,11 +26,21 @@ class Fetcher(BatchFetcher):
     owner: Applying
     _late_errors: collections.deque[Any]
     """The latest errors from followers that the consumer had stopped reading from."""
+    _lost_nodes: set[int]
+    """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
 
     def serve(self, owner: Applying) -> None:
         """Ask this consumer for decisions from now on."""
         self.owner = owner
         self._late_errors = collections.deque(maxlen=_MOST_LATE_ERRORS)
+        self._lost_nodes = set()
+
+    def take_lost_nodes(self) -> list[int]:
+        """Return the brokers to which fetches failed since the last call."""
+        found = []
+        while self._lost_nodes:
+            found.append(self._lost_nodes.pop())
+        return found
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
         self.owner._begin_resets()
@@ -47,9 +57,7 @@ class Fetcher(BatchFetcher):
         parent._handle_fetch_error(node_id, exception)
         if self.owner._followers.failed(node_id, time.monotonic()):
             self._manager.cluster.request_update()
-        for part in list(self.owner._parts.values()):
-            if part.checked is not None and part.checked[2] < 0 and part.checked[1] == node_id:
-                part.doubted = True
+        self._lost_nodes.add(node_id)
 
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 import kafka.errors as kafka_errors
@@ -136,6 +137,7 @@ class Positions(Walking):
     @at_once()
     def _begin_checks(self) -> None:
         """Check positions after a change of leaders: the new leader may have another log than the former one."""
+        self._doubt(self._fetcher.take_lost_nodes())
         assigned = list(self._assigned())
         for tp in [tp for tp in self._parts if tp not in self._subscription.assignment]:
             self._part(tp)
@@ -160,6 +162,12 @@ class Positions(Walking):
                 part.suspected or part.doubted or part.checked is None or _is_newer(leadership, part.checked)
             ):
                 self._check(tp, part, leadership)
+
+    def _doubt(self, nodes: Collection[int]) -> None:
+        """Check positions again that were found valid at one of these brokers, without a leader epoch."""
+        for part in self._parts.values():
+            if part.checked is not None and part.checked[2] < 0 and part.checked[1] in nodes:
+                part.doubted = True
 
     def _check(self, tp: TopicPartition, part: Part, leadership: Leadership) -> None:
         position = part.state.position.offset

@@ -176,11 +176,13 @@ class Grant:
         transactional_id: Transactional id of the transaction.
         producer_id: Producer id that the coordinator granted.
         epoch: Epoch that the coordinator granted; a newer one fences this one.
+        protocol: Protocol of transactions that the brokers speak, 1 or 2.
     """
 
     transactional_id: str
     producer_id: int
     epoch: int
+    protocol: int = 1
 
 
 # --------------------------------------------------------------------------------------------------------------

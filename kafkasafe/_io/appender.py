@@ -41,6 +41,7 @@ from kafkasafe._core import batch
 from kafkasafe._core.arrow_pack import divide
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.inquiry import pause_s
+from kafkasafe._io.transactions import identity_of
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
@@ -227,11 +228,10 @@ class Appender:
             )
             return
         self._transport.produce(
-            [ProduceRequest(place, place.topic, place.partition, data)],
+            [ProduceRequest(place, place.topic, place.partition, data, transaction=identity_of(self._grant))],
             -1,
             self._request_timeout_ms,
             self._on_reply,
-            transactional_id=self._grant.transactional_id or None,
         )
 
     # --- on the network thread ---

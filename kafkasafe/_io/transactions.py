@@ -29,14 +29,17 @@ from kafka.protocol.producer import (
 )
 
 from kafkasafe._core.txn import Grant
+from kafkasafe._io import requests
 from kafkasafe._io.backoff import PAUSES, Backoff
 from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.cluster.coordinators import SOFTWARE, protocol_of, versions_of
+from kafkasafe.cluster.transactions import TransactionIdentity
 from kafkasafe.errors import WaitTimeoutError
 
-__all__ = ["Coordinator", "TopicPartition", "call", "insist"]
+__all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -83,6 +86,13 @@ def _error(code: int, message: str) -> Exception:
     error.errno = code  # codes that kafka-python has no class for keep their number
     told: Exception = error
     return told
+
+
+def identity_of(grant: Grant) -> TransactionIdentity | None:
+    """What the batches of a grant's transaction are sent under; None if it has no transaction."""
+    if not grant.transactional_id:
+        return None
+    return TransactionIdentity(grant.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
 
 
 def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
@@ -219,12 +229,21 @@ class Coordinator:
             transaction_timeout_ms: After how long the cluster aborts a transaction that nobody ends.
         """
 
+        def level(response: Any) -> int:
+            if response.error_code:
+                raise _error(response.error_code, f"ApiVersions of {self._id}")
+            return protocol_of(response)
+
+        protocol = self._ask(
+            _TRANSACTION, lambda: requests.made("ApiVersions", SOFTWARE), level, api="ApiVersions"
+        )
+
         def parse(response: Any) -> Grant:
             if response.error_code:
                 raise _error(response.error_code, f"InitProducerId of {self._id}")
             if response.producer_id < 0 or response.producer_epoch < 0:
                 raise _error(14, "InitProducerId answered no id")
-            return Grant(self._id, response.producer_id, response.producer_epoch)
+            return Grant(self._id, response.producer_id, response.producer_epoch, protocol)
 
         return self._ask(
             _TRANSACTION,
@@ -297,6 +316,7 @@ class Coordinator:
 
     def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
         """Commits or aborts. Once it was sent only a later `fence` tells whether an unanswered one was carried out."""
+        minimum, maximum = versions_of(grant.protocol)
         self._ask(
             _TRANSACTION,
             lambda: EndTxnRequest(
@@ -307,7 +327,8 @@ class Coordinator:
             ),
             self._checked("EndTxn"),
             api="EndTxn",
-            maximum=5,
+            minimum=minimum,
+            maximum=maximum,
             timeout_s=timeout_s,
         )
 
@@ -360,7 +381,8 @@ class Coordinator:
                     if answer.error_code:
                         raise _error(answer.error_code, f"TxnOffsetCommit of {self._id}")
 
-        self._ask(_GROUP, make, parse, api="TxnOffsetCommit", maximum=4)
+        minimum, maximum = versions_of(grant.protocol)
+        self._ask(_GROUP, make, parse, api="TxnOffsetCommit", minimum=minimum, maximum=maximum)
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
         """The group's offset of a partition and its metadata, no transaction being open that would change it."""

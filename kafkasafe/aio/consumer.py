@@ -135,7 +135,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return
             consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
             # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
-            consumer._subscription.all_consumed_offsets = handed = Handed(self, consumer)
+            handed = Handed(self, consumer)
+            consumer._subscription.commit_from(handed)
             consumer._rereading.hand_out_later(handed.unhanded)
             self._consumer = consumer
             not_in_children(self)

@@ -55,7 +55,7 @@ class Fetched:
 
 
 class Handed:
-    """Replaces kafka-python's `all_consumed_offsets`.
+    """The offsets that commits take (`Subscription.commit_from`).
 
     It refers to its owner only weakly, so that a dropped consumer can be garbage-collected.
     """

@@ -1,4 +1,4 @@
-"""The requests of `kafkasafe.cluster.transactions` as data, and what their answers mean: the same for every `Cluster`.
+"""Requests as data, and what their answers mean, the same for every `Cluster`: producer ids and transactions.
 
 A request is a name and fields as Kafka's protocol names them. `Coordinated._ask_coordinator` makes bytes of that and
 gives back something with the answer's fields as attributes.
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Failure, Reply
+from kafkasafe.cluster.api import Failure, ProducerIdGranted, Reply
 from kafkasafe.cluster.transactions import (
     NO_MEMBER,
     GroupMember,
@@ -27,14 +27,27 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
+from kafkasafe.cluster.versions import newest
 
-__all__ = ["Coordinated", "Node", "Question", "highest_produce", "lowest_produce"]
+__all__ = [
+    "SOFTWARE",
+    "Coordinated",
+    "Node",
+    "Question",
+    "highest_produce",
+    "lowest_produce",
+    "protocol_of",
+    "versions_of",
+]
 
 Node: TypeAlias = tuple[int, str, int]
 """(node id, host, port)"""
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+
+SOFTWARE: Final[Mapping[str, str]] = {"client_software_name": "kafkasafe", "client_software_version": "1"}
+"""What a request for ApiVersions says of the client."""
 
 _COORDINATOR_LOADING: Final = 14
 _NOT_ATTEMPTED: Final = 55
@@ -50,10 +63,25 @@ def lowest_produce(identity: TransactionIdentity | None) -> int:
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
-def highest_produce(identity: TransactionIdentity | None, newest: int) -> int:
+def highest_produce(identity: TransactionIdentity | None) -> int:
     """Newest version of Produce that does what the protocol of the batch's transaction says."""
     first = identity is not None and identity.protocol < _PROTOCOL_2
-    return min(newest, _LAST_PRODUCE_1) if first else newest
+    return newest("Produce", _LAST_PRODUCE_1) if first else newest("Produce")
+
+
+def versions_of(protocol: int) -> tuple[int, int]:
+    """Oldest and newest version of EndTxn and of TxnOffsetCommit that a protocol of transactions has.
+
+    A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
+    """
+    return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
+
+
+def protocol_of(response: Any) -> int:
+    """The protocol of transactions, from the answer of a coordinator to ApiVersions."""
+    features = getattr(response, "finalized_features", None) or ()
+    levels = {feature.name: feature.max_version_level for feature in features}
+    return 2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +104,7 @@ class Question:
 
 
 class Coordinated:
-    """`Transactions` for a cluster that can ask a certain broker, or any."""
+    """`Transactions` and `init_producer_id` for a cluster that can ask a certain broker, or any."""
 
     def __init__(self) -> None:
         # Read and written by several threads, one whole value at a time.
@@ -85,6 +113,27 @@ class Coordinated:
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         """Asks one broker, or any: one reply, with what `Question.parse` made or a `Failure`."""
         raise NotImplementedError
+
+    # -- producer ids ------------------------------------------------------------------------------------------------
+
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
+        """See `Cluster`."""
+
+        def parse(response: Any) -> ProducerIdGranted:
+            code = response.error_code
+            if code:
+                raise kafka_errors.for_code(code)("InitProducerId")
+            if not _has_id(response):
+                raise kafka_errors.for_code(_COORDINATOR_LOADING)("InitProducerId answered no id")
+            return ProducerIdGranted(response.producer_id, response.producer_epoch)
+
+        fields = {
+            "transactional_id": None,
+            "transaction_timeout_ms": 2**31 - 1,
+            "producer_id": -1,
+            "producer_epoch": -1,
+        }
+        self._ask_coordinator(None, Question("InitProducerId", fields, parse, 0, 5), reply)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -146,9 +195,7 @@ class Coordinated:
         """See `Transactions`."""
 
         def level(response: Any) -> TransactionAnswer:
-            features = getattr(response, "finalized_features", None) or ()
-            levels = {feature.name: feature.max_version_level for feature in features}
-            protocols.append(2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1)
+            protocols.append(protocol_of(response))
             return TransactionAnswer(response.error_code)
 
         protocols: list[int] = []
@@ -156,7 +203,7 @@ class Coordinated:
         def parse(response: Any) -> TransactionsInitialized:
             if response.error_code:
                 return TransactionsInitialized(response.error_code)
-            if response.producer_id < 0 or response.producer_epoch < 0:
+            if not _has_id(response):
                 return TransactionsInitialized(_COORDINATOR_LOADING)
             identity = TransactionIdentity(
                 transactional_id, response.producer_id, response.producer_epoch, protocols[-1]
@@ -184,11 +231,7 @@ class Coordinated:
             else:
                 self._through(TRANSACTION, transactional_id, init, reply, TransactionsInitialized)
 
-        versions = Question(
-            "ApiVersions",
-            {"client_software_name": "kafkasafe", "client_software_version": "1"},
-            level,
-        )
+        versions = Question("ApiVersions", SOFTWARE, level)
         self._through(TRANSACTION, transactional_id, versions, asked, TransactionAnswer)
 
     def add_partitions_to_transaction(
@@ -275,8 +318,7 @@ class Coordinated:
                 for topic, numbers in _by_topic(offsets).items()
             ],
         }
-        second = identity.protocol >= _PROTOCOL_2
-        question = Question("TxnOffsetCommit", fields, parse, 5 if second else 0, 5 if second else 4)
+        question = Question("TxnOffsetCommit", fields, parse, *versions_of(identity.protocol))
         self._through(GROUP, group, question, reply, OffsetsCommitted)
 
     def committed_offset(
@@ -337,8 +379,7 @@ class Coordinated:
             return TransactionEnded(0, following)
 
         fields = _signed(identity) | {"committed": commit}
-        # A later version with protocol 1, or an earlier one with protocol 2, would leave both sides with other epochs.
-        question = Question("EndTxn", fields, parse, 5 if second else 0, 5 if second else 4)
+        question = Question("EndTxn", fields, parse, *versions_of(identity.protocol))
         self._through(TRANSACTION, identity.transactional_id, question, reply, TransactionEnded)
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
@@ -361,6 +402,11 @@ class Coordinated:
 
         question = Question("DescribeTransactions", {"transactional_ids": [transactional_id]}, parse)
         self._through(TRANSACTION, transactional_id, question, reply, TransactionDescribed)
+
+
+def _has_id(response: Any) -> bool:
+    """Whether InitProducerId answered an id. A broker that just started may answer -1 without an error code."""
+    return bool(response.producer_id >= 0 and response.producer_epoch >= 0)
 
 
 def _signed(identity: TransactionIdentity) -> dict[str, Any]:

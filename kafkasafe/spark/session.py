@@ -35,7 +35,7 @@ from kafkasafe._core.txn import (
     judge_version,
 )
 from kafkasafe._io.appender import FencedError, RestartError
-from kafkasafe._io.transactions import Coordinator, call, insist
+from kafkasafe._io.transactions import Coordinator, call, identity_of, insist
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
@@ -427,11 +427,10 @@ class Session:
         def append(left_s: float) -> None:
             answer: ProduceReply | Failure = call(
                 lambda reply: self._transport.produce(
-                    [ProduceRequest(None, topic, number, data)],
+                    [ProduceRequest(None, topic, number, data, transaction=identity_of(grant))],
                     -1,
                     self._options.request_timeout_ms,
                     lambda _, answer: reply(answer),
-                    transactional_id=self._id,
                 ),
                 left_s,
             )

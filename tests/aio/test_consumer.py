@@ -144,6 +144,25 @@ def test_a_commit_is_of_what_was_handed_out_also_while_more_is_fetched(options):
     run(main())
 
 
+def test_no_method_of_kafka_pythons_objects_is_replaced(options):
+    """Their classes are replaced: an attribute that hides a method is easily overlooked."""
+
+    async def main():
+        async with SafeConsumer("orders", **options) as consumer:
+            await consumer.getone()
+            inner = consumer._consumer
+            for each in (
+                inner._subscription,
+                inner._fetcher,
+                inner._coordinator,
+                inner._client,
+                inner._manager,
+            ):
+                assert not [name for name in vars(each) if callable(getattr(type(each), name, None))]
+
+    run(main())
+
+
 def test_a_wait_that_is_not_a_number_is_refused(options):
     """It would never end."""
 

@@ -47,9 +47,16 @@ class Door:
                 else KafkaCluster(brokers=1, version=version, config=config)
             ).__enter__()
         self.cluster = cluster
-        options = {"bootstrap_servers": cluster.bootstrap_servers}
-        self.client = cluster.connect(options) if self.virtual else Transport(options)
-        self.client.start()
+        self.client = self.connect()
+
+    def connect(self, guard=None, **options):
+        """Another client, started; `guard`: the arguments of `Cluster.guard`."""
+        options = {"bootstrap_servers": self.cluster.bootstrap_servers, **options}
+        client = self.cluster.connect(options) if self.virtual else Transport(options)
+        if guard is not None:
+            client.guard(**guard)
+        client.start()
+        return client
 
     def close(self):
         assert self.client.close(60)

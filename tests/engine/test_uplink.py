@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 import pytest
-from virtual import World
+from virtual import TIMEOUT_S, World
 
 from kafkasafe._core.uplink import MEMORY_BYTES
 from kafkasafe._io.engine.outlet import Outlet
@@ -43,6 +43,19 @@ def begun(world, partitions, **options):
     first = [life.send("orders", number, [b"first"]) for number in range(partitions)]
     assert world.run(60, lambda: all(parcel.done for parcel in first))
     return life
+
+
+def test_requests_that_the_network_drops_do_not_arrive():
+    """The cluster of these tests answered them all the same."""
+    world = World()
+    life = begun(world, 1)
+    world.cluster.drop_requests()
+    parcel = life.send("orders", 0, [b"dropped"])
+    world.run(TIMEOUT_S / 2)
+    assert world.log("orders", 0) == [b"first"]
+    world.cluster.restore()
+    assert world.run(60, lambda: parcel.done)
+    assert world.log("orders", 0) == [b"first", b"dropped"]
 
 
 def test_an_outage_reads_nothing_from_disk(reads):

@@ -34,8 +34,6 @@ from kafkasafe.testing.fake.desk import handler
 from kafkasafe.testing.fake.virtual import VirtualCluster
 
 TIMEOUT_S = 5.0
-SWALLOWED = {"Produce", "EndTxn", "TxnOffsetCommit", "AddPartitionsToTxn", "AddOffsetsToTxn"}
-"""Requests whose answers may get lost."""
 SPOOL = Path("/spool")
 
 
@@ -46,7 +44,12 @@ class StormyCluster(VirtualCluster):
         swallow: So many Produce requests from now on are done, and nobody hears of it: the connection ends.
         stragglers: Decides which requests of connections that ended arrive all the same, and when (see `straggle`);
             None: none does.
+        swallowed: Names of the requests whose answers may get lost.
+        traced: It says what it is asked.
     """
+
+    swallowed = frozenset({"Produce", "EndTxn", "TxnOffsetCommit", "AddPartitionsToTxn", "AddOffsetsToTxn"})
+    traced = True
 
     def __init__(self, say, brokers: int, version: str, config) -> None:
         self.say = say
@@ -56,49 +59,43 @@ class StormyCluster(VirtualCluster):
 
     def ask(self, pipe, name, version, message, on_answer) -> float:
         """See `VirtualCluster`."""
-        taken_s, through_s = self.way(pipe, name, message)
-        written_s = self.time.monotonic() + taken_s
-        what = _request(name, message)
+        what = _request(name, message) if self.traced else ""
         if what:
             self.say(f"-> {what}")
-
-        def arrive() -> None:
-            if pipe.open:
-                pipe.requests.append((name, version, message, answered))
-                self._settle()
-            else:
-                self.straggle(pipe, written_s, late)
-
-        def late() -> None:
-            if self._desk.centre.serves(pipe.node):
-                handler(name)(self._ask(pipe.node, version, message))
-                self._settle()
 
         def answered(fields) -> None:
             on_answer(fields)
 
-        answered.swallowed = what if name in SWALLOWED else ""
-        self.time.call_later(self.latency_s + through_s, arrive)
-        return taken_s
+        answered.swallowed = (what or name) if name in self.swallowed else ""
+        return super().ask(pipe, name, version, message, answered)
 
-    def straggle(self, pipe, written_s: float, late, *, always: bool = False) -> None:
+    def _arrive_late(self, request) -> None:
+        """See `VirtualCluster`."""
+        self.straggle(request)
+
+    def straggle(self, request, *, always: bool = False) -> None:
         """The connection of a request ended before it arrived: it may arrive all the same.
 
         That is so if the connection had taken its last byte by then, and within the request timeout: what is promised
         rests on both (docs/promises.md, P2), however much lies in buffers on a slow way.
 
         Args:
-            pipe: The connection.
-            written_s: When it had taken all, or would have.
-            late: Appends what is in the request.
+            request: The request.
             always: No matter of chance.
         """
         if self.stragglers is None or not (always or self.stragglers.random() < 0.5):
             return
-        now, last_s = self.time.monotonic(), pipe.ended_s + TIMEOUT_S * 0.95
+        ended_s = request.pipe.ended_s
+        now, last_s = self.time.monotonic(), ended_s + TIMEOUT_S * 0.95
         at_s = min(now + self.stragglers.uniform(0, TIMEOUT_S * 0.9), last_s)
-        if written_s <= pipe.ended_s and now <= last_s:
-            self.time.call_later(at_s - now, late)
+        if request.written_s <= ended_s and now <= last_s:
+            self.time.call_later(at_s - now, lambda: self._carry_out(request))
+
+    def _carry_out(self, request) -> None:
+        node, home = request.pipe.node, self._desk.centre
+        if request.centre is home and home.serves(node):
+            handler(request.name)(self._ask(node, request.version, request.message))
+            self._settle()
 
     def _deliver(self, pipe, name, answer, on_answer) -> None:
         what = getattr(on_answer, "swallowed", "")

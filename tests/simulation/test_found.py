@@ -15,7 +15,10 @@ def history(*events: tuple[str, int, int, int], seed: int = 0, kind: str = "", *
 
 
 def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
-    """Its leader was known, its metadata were refused: the way to the leader was asked for again and again, at once."""
+    """Its leader was known, its metadata were refused: the way to the leader was asked for again and again, at once.
+
+    The double of the transport then still led to the leader that it knew from before.
+    """
     play(
         history(
             ("send", 35376, 24561, 19237),

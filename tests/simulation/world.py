@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from virtual import Life, StormyCluster, World, _request
+from virtual import Life, StormyCluster, World
 
 from kafkasafe._core import batch as codec
 from kafkasafe.errors import SpoolError
@@ -67,6 +67,8 @@ class SimCluster(StormyCluster):
         on_refused: Gets topic, partition and error code of each answer to a batch, and to questions about topics (-1).
     """
 
+    swallowed = frozenset({"Produce"})
+
     def __init__(self, *args: Any) -> None:
         self.hidden: frozenset[str] = frozenset()
         self.refuses: deque[tuple[int, bool]] = deque()
@@ -77,6 +79,7 @@ class SimCluster(StormyCluster):
         self.on_failed: Callable[[str, int, Any], None] = lambda *_: None
         self.on_out: Callable[[str, int, int], None] = lambda *_: None
         self.late = 0
+        self._late: list[Any] = []
         self._out: dict[tuple[str, int, int], list[tuple[Any, Any]]] = {}
         self.traced = False
         super().__init__(*args)
@@ -85,11 +88,8 @@ class SimCluster(StormyCluster):
         """See `VirtualCluster`."""
         return (0, -1) if name in self.hidden else super().speaks(name)
 
-    def ask(self, pipe, name, version, message, on_answer) -> None:
+    def ask(self, pipe, name, version, message, on_answer) -> float:
         """See `StormyCluster`."""
-        what = ""
-        if self.traced and (what := _request(name, message)):
-            self.say(f"-> {what}")
         addresses = _addresses(name, message)
         headers: dict[tuple[str, int], Any] = {}
         if name == "Produce":
@@ -101,31 +101,14 @@ class SimCluster(StormyCluster):
             for topic, partition in addresses:
                 self.on_question(topic, partition)
 
-        late_one = name == "Produce" and self.late > 0
-        if late_one:
+        if name == "Produce" and self.late > 0:
             self.late -= 1
+            self._late.append(message)
             self.time.call_later(self.latency_s / 2, lambda: self._end(pipe, "The connection was cut"))
         if name == "Produce":
             for place, header in headers.items():
                 self._out.setdefault((*place, header.producer_id), []).append((pipe, message))
                 self.on_out(*place, sum(each.open for each, _ in self._out[*place, header.producer_id]))
-
-        def arrive() -> None:
-            if pipe.open:
-                if not self.weather[pipe.node].drop_requests:
-                    pipe.requests.append((name, version, message, answered))
-                    self._settle()
-            else:
-                self.straggle(pipe, written_s, late, always=late_one)
-
-        home = self._desk.centre
-        taken_s, through_s = self.way(pipe, name, message)
-        written_s = self.time.monotonic() + taken_s
-
-        def late() -> None:
-            if self._desk.centre is home and home.serves(pipe.node):
-                handler(name)(self._ask(pipe.node, version, message))
-                self._settle()
 
         def answered(fields) -> None:
             if name == "Produce":
@@ -142,9 +125,14 @@ class SimCluster(StormyCluster):
                     self.on_refused(topic["name"], -1, topic["error_code"])
             on_answer(fields)
 
-        answered.swallowed = (what or name) if name == "Produce" else ""
-        self.time.call_later(self.latency_s + through_s, arrive)
-        return taken_s
+        return super().ask(pipe, name, version, message, answered)
+
+    def _arrive_late(self, request) -> None:
+        """See `StormyCluster`."""
+        late = [each for each in self._late if each is not request.message]
+        always = len(late) < len(self._late)
+        self._late = late
+        self.straggle(request, always=always)
 
     def _work(self, pipe) -> bool:
         if (

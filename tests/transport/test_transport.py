@@ -749,7 +749,7 @@ class TestRequests:
             assert info is not None
             epoch = info.partitions[0].leader_epoch
             stale = dataclasses.replace(info, partitions={0: PartitionInfo(1, epoch + 1)})
-            transport._topics = {**transport._topics, topic: stale}
+            transport._leaders.topics = {**transport._leaders.topics, topic: stale}
             transport.log_end_offset(topic, 0, ends)
             assert ends.get().error_code == 75
 
@@ -1077,7 +1077,7 @@ class TestFaults:
             assert info is not None
             # As if metadata were stale: the follower is taken for the leader.
             follower = dataclasses.replace(info, partitions={0: PartitionInfo(2, -1)})
-            transport._topics = {**transport._topics, topic: follower}
+            transport._leaders.topics = {**transport._leaders.topics, topic: follower}
             producer.send(producer.request("a", producer.make(1)))
             reply = producer.replies.get()
             assert reply.error_code == 6
@@ -1095,7 +1095,7 @@ class TestFaults:
             info = transport.topic(topic)
             assert info is not None
             moved = dataclasses.replace(info, partitions={0: PartitionInfo(2, 99)})
-            transport._topics = {**transport._topics, topic: moved}
+            transport._leaders.topics = {**transport._leaders.topics, topic: moved}
             producer.send(producer.request("second", producer.make(1)))
             token, result = producer.replies.take(1)[0]
             assert token == "second"

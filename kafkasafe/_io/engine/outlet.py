@@ -161,11 +161,6 @@ class Outlet:
             self._link(message.answer.node).open()
             self._disk.keeps = True
             self.find_leaders()
-            nowhere = self._turns.get(_NOWHERE)
-            if nowhere and address in nowhere:
-                # The metadata do not say who leads, because a permission is missing; the cluster knows it from before.
-                del nowhere[address]
-                self._turns.setdefault(message.answer.node, collections.OrderedDict())[address] = None
             return ()
         if node == _NOWHERE:
             return [address] if address in self._held else ()

@@ -6,14 +6,13 @@ where and when, metadata, back-off and the encoding of Produce requests are deci
 
 In this order, each room knows those above it:
 
-    terms.py         names, codes and errors that all have in common
     loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
     wire.py          bytes of Produce requests and their answers
     order.py         fences, and where the batches went that are not answered yet
     calls.py         one request and its single outcome; produce_call.py one of Produce
     link.py          the way to one broker
     ground.py        parts of `Transport`: options, the loop, the way in for other threads
-    brokers.py         who leads what, the links, the right cluster, silence
+    brokers.py         the links, the right cluster, silence
     metadata.py        when they are asked for, and what an answer changes
     routing.py         which broker a request goes to, and the order of batches
     questions.py       what is asked of a leader

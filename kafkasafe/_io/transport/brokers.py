@@ -1,4 +1,4 @@
-"""Who leads what, and the links to brokers: which cluster they must belong to, and when they have been silent too long.
+"""The links to brokers: which cluster they must belong to, and when they have been silent too long.
 
 What is sent on a link, and when metadata are asked for, is not decided here.
 """
@@ -9,24 +9,20 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.ground import Ground
 from kafkasafe._io.transport.link import Link
-from kafkasafe._io.transport.terms import (
-    LEADER_NOT_AVAILABLE,
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.preference import preference
+from kafkasafe.cluster.terms import (
     SILENCE_S,
-    UNKNOWN_TOPIC,
     NodeId,
     TopicPartition,
-    error_of,
-    safely,
 )
-from kafkasafe.cluster.api import PartitionInfo, TopicInfo
-from kafkasafe.errors import WrongClusterError
 
 __all__ = ["Brokers"]
 
@@ -40,12 +36,8 @@ class Brokers(Ground):
         super().__init__(options)
         self._links: dict[NodeId, Link] = {}
         self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
-        self._topics: dict[str, TopicInfo] = {}
-        self._guarded = False
-        self._home: str | None = None
-        """The cluster that connections of a guarded transport must lead to, None until one has said which it is."""
-        self._on_stranger: Callable[[str], None] = lambda _: None
-        self._on_home: Callable[[], None] = lambda: None
+        self._leaders = Leaders()
+        self._pin = ClusterPin(self._log)
         self._ticking = False
 
     @abstractmethod
@@ -62,15 +54,13 @@ class Brokers(Ground):
             on_stranger: Called with the id of another cluster that answered, on the network thread.
             on_home: Called there when a new connection leads to the right cluster, before anything goes out on it.
         """
-        self._guarded = True
-        self._on_stranger = on_stranger
-        self._on_home = on_home
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
 
     def move(self, cluster_id: str) -> None:
         """From now on this is the cluster to speak to (guarded transports only)."""
 
         def run() -> None:
-            self._home = cluster_id
+            self._pin.move(cluster_id)
             for link in self._links.values():
                 link.not_before = 0.0
             self._want_metadata(urgent=True)
@@ -82,25 +72,6 @@ class Brokers(Ground):
         """Whether a broker of the right cluster is connected. From any thread."""
         return any(link.usable for link in list(self._links.values()))
 
-    def _stranger(self, cluster_id: str | None) -> BaseException | None:
-        """Why a connection that leads to this cluster must not be used; None where it may."""
-        if not self._guarded:
-            return None
-        cluster_id = cluster_id or None
-        if self._home is None:
-            self._home = cluster_id
-        if cluster_id == self._home:
-            return None
-        if cluster_id is None:
-            unknown: BaseException = kafka_errors.KafkaConnectionError(
-                f"The broker does not say that it belongs to cluster {self._home}"
-            )
-            return unknown
-        safely(self._on_stranger, cluster_id)
-        return WrongClusterError(
-            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
-        )
-
     def _link(self, node_id: NodeId) -> Link:
         link = self._links.get(node_id)
         if link is None:
@@ -109,45 +80,17 @@ class Brokers(Ground):
 
     def _preference(self, link: Link, now: float) -> tuple[object, ...]:
         """Orders links: lowest is best to send to."""
-        return (
-            link.suspect_until > now,
-            not link.ready,
-            link.failures,
-            isinstance(link.node_id, str),  # bootstrap servers when known brokers are no better
-            len(link.in_flight),
-            random.random(),
+        order = preference(
+            suspect=link.suspect_until > now,
+            ready=link.ready,
+            failures=link.failures,
+            bootstrap=isinstance(link.node_id, str),
+            in_flight=len(link.in_flight),
         )
-
-    def _leader(self, topic: str, partition: int) -> int | BaseException | None:
-        """The leader's node id; why there is none; or None while nothing is known of the topic."""
-        info = self._topics.get(topic)
-        if info is None:
-            return None
-        if info.error_code:
-            return error_of(info.error_code, topic)
-        known = info.partitions.get(partition)
-        if known is None:
-            return error_of(UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
-        if known.leader < 0:
-            return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
-        return known.leader
-
-    def _leader_id(self, target: TopicPartition) -> int | None:
-        leader = self._leader(*target)
-        return leader if isinstance(leader, int) else None
+        return (*order, random.random())
 
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        topic, partition = target
-        leader, epoch = hint
-        info = self._topics.get(topic)
-        known = info.partitions.get(partition) if info is not None else None
-        if info is None or known is None or epoch <= known.leader_epoch:
-            return False
-        if self._manager.cluster.broker_metadata(leader) is None:
-            return False
-        partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
-        self._topics = {**self._topics, topic: replace(info, partitions=partitions)}
-        return True
+        return self._leaders.take_hint(target, hint, self._manager.cluster._brokers)
 
     def _learn_broker(self, endpoint: Any) -> None:
         brokers = self._manager.cluster._brokers
@@ -165,7 +108,7 @@ class Brokers(Ground):
 
     def _drop_moved(self) -> None:
         for link in list(self._links.values()):
-            link.drop_moved(self._leader_id)
+            link.drop_moved(self._leaders.leader_id)
 
     # -- Silence -------------------------------------------------------------------------------------------------
 
@@ -195,7 +138,7 @@ class Brokers(Ground):
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
                 continue
-            leaders = {self._leader_id(target) for call in link.in_flight for target in call.targets}
+            leaders = {self._leaders.leader_id(target) for call in link.in_flight for target in call.targets}
             if leaders - {link.node_id, None}:
                 link.hang_up(
                     kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")

@@ -8,15 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import kafka.errors as kafka_errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from kafkasafe._io.transport.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
-from kafkasafe._io.transport.terms import TopicPartition, safely
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Buffer, Failure, Reached, Reply
+from kafkasafe.cluster.terms import TopicPartition, safely
+from kafkasafe.cluster.versions import newest
 
 __all__ = [
     "Call",
@@ -30,10 +31,6 @@ __all__ = [
     "ReachCall",
     "Wanted",
 ]
-
-# Newest versions this module speaks.
-_MAX_LIST_OFFSETS: Final = 10
-_MAX_EPOCHS: Final = 4
 
 
 class Call:
@@ -84,7 +81,7 @@ class KafkaCall(Call):
         self.parse = parse
         self.reply = reply
         self.minimum = minimum
-        self.maximum = maximum
+        self.maximum = newest(request.name.removesuffix("Request"), maximum)
 
     def frame(self, versions: Any) -> Frame:
         request = self.request
@@ -156,7 +153,7 @@ class OffsetsWanted:
     timestamp: int
 
     request: ClassVar[Any] = ListOffsetsRequest
-    maximum: ClassVar[int] = _MAX_LIST_OFFSETS
+    maximum: ClassVar[int] = newest("ListOffsets")
 
     @property
     def minimum(self) -> int:
@@ -186,7 +183,7 @@ class EpochsWanted:
 
     request: ClassVar[Any] = OffsetForLeaderEpochRequest
     minimum: ClassVar[int] = 0
-    maximum: ClassVar[int] = _MAX_EPOCHS
+    maximum: ClassVar[int] = newest("OffsetForLeaderEpoch")
 
     def make(self, questions: Mapping[str, Sequence[PartitionQuestion]], timeout_s: float) -> Any:  # noqa: ARG002
         topic = self.request.OffsetForLeaderTopic

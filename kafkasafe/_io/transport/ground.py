@@ -20,8 +20,8 @@ from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.loop import Loop
 from kafkasafe._io.transport.manager import DirectManager
 from kafkasafe._io.transport.sockets import FORGETS
-from kafkasafe._io.transport.terms import closed_error, log
 from kafkasafe.cluster.coordinators import Coordinated
+from kafkasafe.cluster.terms import closed_error, log
 from kafkasafe.errors import ForkedProcessError
 from kafkasafe.logs import limit_foreign
 

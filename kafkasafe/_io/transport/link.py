@@ -16,9 +16,9 @@ from kafka.net.connection import KafkaConnection
 from kafka.protocol.metadata import MetadataRequest
 
 from kafkasafe._io.transport.calls import Call, MetadataCall, PartitionQuestion, QuestionsCall, Wanted
-from kafkasafe._io.transport.terms import NodeId, TopicPartition, safely
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.terms import NodeId, TopicPartition
 
 if TYPE_CHECKING:
     from kafkasafe._io.transport.brokers import Brokers
@@ -143,7 +143,7 @@ class Link:
                 throttled = conn._throttle_time or 0.0
                 self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
                 return
-            if self.hub._guarded and not self.ready_once and (self.identifying or not call.identifies):
+            if self.hub._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
                 self._identify(conn, now)
                 self._arm(call.deadline)
                 return
@@ -183,8 +183,7 @@ class Link:
             self.ready_once = True
             self.failures = 0
             self.suspect_until = 0.0
-            if self.hub._guarded:
-                safely(self.hub._on_home)
+            self.hub._pin.admitted()
             self.pump()
 
     def _write(self, conn: Any, call: Call, now: float) -> None:
@@ -214,7 +213,7 @@ class Link:
         def done(response: Any) -> None:
             self.in_flight.pop(call, None)
             if call.identifies:
-                stranger = self.hub._stranger(response.cluster_id)
+                stranger = self.hub._pin.stranger(response.cluster_id)
                 if stranger is not None:
                     call.fail(stranger, sent=True)
                     if conn is self.conn:
@@ -277,7 +276,7 @@ class Link:
         conn.close_future.add_both(lambda error: self._on_closed(conn, error))
 
     def _on_ready(self, conn: KafkaConnection) -> None:
-        if not self.hub._guarded:
+        if not self.hub._pin.guarded:
             self._admit(conn)
         elif conn is self.conn:
             self.pump()

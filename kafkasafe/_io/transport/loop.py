@@ -14,7 +14,7 @@ from typing import Any, Final
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector, Task, TaskState
 
-from kafkasafe._io.transport.terms import log
+from kafkasafe.cluster.terms import log
 from kafkasafe.logs import apart, own_threads
 
 __all__ = ["Loop"]

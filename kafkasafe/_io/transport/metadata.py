@@ -10,7 +10,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
@@ -21,24 +21,26 @@ from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.brokers import Brokers
 from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
 from kafkasafe._io.transport.link import Link
-from kafkasafe._io.transport.terms import SILENCE_S, UNKNOWN_TOPIC, error_of, not_sent, plausible, safely
 from kafkasafe.cluster.api import (
-    NO_TOPIC_ID,
     Broker,
     Failure,
     MetadataRefreshed,
-    PartitionInfo,
     Reply,
     TopicInfo,
     in_words,
 )
+from kafkasafe.cluster.leaders import check_metadata
+from kafkasafe.cluster.terms import (
+    LEADERLESS_POLL_MAX_S,
+    METADATA_PATIENCE_S,
+    MISSING_TOPIC_POLL_MAX_S,
+    SILENCE_S,
+    UNKNOWN_TOPIC,
+    not_sent,
+    safely,
+)
 
-__all__ = ["Metadata", "Parked", "topic_info"]
-
-_METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
-
-_LEADERLESS_POLL_MAX_S: Final = 1.0
-_MISSING_TOPIC_POLL_MAX_S: Final = 5.0
+__all__ = ["Metadata", "Parked"]
 
 _LOG_EVERY_S: Final = 30.0
 
@@ -68,17 +70,16 @@ class Metadata(Brokers):
         super().__init__(options)
         self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
         self._leaderless_backoff = Backoff(
-            self._retry_backoff_s, _LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
+            self._retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
         )
         self._missing_backoff = Backoff(
-            self._retry_backoff_s, _MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
+            self._retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
         )
         config: dict[str, Any] = self._manager.config
         self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
-        self._cluster_id: str | None = None
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._parked: list[Parked] = []
@@ -113,15 +114,15 @@ class Metadata(Brokers):
     @property
     def cluster_id(self) -> str | None:
         """Id of the cluster that answered last; None before the first answer and from old brokers."""
-        return self._cluster_id
+        return self._pin.cluster_id
 
     def topic(self, name: str) -> TopicInfo | None:
         """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
-        return self._topics.get(name)
+        return self._leaders.topics.get(name)
 
     def topics(self) -> list[str]:
         """Watched topics of which the latest metadata knows partitions."""
-        return [name for name, info in self._topics.items() if info.partitions]
+        return [name for name, info in self._leaders.topics.items() if info.partitions]
 
     def brokers(self) -> list[Broker]:
         """The brokers of the latest metadata."""
@@ -164,7 +165,7 @@ class Metadata(Brokers):
         def run() -> None:
             self._watched.discard(topic)
             self._new.discard(topic)
-            self._topics = {name: info for name, info in self._topics.items() if name != topic}
+            self._leaders.forget(topic)
 
         self._post(run, lambda _: None)
 
@@ -252,7 +253,7 @@ class Metadata(Brokers):
             parked, self._parked = self._parked, []
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
-        attempt.timer = self._net.call_later(_METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        attempt.timer = self._net.call_later(METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
             allow_auto_topic_creation=False,
@@ -357,7 +358,7 @@ class Metadata(Brokers):
 
     def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
         """After an answer; `of_new` is what it said where it was about new topics only."""
-        infos = (self._topics if of_new is None else of_new).values()
+        infos = (self._leaders.topics if of_new is None else of_new).values()
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
         if of_new is None:
@@ -381,48 +382,11 @@ class Metadata(Brokers):
             )
 
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
-        code = getattr(response, "error_code", 0)
-        if code:
-            raise error_of(code, "Metadata")
-        if not response.brokers:
-            raise kafka_errors.MetadataEmptyBrokerList("The broker does not know its cluster yet")
-        cluster_id = response.cluster_id or None
-        if self._cluster_id is not None and cluster_id is not None and cluster_id != self._cluster_id:
-            self._log.warning(
-                "Another cluster answers: %s, until now %s",
-                cluster_id,
-                self._cluster_id,
-                event="cluster_changed",
-            )
+        check_metadata(response)
+        cluster_id = self._pin.answered(response.cluster_id)
         cluster = self._manager.cluster
         cluster._brokers = {broker.node_id: broker for broker in response.brokers}
-        # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
-        reliable = response.API_VERSION >= 9
-        topics = dict(self._topics)
-        told = {}
-        for answer in response.topics:
-            name = answer.name
-            if name is None or name not in self._watched:
-                continue
-            old = topics.get(name)
-            info = topic_info(answer, epochs=reliable)
-            if info.error_code:
-                info = replace(
-                    info,
-                    topic_id=old.topic_id if old else info.topic_id,
-                    partitions=old.partitions if old else {},
-                )
-            elif old is not None and old.topic_id == info.topic_id != NO_TOPIC_ID:
-                # A broker that lags behind must not undo what a newer leader has told.
-                newer = {
-                    number: known
-                    for number, known in old.partitions.items()
-                    if number in info.partitions and known.leader_epoch > info.partitions[number].leader_epoch
-                }
-                info = replace(info, partitions={**info.partitions, **newer}) if newer else info
-            topics[name] = told[name] = info
-        self._cluster_id = cluster_id
-        self._topics = topics
+        told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
         return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
 
     def _fail_aside(self, error: BaseException) -> None:
@@ -438,18 +402,3 @@ class Metadata(Brokers):
             fail(error)
         for reply in waiters:
             safely(reply, Failure(error, sent=False))
-
-
-def topic_info(answer: Any, *, epochs: bool) -> TopicInfo:
-    """What an answer about metadata says of a topic, whatever was known before.
-
-    Args:
-        answer: The row of the topic.
-        epochs: Whether its leader epochs can be believed.
-    """
-    topic_id = NO_TOPIC_ID if answer.topic_id is None else answer.topic_id.bytes
-    partitions = {
-        each.partition_index: PartitionInfo(each.leader_id, plausible(each.leader_epoch) if epochs else -1)
-        for each in answer.partitions
-    }
-    return TopicInfo(answer.name, topic_id, partitions, answer.error_code)

@@ -5,7 +5,7 @@ State of the network thread, and nothing else: no link, no request and no clock 
 
 from __future__ import annotations
 
-from kafkasafe._io.transport.terms import NodeId, TopicPartition
+from kafkasafe.cluster.terms import NodeId, TopicPartition
 
 __all__ = ["Order"]
 

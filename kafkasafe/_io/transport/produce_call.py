@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING, Any
 import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.calls import Call
-from kafkasafe._io.transport.terms import (
-    MAX_OFFSET,
-    STALE_METADATA,
-    NodeId,
-    TopicPartition,
-    absurd,
-    plausible,
-    safely,
-)
 from kafkasafe._io.transport.wire import Appended, Frame, ProduceHeader, encode_produce
 from kafkasafe.cluster.api import (
     Buffer,
@@ -26,6 +17,15 @@ from kafkasafe.cluster.api import (
     ProduceReply,
     ProduceRequest,
     StaleFenceError,
+)
+from kafkasafe.cluster.terms import (
+    MAX_OFFSET,
+    STALE_METADATA,
+    NodeId,
+    TopicPartition,
+    absurd,
+    plausible,
+    safely,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ProduceCall(Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "acks", "hub", "node_id", "reply", "requests", "timeout_ms", "transaction", "transactional_id", "views",
+        "acks", "hub", "node_id", "reply", "requests", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,6 @@ class ProduceCall(Call):
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback[Any],
-        transactional_id: str | None = None,
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker must be able to say that its replicas were too slow before the connection is given up.
@@ -64,9 +63,6 @@ class ProduceCall(Call):
         self.timeout_ms = timeout_ms
         self.reply = reply
         self.transaction = requests[0][0].transaction
-        self.transactional_id = (
-            transactional_id if self.transaction is None else self.transaction.transactional_id
-        )
         for target in targets:
             hub._order.enter(target, node_id)
 
@@ -98,7 +94,7 @@ class ProduceCall(Call):
                 self.acks,
                 self.timeout_ms,
                 batches,
-                self.transactional_id,
+                None if self.transaction is None else self.transaction.transactional_id,
             )
             batches.clear()
             return header, parts

@@ -14,7 +14,6 @@ from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted
 from kafkasafe._io.transport.offsets_wire import OffsetRow
 from kafkasafe._io.transport.routing import Routing
-from kafkasafe._io.transport.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 from kafkasafe.cluster.api import (
     Buffer,
     EpochEnd,
@@ -25,11 +24,9 @@ from kafkasafe.cluster.api import (
     RecordsFetched,
     Reply,
 )
+from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 
 __all__ = ["Questions"]
-
-# Newest version this module speaks. From v13 on topics are named by id.
-_MAX_FETCH: Final = 12
 
 # Oldest version that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
@@ -64,12 +61,11 @@ class Questions(Routing):
             }
             return ProducersDescribed(answer.error_code, producers, answer.error_message)
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             return (
                 DescribeProducersRequest(
                     topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[partition])]
                 ),
-                0,
                 0,
             )
 
@@ -105,7 +101,7 @@ class Questions(Routing):
                 next_offset=_next_offset(records, offset),
             )
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             request = FetchRequest
             wanted = request.FetchTopic.FetchPartition(
                 partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
@@ -123,7 +119,6 @@ class Questions(Routing):
                     forgotten_topics_data=[],
                 ),
                 _MIN_FETCH,
-                _MAX_FETCH,
             )
 
         self._ask_leader(topic, partition, make, parse, reply)
@@ -179,7 +174,7 @@ class Questions(Routing):
                 diverging=(diverging.epoch, diverging.end_offset) if told else None,
             )
 
-        def make() -> tuple[Any, int, int]:
+        def make() -> tuple[Any, int]:
             request = FetchRequest
             wanted = request.FetchTopic.FetchPartition(
                 partition=partition,
@@ -201,7 +196,6 @@ class Questions(Routing):
                     forgotten_topics_data=[],
                 ),
                 _MIN_FETCH,
-                _MAX_FETCH,
             )
 
         self._ask_leader(topic, partition, make, parse, reply)
@@ -242,7 +236,7 @@ class Questions(Routing):
         def run() -> None:
             by_leader: dict[int, list[TopicPartition]] = {}
             for target in partitions:
-                leader = self._leader(*target)
+                leader = self._leaders.leader(*target)
                 if isinstance(leader, int):
                     by_leader.setdefault(leader, []).append(target)
             shares = [
@@ -294,7 +288,7 @@ class Questions(Routing):
             return OffsetListed(answer.error_code, answer.offset, plausible(answer.leader_epoch), time_ms)
 
         def wanted() -> dict[str, int]:
-            info = self._topics.get(topic)
+            info = self._leaders.topics.get(topic)
             known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
             return {
                 "partition_index": partition,

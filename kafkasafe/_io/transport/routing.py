@@ -14,10 +14,14 @@ import kafka.errors as kafka_errors
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 
 from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
+from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.metadata import Metadata
 from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
-from kafkasafe._io.transport.terms import (
+from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest, Reply
+from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
+from kafkasafe.cluster.preference import any_broker
+from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     STALE_METADATA,
     NodeId,
@@ -25,13 +29,8 @@ from kafkasafe._io.transport.terms import (
     not_sent,
     safely,
 )
-from kafkasafe.cluster.api import Failure, ProduceCallback, ProduceRequest, Reply
-from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 
 __all__ = ["Routing"]
-
-# Newest version this module speaks. From v13 on topics are named by id.
-_MAX_PRODUCE: Final = 12
 
 _INT64: Final = struct.Struct(">q")
 
@@ -50,7 +49,7 @@ class Routing(Metadata):
         self,
         topic: str,
         partition: int,
-        make: Callable[[], tuple[Any, int, int]],
+        make: Callable[[], tuple[Any, int]],
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
@@ -58,7 +57,7 @@ class Routing(Metadata):
 
         def submit(leader: int) -> None:
             try:
-                request, minimum, maximum = make()
+                request, minimum = make()
             except Exception as error:  # values no request can carry
                 fail(error)
                 return
@@ -70,7 +69,6 @@ class Routing(Metadata):
                     timeout_s=self._request_timeout_s,
                     targets=((topic, partition),),
                     minimum=minimum,
-                    maximum=maximum,
                 )
             )
 
@@ -123,7 +121,7 @@ class Routing(Metadata):
         """Calls `submit` with the leader's node id on the network thread, or `fail`."""
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, partition)
+            leader = self._leaders.leader(topic, partition)
             if isinstance(leader, int):
                 submit(leader)
                 return
@@ -141,11 +139,11 @@ class Routing(Metadata):
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         links = [self._link(node) for node in nodes]
         now = time.monotonic()
-        if links and (self._known or final):
-            best = min(links, key=lambda link: self._preference(link, now))
+        best = any_broker(links, lambda link: self._preference(link, now), answered=self._known, final=final)
+        if isinstance(best, Link):
             best.submit(make())
-        elif final:
-            safely(reply, Failure(kafka_errors.NodeNotReadyError("No broker is known yet"), sent=False))
+        elif best is not None:
+            safely(reply, Failure(best, sent=False))
         else:
             self._parked.append(
                 (
@@ -163,12 +161,11 @@ class Routing(Metadata):
         reply: ProduceCallback[Any],
         *,
         final: bool,
-        transactional_id: str | None,
     ) -> None:
         groups: dict[int, Group] = {}
         parked: list[ProduceRequest[Any]] = []
         for request in requests:
-            leader = self._leader(request.topic, request.partition)
+            leader = self._leaders.leader(request.topic, request.partition)
             if isinstance(leader, int):
                 elsewhere = self._order.owing((request.topic, request.partition))
                 if elsewhere is not None and elsewhere != leader:
@@ -200,7 +197,7 @@ class Routing(Metadata):
         for leader, group in groups.items():
             link = self._link(leader)
             for entries in group.frames:
-                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply, transactional_id))
+                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
         if parked:
 
             def fail(error: BaseException) -> None:
@@ -209,9 +206,7 @@ class Routing(Metadata):
 
             self._parked.append(
                 (
-                    lambda final: self._route_produce(
-                        parked, acks, timeout_ms, reply, final=final, transactional_id=transactional_id
-                    ),
+                    lambda final: self._route_produce(parked, acks, timeout_ms, reply, final=final),
                     fail,
                 )
             )
@@ -223,7 +218,7 @@ class Routing(Metadata):
         safely(reply, request.token, Failure(error, sent=sent, fence=fence))
 
     def _produce_version(self, node_id: NodeId, versions: Any, transaction: Any) -> int:
-        lowest, highest = lowest_produce(transaction), highest_produce(transaction, _MAX_PRODUCE)
+        lowest, highest = lowest_produce(transaction), highest_produce(transaction)
         known = self._produce_versions.get((node_id, lowest, highest))
         if known is None or known[0] is not versions:
             version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)

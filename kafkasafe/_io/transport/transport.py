@@ -12,26 +12,24 @@ from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest
 
 from kafkasafe._io import requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.calls import KafkaCall, ReachCall
 from kafkasafe._io.transport.manager import suppress_closed
-from kafkasafe._io.transport.metadata import topic_info
 from kafkasafe._io.transport.questions import Questions
-from kafkasafe._io.transport.terms import UNKNOWN_TOPIC, closed_error, error_of, not_sent, safely
 from kafkasafe.cluster.api import (
     Failure,
     ProduceCallback,
     ProduceRequest,
-    ProducerIdGranted,
     Reached,
     Reply,
     TopicInfo,
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Node, Question
+from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.terms import closed_error, not_sent, safely
 
 __all__ = ["Transport"]
 
@@ -64,7 +62,7 @@ class Transport(Questions):
 
     def __repr__(self) -> str:
         state = "closed" if self._ended else "connected" if self._connected else "not connected"
-        return f"<Transport {self._client_id} {state} topics={len(self._topics)}>"
+        return f"<Transport {self._client_id} {state} topics={len(self._leaders.topics)}>"
 
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
@@ -181,50 +179,12 @@ class Transport(Questions):
 
     # -- Requests ------------------------------------------------------------------------------------------------
 
-    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id.
-
-        Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`), and so is
-                a producer id of -1, which a broker answers right after its start.
-        """
-
-        def parse(response: Any) -> ProducerIdGranted:
-            if response.error_code:
-                raise error_of(response.error_code, "InitProducerId")
-            if response.producer_id < 0 or response.producer_epoch < 0:
-                raise error_of(14, "InitProducerId answered no id")
-            return ProducerIdGranted(response.producer_id, response.producer_epoch)
-
-        def make() -> KafkaCall:
-            request = InitProducerIdRequest(
-                transactional_id=None,
-                transaction_timeout_ms=2**31 - 1,
-                producer_id=-1,
-                producer_epoch=-1,
-                max_version=5,
-            )
-            return KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s)
-
-        self._post(
-            lambda: self._route_any(make, final=False, reply=reply),
-            not_sent(reply),
-        )
-
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """Asks any broker for all topics. They are not watched.
 
         Args:
             reply: Gets `TopicsListed` or `Failure`.
         """
-
-        def parse(response: Any) -> TopicsListed:
-            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
-            for topic in response.topics:
-                if not topic.error_code and topic.name is not None:
-                    numbers = sorted(partition.partition_index for partition in topic.partitions)
-                    found[bool(topic.is_internal)][topic.name] = tuple(numbers)
-            return TopicsListed(found[False], found[True], getattr(response, "error_code", 0) or 0)
 
         def make() -> KafkaCall:
             request = MetadataRequest(
@@ -233,7 +193,7 @@ class Transport(Questions):
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
-            return KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
+            return KafkaCall(request, topics_listed, reply, timeout_s=self._request_timeout_s, minimum=1)
 
         self._post(
             lambda: self._route_any(make, final=False, reply=reply),
@@ -244,11 +204,7 @@ class Transport(Questions):
         """Asks one broker what it knows of a topic; see `Cluster`."""
 
         def parse(response: Any) -> TopicInfo:
-            for answer in response.topics:
-                if answer.name == topic:
-                    # KAFKA-9212: brokers before 2.4 may announce stale leader epochs.
-                    return topic_info(answer, epochs=response.API_VERSION >= 9)
-            raise error_of(UNKNOWN_TOPIC, f"The answer left {topic} out")
+            return topic_at(response, topic, version=response.API_VERSION)
 
         def run() -> None:
             if self._manager.cluster.broker_metadata(node) is None:
@@ -274,8 +230,6 @@ class Transport(Questions):
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback[Any],
-        *,
-        transactional_id: str | None = None,
     ) -> None:
         """Appends batches to their partitions.
 
@@ -287,7 +241,6 @@ class Transport(Questions):
             acks: -1 (all in-sync replicas) or 1 (the leader).
             timeout_ms: How long the broker may wait for its replicas.
             reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
-            transactional_id: Of the transaction that the batches belong to, if they do.
 
         Raises:
             ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
@@ -301,9 +254,7 @@ class Transport(Questions):
                 safely(reply, request.token, Failure(error, sent=False))
 
         self._post(
-            lambda: self._route_produce(
-                batches, acks, timeout_ms, reply, final=False, transactional_id=transactional_id
-            ),
+            lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False),
             fail,
         )
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 
-from kafkasafe._io.transport.terms import MAX_OFFSET, TopicPartition, plausible
 from kafkasafe.cluster.api import Buffer, ProduceReply
+from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
 __all__ = ["Appended", "Frame", "ProduceHeader", "decode_appended", "encode_produce"]
 

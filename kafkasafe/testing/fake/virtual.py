@@ -17,12 +17,13 @@ from kafkasafe.cluster.api import Cluster
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import desk as desks
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
+from kafkasafe.testing.fake.centre import Centre
 from kafkasafe.testing.fake.control import Control
 from kafkasafe.testing.fake.virtual_client import VirtualClient
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 from kafkasafe.testing.fake.weather import Weather
 
-__all__ = ["Pipe", "VirtualCluster"]
+__all__ = ["InTransit", "Pipe", "VirtualCluster"]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,29 @@ class Pipe:
     requests: deque[tuple[str, int, Any, Callable[[Fields], None]]] = field(default_factory=deque)
     held: tuple[Later, str, Callable[[Fields], None]] | None = None
     muted_until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InTransit:
+    """One request on its way to a broker.
+
+    Attributes:
+        pipe: The connection that it was written to.
+        centre: The cluster that the connection led to.
+        name: Kafka's name of it.
+        version: Its version.
+        message: Its fields, as attributes.
+        on_answer: Gets the fields of the answer.
+        written_s: When the connection has taken its last byte.
+    """
+
+    pipe: Pipe
+    centre: Centre
+    name: str
+    version: int
+    message: Any
+    on_answer: Callable[[Fields], None]
+    written_s: float
 
 
 @dataclass(slots=True)
@@ -196,14 +220,21 @@ class VirtualCluster(Control):
             After how many seconds the connection has taken the last of its bytes.
         """
         taken_s, through_s = self.way(pipe, name, message)
-
-        def arrive() -> None:
-            if pipe.open and not self.weather[pipe.node].drop_requests:
-                pipe.requests.append((name, version, message, on_answer))
-                self._settle()
-
-        self.time.call_later(self.latency_s + through_s, arrive)
+        written_s = self.time.monotonic() + taken_s
+        request = InTransit(pipe, self._desk.centre, name, version, message, on_answer, written_s)
+        self.time.call_later(self.latency_s + through_s, lambda: self._arrive(request))
         return taken_s
+
+    def _arrive(self, request: InTransit) -> None:
+        pipe = request.pipe
+        if not pipe.open:
+            self._arrive_late(request)
+        elif not self.weather[pipe.node].drop_requests:
+            pipe.requests.append((request.name, request.version, request.message, request.on_answer))
+            self._settle()
+
+    def _arrive_late(self, request: InTransit) -> None:
+        """The connection of a request ended before it arrived: it is lost."""
 
     def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
         """Seconds until a connection has taken a request, and until it is through."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace as Message
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import kafka.errors as kafka_errors
@@ -25,7 +25,6 @@ from kafkasafe.cluster.api import (
     ProduceCallback,
     ProduceReply,
     ProduceRequest,
-    ProducerIdGranted,
     ProducersDescribed,
     ProducerState,
     Reached,
@@ -36,22 +35,26 @@ from kafkasafe.cluster.api import (
     TopicsListed,
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question, highest_produce
-from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import (
+from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.preference import any_broker
+from kafkasafe.cluster.terms import (
+    LEADER_NOT_AVAILABLE,
     STALE_METADATA,
-    Call,
-    Link,
     TopicPartition,
-    code_error,
-    namespace,
+    error_of,
     safely,
 )
-from kafkasafe.testing.fake.virtual_metadata import Metadata, topic_info
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import Call, Link, namespace, parsing
+from kafkasafe.testing.fake.virtual_metadata import Metadata
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import VirtualCluster
 
 __all__ = ["VirtualClient"]
+
+_FIRST_WITH_HINTS: Final = 10
+"""Version of Produce (KIP-951)."""
 
 
 class VirtualClient(Coordinated, Metadata):
@@ -62,14 +65,12 @@ class VirtualClient(Coordinated, Metadata):
         Metadata.__init__(self, cluster, options)
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        def succeed(fields: Fields) -> None:
-            safely(reply, question.parse(namespace(fields)))
-
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
 
         message = namespace(question.fields)
         least, most = question.minimum, question.maximum
+        succeed = parsing(question.parse, reply)
         if node is None:
             self._ask_any(question.name, message, succeed, reply, least=least, most=most)
             return
@@ -81,22 +82,11 @@ class VirtualClient(Coordinated, Metadata):
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
-            for row in fields["topics"]:
-                numbers = sorted(part["partition_index"] for part in row["partitions"])
-                found[row.get("is_internal", False)][row["name"]] = tuple(numbers)
-            safely(reply, TopicsListed(found[False], found[True]))
-
         message = Message(topics=None, allow_auto_topic_creation=False)
-        self._ask_any("Metadata", message, succeed, reply)
+        self._ask_any("Metadata", message, parsing(topics_listed, reply), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            safely(reply, topic_info(fields["topics"][0]))
 
         def fail(error: BaseException, sent: bool = False) -> None:
             safely(reply, Failure(error, sent))
@@ -108,7 +98,9 @@ class VirtualClient(Coordinated, Metadata):
             message = Message(
                 topics=[Message(name=topic, topic_id=UUID(int=0))], allow_auto_topic_creation=False
             )
-            self._call(self._link(node), "Metadata", message, succeed, fail)
+            version = self._version("Metadata")
+            succeed = parsing(functools.partial(topic_at, topic=topic, version=version), reply)
+            self._call(self._link(node), "Metadata", message, succeed, fail, most=version)
 
         self._do(run, fail)
 
@@ -126,33 +118,19 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            ready = [link for link in self._links.values() if link.ready]
-            if not ready and not final:
+            links = [self._link(one.node_id) for one in self._brokers]
+            link = any_broker(links, self._preference, answered=self._known, final=final)
+            if isinstance(link, Link):
+                self._call(link, name, message, succeed, fail, least=least, most=most)
+            elif link is not None:
+                fail(link)
+            else:
                 self._parked.append((route, fail))
                 self._want_metadata()
-                return
-            links = ready or [self._link(one.node_id) for one in self._brokers]
-            now = self._time.monotonic()
-            link = min(links, key=lambda one: (one.suspect_until_s > now, len(one.in_flight), one.node))
-            self._call(link, name, message, succeed, fail, least=least, most=most)
 
         self._do(lambda: route(False), fail)
 
     # -- writing -----------------------------------------------------------------------------------------------------
-
-    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """See `Cluster`."""
-
-        def succeed(fields: Fields) -> None:
-            if fields["error_code"]:
-                safely(reply, Failure(kafka_errors.for_code(fields["error_code"])("InitProducerId"), True))
-            else:
-                safely(reply, ProducerIdGranted(fields["producer_id"], fields["producer_epoch"]))
-
-        message = Message(
-            transactional_id=None, transaction_timeout_ms=2**31 - 1, producer_id=-1, producer_epoch=-1
-        )
-        self._ask_any("InitProducerId", message, succeed, reply)
 
     def produce(
         self, requests: Sequence[ProduceRequest[Any]], acks: int, timeout_ms: int, reply: ProduceCallback[Any]
@@ -181,7 +159,7 @@ class VirtualClient(Coordinated, Metadata):
         frames: dict[int, list[list[ProduceRequest[Any]]]] = {}
         for request in requests:
             target = request.topic, request.partition
-            leader = self._leader(*target)
+            leader = self._leaders.leader(*target)
             if isinstance(leader, int):
                 elsewhere = self._pending.get(target, (leader, 0))[0]
                 if elsewhere != leader:
@@ -196,7 +174,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 parked.append(request)
                 continue
-            unknown = code_error(5, f"Nothing is known of {request.topic} yet")
+            unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
             self._refuse(request, leader or unknown, reply, sent=False)
         for leader, groups in frames.items():
             for group in groups:
@@ -278,8 +256,11 @@ class VirtualClient(Coordinated, Metadata):
                 for topic in fields["responses"]
                 for part in topic["partition_responses"]
             }
+            hints = version >= _FIRST_WITH_HINTS
+            for endpoint in fields["node_endpoints"] if hints else ():
+                self._learn_broker(endpoint)
             for request in group:
-                self._answered(request, rows[request.topic, request.partition], reply)
+                self._answered(request, rows[request.topic, request.partition], reply, hints=hints)
 
         def fail(error: BaseException, sent: bool) -> None:
             for request in group:
@@ -287,9 +268,10 @@ class VirtualClient(Coordinated, Metadata):
                 self._refuse(request, error, reply, sent=sent)
 
         timeout_s = max(self._timeout_s, timeout_ms / 1000 + 1)
+        version = self._version("Produce", 0, highest_produce(transaction))
         call = Call(
             "Produce",
-            self._version("Produce", 0, highest_produce(transaction, 12)),
+            version,
             message,
             succeed,
             fail,
@@ -299,11 +281,13 @@ class VirtualClient(Coordinated, Metadata):
         )
         self._submit(link, call)
 
-    def _answered(self, request: ProduceRequest[Any], row: Fields, reply: ProduceCallback[Any]) -> None:
+    def _answered(
+        self, request: ProduceRequest[Any], row: Fields, reply: ProduceCallback[Any], *, hints: bool
+    ) -> None:
         target = request.topic, request.partition
         code = row["error_code"]
         fence = self._raise_fence(target) if code else self._fences.get(target, 0)
-        hint = row.get("current_leader") if self._version("Produce") >= 10 else None
+        hint = row.get("current_leader") if hints else None
         leader = (hint["leader_id"], hint["leader_epoch"]) if hint else None
         moved = leader is not None and self._take_hint(target, leader)
         self._leave(target)
@@ -332,7 +316,7 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, partition)
+            leader = self._leaders.leader(topic, partition)
             if isinstance(leader, int):
 
                 def reached() -> None:
@@ -348,7 +332,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 self._parked.append((route, fail))
                 return
-            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+            fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
 
         self._do(lambda: route(False), fail)
 
@@ -369,7 +353,7 @@ class VirtualClient(Coordinated, Metadata):
             safely(reply, Failure(error, sent))
 
         def route(final: bool) -> None:
-            leader = self._leader(topic, number)
+            leader = self._leaders.leader(topic, number)
             if isinstance(leader, int):
                 self._call(
                     self._link(leader),
@@ -385,7 +369,7 @@ class VirtualClient(Coordinated, Metadata):
             if leader is None and not final:
                 self._parked.append((route, fail))
                 return
-            fail(leader or code_error(5, f"Nothing is known of {topic} yet"))
+            fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
 
         def answered(fields: Fields) -> None:
             succeed(fields)
@@ -536,7 +520,7 @@ class VirtualClient(Coordinated, Metadata):
         isolation_level: int,
     ) -> None:
         def message() -> Any:
-            info = self._topics.get(topic)
+            info = self._leaders.topics.get(topic)
             known = info.partitions.get(number) if info is not None and replica_id == -2 else None
             epoch = -1 if known is None else known.leader_epoch
             part = Message(partition_index=number, current_leader_epoch=epoch, timestamp=timestamp)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace as Message
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
 
@@ -15,47 +15,19 @@ from kafkasafe.cluster.api import (
     Failure,
     MetadataRefreshed,
     Reply,
-    TopicInfo,
 )
-from kafkasafe.errors import WrongClusterError
-from kafkasafe.logs import EventLog
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.preference import preference
+from kafkasafe.cluster.terms import SILENCE_S, TopicPartition, closed_error, log, safely
+from kafkasafe.cluster.versions import newest
 from kafkasafe.testing.fake.asking import Fields
 from kafkasafe.testing.fake.virtual_time import Timer
 
 if TYPE_CHECKING:
     from kafkasafe.testing.fake.virtual import Pipe, VirtualCluster
 
-__all__ = [
-    "STALE_METADATA",
-    "Call",
-    "Links",
-    "TopicPartition",
-    "closed_error",
-    "code_error",
-    "namespace",
-    "safely",
-]
-
-log = EventLog("network")
-
-TopicPartition: TypeAlias = tuple[str, int]
-
-# Newest versions that the transport speaks.
-_NEWEST: Final = {
-    "Produce": 12,
-    "Fetch": 12,
-    "ListOffsets": 11,
-    "Metadata": 12,
-    "InitProducerId": 5,
-    "OffsetForLeaderEpoch": 4,
-    "DescribeProducers": 0,
-}
-STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
-_UNKNOWN_TOPIC: Final = 3
-_MISSING_S: Final = 5.0
-_LEADERLESS_S: Final = 1.0
-_SILENCE_S: Final = 2.0
-_PATIENCE_S: Final = 3.0
+__all__ = ["Call", "Link", "Links", "namespace", "parsing"]
 
 
 @dataclass(slots=True, eq=False)
@@ -131,18 +103,14 @@ class Links:
         self._links: dict[int, Link] = {}
         self._fences: dict[TopicPartition, int] = {}
         self._pending: dict[TopicPartition, tuple[int, int]] = {}
-        self._topics: dict[str, TopicInfo] = {}
+        self._leaders = Leaders()
         self._brokers: list[Broker] = []
         self._watched: set[str] = set()
         self._asked: set[str] = set()
-        self._cluster_id: str | None = None
+        self._pin = ClusterPin(log)
         self._connected = False
         self._known = False
         self._last_error: BaseException | None = None
-        self._guarded = False
-        self._home: str | None = None
-        self._on_stranger: Callable[[str], None] = lambda _: None
-        self._on_home: Callable[[], None] = lambda: None
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
         self._waiters: list[Reply[MetadataRefreshed]] = []
@@ -207,7 +175,7 @@ class Links:
     @property
     def cluster_id(self) -> str | None:
         """See `Cluster`."""
-        return self._cluster_id
+        return self._pin.cluster_id
 
     def _do(self, work: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Now, or after `start`, or never."""
@@ -222,14 +190,13 @@ class Links:
 
     def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
         """See `Cluster`."""
-        self._guarded = True
-        self._on_stranger, self._on_home = on_stranger, on_home
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
 
     def move(self, cluster_id: str) -> None:
         """See `Cluster`."""
 
         def run() -> None:
-            self._home = cluster_id
+            self._pin.move(cluster_id)
             for link in self._links.values():
                 link.not_before_s = 0.0
             self._want_metadata(urgent=True)
@@ -241,22 +208,21 @@ class Links:
         """See `Cluster`."""
         return any(link.ready for link in self._links.values())
 
-    def _stranger(self, cluster_id: str) -> BaseException | None:
-        if not self._guarded:
-            return None
-        if self._home is None:
-            self._home = cluster_id
-        if cluster_id == self._home:
-            return None
-        safely(self._on_stranger, cluster_id)
-        return WrongClusterError(
-            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
-        )
-
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _link(self, node: int) -> Link:
         return self._links.setdefault(node, Link(node))
+
+    def _preference(self, link: Link) -> tuple[object, ...]:
+        """Orders links: lowest is best to send to. Of equal ones always the same, so that a run can be repeated."""
+        order = preference(
+            suspect=link.suspect_until_s > self._time.monotonic(),
+            ready=link.ready,
+            failures=link.failures,
+            bootstrap=False,
+            in_flight=len(link.in_flight),
+        )
+        return (*order, link.node)
 
     def _submit(self, link: Link, call: Call) -> None:
         link.waiting.append(call)
@@ -300,7 +266,7 @@ class Links:
             link.dialing = None
             link.pipe = pipe
             link.heard_s = self._time.monotonic()
-            if self._guarded:
+            if self._pin.guarded:
                 self._identify(link, pipe)
             else:
                 self._admit(link)
@@ -315,7 +281,7 @@ class Links:
         def answered(fields: Fields) -> None:
             if link.pipe is not pipe:
                 return
-            stranger = self._stranger(fields["cluster_id"])
+            stranger = self._pin.stranger(fields["cluster_id"])
             if stranger is not None:
                 self._lost(link, stranger)
             else:
@@ -328,8 +294,7 @@ class Links:
         link.ready = True
         link.failures = 0
         link.suspect_until_s = 0.0
-        if self._guarded:
-            safely(self._on_home)
+        self._pin.admitted()
         self._pump(link)
 
     def _write(self, link: Link, call: Call) -> None:
@@ -342,7 +307,7 @@ class Links:
         call.sent_s = self._time.monotonic()
         call.timer = self._time.call_later(call.timeout_s, lambda: self._overdue(link, call))
         link.in_flight.append(call)
-        self._time.call_later(_SILENCE_S, lambda: self._listen(link, call))
+        self._time.call_later(SILENCE_S, lambda: self._listen(link, call))
 
         def answered(fields: Fields) -> None:
             if link.pipe is pipe:
@@ -365,10 +330,10 @@ class Links:
         if call.done or call not in link.in_flight:
             return
         now = self._time.monotonic()
-        if now - max(link.heard_s, call.sent_s) >= _SILENCE_S:
-            link.suspect_until_s = now + 2 * _SILENCE_S
+        if now - max(link.heard_s, call.sent_s) >= SILENCE_S:
+            link.suspect_until_s = now + 2 * SILENCE_S
             self._want_metadata()
-        self._time.call_later(_SILENCE_S / 4, lambda: self._listen(link, call))
+        self._time.call_later(SILENCE_S / 4, lambda: self._listen(link, call))
 
     def _drop_pipe(self, link: Link) -> None:
         if link.pipe is not None:
@@ -395,10 +360,10 @@ class Links:
         self._want_metadata()
 
     def _version(self, name: str, least: int = 0, most: int = 32767) -> int:
-        oldest, newest = self._cluster.speaks(name)
-        if newest < max(least, oldest):
-            raise kafka_errors.UnsupportedVersionError(f"The broker speaks {name} up to v{newest}")
-        return min(newest, most, _NEWEST.get(name, most))
+        oldest, latest = self._cluster.speaks(name)
+        if latest < max(least, oldest):
+            raise kafka_errors.UnsupportedVersionError(f"The broker speaks {name} up to v{latest}")
+        return min(latest, newest(name, most))
 
     def _call(
         self,
@@ -424,18 +389,6 @@ class Links:
         )
 
 
-def closed_error() -> BaseException:
-    """What requests to a closed client fail with."""
-    error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
-    return error
-
-
-def code_error(code: int, message: str) -> BaseException:
-    """kafka-python's error for a code."""
-    error: BaseException = kafka_errors.for_code(code)(message)
-    return error
-
-
 def namespace(value: Any) -> Any:
     """Plain data with attributes: dicts become namespaces, at any depth."""
     if isinstance(value, int | str | bytes):
@@ -445,9 +398,15 @@ def namespace(value: Any) -> Any:
     return [namespace(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def safely(reply: Callable[..., None], *args: Any) -> None:
-    """Calls a reply or a listener; one that raises costs the others nothing."""
-    try:
-        reply(*args)
-    except Exception:
-        log.exception("A reply callback raised", event="callback_failed")
+def parsing(parse: Callable[[Any], Any], reply: Reply[Any]) -> Callable[[Fields], None]:
+    """Calls `reply` with what `parse` makes of an answer. What it raises is a `Failure`."""
+
+    def succeed(fields: Fields) -> None:
+        try:
+            result = parse(namespace(fields))
+        except Exception as error:
+            safely(reply, Failure(error, sent=True))
+            return
+        safely(reply, result)
+
+    return succeed

@@ -5,37 +5,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Message
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.cluster.api import (
-    NO_TOPIC_ID,
     Broker,
     Failure,
     MetadataRefreshed,
-    PartitionInfo,
     Reply,
     TopicInfo,
 )
-from kafkasafe.testing.fake.asking import Fields
-from kafkasafe.testing.fake.virtual_links import (
-    Link,
-    Links,
+from kafkasafe.cluster.leaders import check_metadata
+from kafkasafe.cluster.terms import (
+    LEADERLESS_POLL_MAX_S,
+    METADATA_PATIENCE_S,
+    MISSING_TOPIC_POLL_MAX_S,
+    SILENCE_S,
+    UNKNOWN_TOPIC,
     TopicPartition,
-    code_error,
     safely,
 )
+from kafkasafe.testing.fake.asking import Fields
+from kafkasafe.testing.fake.virtual_links import Link, Links, namespace
 
-__all__ = ["Metadata", "topic_info"]
-
-_MISSING_S: Final = 5.0
-_LEADERLESS_S: Final = 1.0
-_SILENCE_S: Final = 2.0
-_PATIENCE_S: Final = 3.0
-_UNKNOWN_TOPIC: Final = 3
+__all__ = ["Metadata"]
 
 
 class Metadata(Links):
@@ -53,11 +49,11 @@ class Metadata(Links):
 
     def topic(self, name: str) -> TopicInfo | None:
         """See `Cluster`."""
-        return self._topics.get(name)
+        return self._leaders.topics.get(name)
 
     def topics(self) -> Sequence[str]:
         """See `Cluster`."""
-        return [name for name, info in self._topics.items() if info.partitions]
+        return [name for name, info in self._leaders.topics.items() if info.partitions]
 
     def brokers(self) -> Sequence[Broker]:
         """See `Cluster`."""
@@ -83,7 +79,7 @@ class Metadata(Links):
         """See `Cluster`."""
         self._watched.discard(topic)
         self._asked.discard(topic)
-        self._topics.pop(topic, None)
+        self._leaders.forget(topic)
 
     def _want_metadata(self, *, urgent: bool = False) -> None:
         if self._closed or not self._started:
@@ -114,17 +110,9 @@ class Metadata(Links):
             return
         self._wanted = False
         self._attempted_s = now
-        link = min(
-            able,
-            key=lambda one: (
-                one.suspect_until_s > now,
-                not one.ready,
-                one.failures,
-                len(one.in_flight),
-                one.node,
-            ),
-        )
+        link = min(able, key=self._preference)
         token = self._attempt = object()
+        version = self._version("Metadata")
         waiters, self._waiters = self._waiters, []
         parked, self._parked = self._parked, []
         self._asked = set(self._watched)
@@ -138,19 +126,31 @@ class Metadata(Links):
             return False
 
         def succeed(fields: Fields) -> None:
-            if not over():
-                self._refreshed(link, fields, waiters, parked)
+            if over():
+                return
+            answer = namespace(fields)
+            stranger = self._pin.stranger(answer.cluster_id)
+            if stranger is not None:
+                self._not_refreshed(Failure(stranger, sent=True), waiters, parked)
+                self._lost(link, stranger)
+                return
+            try:
+                result = self._parse_metadata(answer, version)
+            except Exception as error:
+                self._not_refreshed(Failure(error, sent=True), waiters, parked)
+                return
+            self._refreshed(link, result, waiters, parked)
 
         def fail(error: BaseException, sent: bool) -> None:
             if not over():
                 self._not_refreshed(Failure(error, sent), waiters, parked)
 
         def slow() -> None:
-            link.suspect_until_s = self._time.monotonic() + 2 * _SILENCE_S
+            link.suspect_until_s = self._time.monotonic() + 2 * SILENCE_S
             fail(kafka_errors.KafkaTimeoutError(f"Node {link.node} did not answer in time"), True)
 
-        self._time.call_later(_PATIENCE_S, slow)
-        self._call(link, "Metadata", message, succeed, fail)
+        self._time.call_later(METADATA_PATIENCE_S, slow)
+        self._call(link, "Metadata", message, succeed, fail, most=version)
 
     def _not_refreshed(self, failure: Failure, waiters: list[Any], parked: list[Any]) -> None:
         later, self._parked = self._parked, []
@@ -163,8 +163,9 @@ class Metadata(Links):
             fail(failure.error)
         self._want_metadata()
 
-    def _refreshed(self, link: Link, fields: Fields, waiters: list[Any], parked: list[Any]) -> None:
-        result = self._parse_metadata(fields)
+    def _refreshed(
+        self, link: Link, result: MetadataRefreshed, waiters: list[Any], parked: list[Any]
+    ) -> None:
         later, self._parked = self._parked, []
         self._connected, self._last_error, self._known = True, None, True
         for reply in waiters:
@@ -179,38 +180,18 @@ class Metadata(Links):
         self._create_missing(link, result)
         self._plan_refresh()
 
-    def _parse_metadata(self, fields: Fields) -> MetadataRefreshed:
-        self._cluster_id = fields["cluster_id"]
-        self._brokers = [Broker(one["node_id"], one["host"], one["port"]) for one in fields["brokers"]]
-        seen: dict[str, TopicInfo] = {}
-        for row in fields["topics"]:
-            name = row["name"]
-            if name not in self._watched:
-                continue
-            old = self._topics.get(name)
-            topic_id = row["topic_id"].bytes
-            if row["error_code"]:
-                info = TopicInfo(
-                    name, old.topic_id if old else topic_id, old.partitions if old else {}, row["error_code"]
-                )
-            else:
-                same = old is not None and old.topic_id == topic_id != NO_TOPIC_ID
-                partitions = {}
-                for part in row["partitions"]:
-                    number = part["partition_index"]
-                    told = PartitionInfo(part["leader_id"], part["leader_epoch"])
-                    known = old.partitions.get(number) if old is not None and same else None
-                    stale = known is not None and known.leader_epoch > told.leader_epoch
-                    partitions[number] = known if stale and known is not None else told
-                info = TopicInfo(name, topic_id, partitions, 0)
-            self._topics[name] = seen[name] = info
-        return MetadataRefreshed(self._cluster_id, tuple(one.node_id for one in self._brokers), seen)
+    def _parse_metadata(self, answer: Any, version: int) -> MetadataRefreshed:
+        check_metadata(answer)
+        cluster_id = self._pin.answered(answer.cluster_id)
+        self._brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
+        told = self._leaders.learn(answer.topics, self._watched, version=version)
+        return MetadataRefreshed(cluster_id, tuple(one.node_id for one in self._brokers), told)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
         missing = [
             name
             for name, info in result.topics.items()
-            if info.error_code == _UNKNOWN_TOPIC and self._auto_create and self._may_create(name)
+            if info.error_code == UNKNOWN_TOPIC and self._auto_create and self._may_create(name)
         ]
         if missing:
             topics = [Message(name=name, topic_id=UUID(int=0)) for name in sorted(missing)]
@@ -220,44 +201,31 @@ class Metadata(Links):
 
     def _plan_refresh(self) -> None:
         now = self._time.monotonic()
-        infos = self._topics.values()
+        infos = self._leaders.topics.values()
         leaderless = any(part.leader < 0 for info in infos for part in info.partitions.values())
         self._refresh_no_later(now + self._max_age_s)
         if leaderless or any(info.error_code for info in infos):
             delay_s = self._retry_s * 2.0 ** min(self._bad_refreshes, 20)
             self._bad_refreshes += 1
-            self._refresh_no_later(now + min(delay_s, _LEADERLESS_S if leaderless else _MISSING_S))
+            self._refresh_no_later(
+                now + min(delay_s, LEADERLESS_POLL_MAX_S if leaderless else MISSING_TOPIC_POLL_MAX_S)
+            )
         else:
             self._bad_refreshes = 0
         if self._wanted or self._waiters:
             self._want_metadata(urgent=not self._asked.issuperset(self._watched))
-
-    def _leader(self, topic: str, number: int) -> int | BaseException | None:
-        """Node id; an error if metadata say that there is none; None if they have not spoken of the topic."""
-        info = self._topics.get(topic)
-        if info is None:
-            return None
-        if info.error_code and not info.partitions:
-            return code_error(info.error_code, topic)
-        part = info.partitions.get(number)
-        if part is None:
-            return code_error(info.error_code or _UNKNOWN_TOPIC, f"{topic}-{number}")
-        return part.leader if part.leader >= 0 else code_error(5, f"{topic}-{number} has no leader")
 
     def _watch(self, topic: str) -> None:
         new = topic not in self._watched
         self._watched.add(topic)
         self._want_metadata(urgent=new)
 
+    def _learn_broker(self, endpoint: Fields) -> None:
+        if endpoint["node_id"] not in {broker.node_id for broker in self._brokers}:
+            self._brokers.append(Broker(endpoint["node_id"], endpoint["host"], endpoint["port"]))
+
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        topic, number = target
-        info = self._topics.get(topic)
-        known = info.partitions.get(number) if info is not None else None
-        if info is None or known is None or hint[1] <= known.leader_epoch:
-            return False
-        partitions = {**info.partitions, number: PartitionInfo(*hint)}
-        self._topics[topic] = TopicInfo(topic, info.topic_id, partitions, info.error_code)
-        return True
+        return self._leaders.take_hint(target, hint, {broker.node_id for broker in self._brokers})
 
     def _drop_moved(self) -> None:
         """Requests that wait at a node whose partition another leads fail; so do later ones of that partition."""
@@ -265,23 +233,16 @@ class Metadata(Links):
             moved: set[TopicPartition] = set()
             waiting, link.waiting = link.waiting, deque()
             for call in waiting:
-                if any(target in moved or self._leader(*target) != link.node for target in call.targets):
+                if any(
+                    target in moved or self._leaders.leader(*target) != link.node for target in call.targets
+                ):
                     moved.update(call.targets)
                     text = f"Node {link.node} is not the leader any more"
                     call.give_up(kafka_errors.NotLeaderForPartitionError(text), sent=False)
                 else:
                     link.waiting.append(call)
-            silent = self._time.monotonic() - link.heard_s > _SILENCE_S and link.in_flight
-            leaders = [self._leader(*target) for call in link.in_flight for target in call.targets]
+            silent = self._time.monotonic() - link.heard_s > SILENCE_S and link.in_flight
+            leaders = [self._leaders.leader(*target) for call in link.in_flight for target in call.targets]
             if silent and any(isinstance(one, int) and one != link.node for one in leaders):
                 text = f"Node {link.node} is silent and leads no more"
                 self._lost(link, kafka_errors.KafkaConnectionError(text))
-
-
-def topic_info(row: Fields) -> TopicInfo:
-    """What an answer says of a topic, whatever was known before."""
-    partitions = {
-        part["partition_index"]: PartitionInfo(part["leader_id"], part["leader_epoch"])
-        for part in row["partitions"]
-    }
-    return TopicInfo(row["name"], row["topic_id"].bytes, partitions, row["error_code"])

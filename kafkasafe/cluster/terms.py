@@ -1,4 +1,4 @@
-"""What the rooms of the transport have in common: names, codes, errors, and replies that cost nobody theirs.
+"""What clients of brokers have in common: names, codes, errors, and how a reply is called.
 
 Nothing here knows a socket or a request.
 """
@@ -14,8 +14,11 @@ from kafkasafe.cluster.api import Failure, Reply
 from kafkasafe.logs import EventLog
 
 __all__ = [
+    "LEADERLESS_POLL_MAX_S",
     "LEADER_NOT_AVAILABLE",
     "MAX_OFFSET",
+    "METADATA_PATIENCE_S",
+    "MISSING_TOPIC_POLL_MAX_S",
     "SILENCE_S",
     "STALE_METADATA",
     "UNKNOWN_TOPIC",
@@ -44,6 +47,10 @@ LEADER_NOT_AVAILABLE: Final = 5
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 
 SILENCE_S: Final = 2.0  # a node with requests in flight that says nothing for so long is suspected
+METADATA_PATIENCE_S: Final = 3.0  # after that another node is asked
+
+LEADERLESS_POLL_MAX_S: Final = 1.0
+MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 
 
 def plausible(number: int | None, limit: int = 2**31) -> int:
@@ -52,21 +59,25 @@ def plausible(number: int | None, limit: int = 2**31) -> int:
 
 
 def error_of(code: int, message: str) -> BaseException:
+    """kafka-python's error for a code."""
     error: BaseException = kafka_errors.for_code(code)(message)
     return error
 
 
 def absurd(offset: int) -> BaseException:
+    """For an offset that no log has."""
     error: BaseException = kafka_errors.KafkaProtocolError(f"The broker answered offset {offset}")
     return error
 
 
 def closed_error() -> BaseException:
+    """For requests to a client that is closed."""
     error: BaseException = kafka_errors.KafkaConnectionError("The transport is closed")
     return error
 
 
 def safely(reply: Callable[..., None], *args: Any) -> None:
+    """Calls a reply or a listener. An exception that it raises is logged."""
     try:
         reply(*args)
     except Exception:
@@ -75,4 +86,5 @@ def safely(reply: Callable[..., None], *args: Any) -> None:
 
 
 def not_sent(reply: Reply[Any]) -> Callable[[BaseException], None]:
+    """Makes an error the failure of a request that was not sent."""
     return lambda error: safely(reply, Failure(error, sent=False))

@@ -1,0 +1,164 @@
+"""What brokers say of topics and their leaders, and what of it a client believes: the same for every `Cluster`. Pure.
+
+Answers and their rows are kafka-python's, or objects with the same attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsListed
+from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
+
+__all__ = ["Leaders", "check_metadata", "topic_at", "topics_listed"]
+
+_RELIABLE_EPOCHS: Final = 9
+"""Version of Metadata. KAFKA-9212: brokers before 2.4 may announce stale leader epochs."""
+
+
+def check_metadata(answer: Any) -> None:
+    """Raises what makes a whole answer about metadata unusable.
+
+    Raises:
+        KafkaError: The broker refused, or does not know its cluster yet.
+    """
+    code = getattr(answer, "error_code", 0)
+    if code:
+        raise error_of(code, "Metadata")
+    if not answer.brokers:
+        raise kafka_errors.MetadataEmptyBrokerList("The broker does not know its cluster yet")
+
+
+def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
+    """What an answer about metadata says of one topic.
+
+    Args:
+        answer: The answer.
+        topic: Topic name.
+        version: Of the request.
+
+    Raises:
+        KafkaError: The answer left the topic out.
+    """
+    for row in answer.topics:
+        if row.name == topic:
+            return _topic_info(row, version=version)
+    raise error_of(UNKNOWN_TOPIC, f"The answer left {topic} out")
+
+
+def topics_listed(answer: Any) -> TopicsListed:
+    """What an answer about metadata says of all topics."""
+    found: dict[bool, dict[str, tuple[int, ...]]] = {False: {}, True: {}}
+    for row in answer.topics:
+        if not row.error_code and row.name is not None:
+            numbers = sorted(partition.partition_index for partition in row.partitions)
+            found[bool(row.is_internal)][row.name] = tuple(numbers)
+    return TopicsListed(found[False], found[True], getattr(answer, "error_code", 0) or 0)
+
+
+class Leaders:
+    """The topics that a client watches, with the leaders of their partitions.
+
+    Attributes:
+        topics: By name. The mapping is replaced and never changed, so other threads see whole answers.
+    """
+
+    __slots__ = ("topics",)
+
+    def __init__(self) -> None:
+        self.topics: Mapping[str, TopicInfo] = {}
+
+    def learn(self, rows: Iterable[Any], watched: Collection[str], *, version: int) -> dict[str, TopicInfo]:
+        """Takes over an answer about metadata.
+
+        Args:
+            rows: Those of its topics.
+            watched: Other topics are passed over.
+            version: Of the request.
+
+        Returns:
+            What is known now of the topics in the answer.
+        """
+        topics = dict(self.topics)
+        told = {}
+        for row in rows:
+            name = row.name
+            if name is None or name not in watched:
+                continue
+            topics[name] = told[name] = _merged(topics.get(name), _topic_info(row, version=version))
+        self.topics = topics
+        return told
+
+    def forget(self, topic: str) -> None:
+        """Nothing is known of a topic any more."""
+        self.topics = {name: info for name, info in self.topics.items() if name != topic}
+
+    def leader(self, topic: str, partition: int) -> int | BaseException | None:
+        """The leader's node id; why there is none; or None while nothing is known of the topic."""
+        info = self.topics.get(topic)
+        if info is None:
+            return None
+        if info.error_code:
+            return error_of(info.error_code, topic)
+        known = info.partitions.get(partition)
+        if known is None:
+            return error_of(UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
+        if known.leader < 0:
+            return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
+        return known.leader
+
+    def leader_id(self, target: TopicPartition) -> int | None:
+        """The leader's node id, None if there is none or it is not known."""
+        leader = self.leader(*target)
+        return leader if isinstance(leader, int) else None
+
+    def take_hint(self, target: TopicPartition, hint: tuple[int, int], brokers: Collection[int]) -> bool:
+        """Takes over what a broker that does not lead says of the leader, unless it is old or leads nowhere.
+
+        Args:
+            target: The partition.
+            hint: Node id of the leader, and its leader epoch.
+            brokers: Node ids of the brokers whose addresses are known.
+
+        Returns:
+            Whether the leader changed.
+        """
+        topic, partition = target
+        leader, epoch = hint
+        info = self.topics.get(topic)
+        known = info.partitions.get(partition) if info is not None else None
+        if info is None or known is None or epoch <= known.leader_epoch or leader not in brokers:
+            return False
+        partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
+        self.topics = {**self.topics, topic: replace(info, partitions=partitions)}
+        return True
+
+
+def _merged(old: TopicInfo | None, info: TopicInfo) -> TopicInfo:
+    if info.error_code:
+        return replace(
+            info, topic_id=old.topic_id if old else info.topic_id, partitions=old.partitions if old else {}
+        )
+    if old is None or not old.topic_id == info.topic_id != NO_TOPIC_ID:
+        return info
+    # A broker that lags behind must not undo what a newer leader has told.
+    newer = {
+        number: known
+        for number, known in old.partitions.items()
+        if number in info.partitions and known.leader_epoch > info.partitions[number].leader_epoch
+    }
+    return replace(info, partitions={**info.partitions, **newer}) if newer else info
+
+
+def _topic_info(row: Any, *, version: int) -> TopicInfo:
+    topic_id = NO_TOPIC_ID if row.topic_id is None else row.topic_id.bytes
+    epochs = version >= _RELIABLE_EPOCHS
+    partitions = {
+        each.partition_index: PartitionInfo(each.leader_id, plausible(each.leader_epoch) if epochs else -1)
+        for each in row.partitions
+    }
+    return TopicInfo(row.name, topic_id, partitions, row.error_code)
