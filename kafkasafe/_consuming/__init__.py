@@ -2,8 +2,8 @@
 
 Each object gets those that it uses when it is made, and `reading.py` makes them all. From the leaves up:
 
-- `polls.py`, `reports.py`, `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition and of
-  the consumer, and where events go.
+- `polls.py`, `reports.py`, `following.py`: the program's polls, where events go, and which followers are read from.
+- `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
 - `port.py`: kafka-python, and no other module names its private attributes.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: what is kept, committed, raised,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,7 +14,6 @@ from kafkasafe._io.batches import BatchFetcher
 
 __all__ = ["Fetcher"]
 
-_MOST_LATE_ERRORS: Final = 1000
 _DECIDED_S: Final = 0.1
 """How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
@@ -24,13 +22,10 @@ class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer."""
 
     owner: Reading
-    _late_errors: collections.deque[Any]
-    """The latest errors from followers that the consumer had stopped reading from."""
 
     def serve(self, owner: Reading) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
-        self._late_errors = collections.deque(maxlen=_MOST_LATE_ERRORS)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
         self.owner.positions.begin_resets()
@@ -87,7 +82,7 @@ class Fetcher(BatchFetcher):
         requests: Any = parent._create_fetch_requests()
         leader_of = self.owner.port.leader
         for node_id, (request, offsets) in requests.items():
-            if any(followers.leaves(tp, now) for tp in offsets):
+            if followers.leaves(offsets, now):
                 request.rack_id = ""
             followers.asked(node_id, [tp for tp in offsets if leader_of(tp) != node_id], now)
         return requests
@@ -103,7 +98,7 @@ class Fetcher(BatchFetcher):
             # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
             if not port.can_follow(tp, named):
                 left.add(tp)
-            if tp in left or followers.leaves(tp, now):
+            if tp in left or followers.leaves([tp], now):
                 state.clear_preferred_read_replica()
         if left:
             followers.leave(left, now)
@@ -114,11 +109,14 @@ class Fetcher(BatchFetcher):
     ) -> None:
         """Mark late errors from followers that the consumer has left, to ignore them. On kafka-python's I/O thread."""
         parent: Any = super()
-        for topic in response.responses:
-            for row in topic.partitions:
-                tp = TopicPartition(topic.topic, row.partition_index)
-                if row.error_code and self.owner.followers.was_left(node_id, tp):
-                    self._late_errors.append(row)
+        errors = [
+            (TopicPartition(topic.topic, row.partition_index), row)
+            for topic in response.responses
+            for row in topic.partitions
+            if row.error_code
+        ]
+        if errors:
+            self.owner.followers.note_errors(node_id, errors)
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
@@ -128,7 +126,7 @@ class Fetcher(BatchFetcher):
         parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
-        is_late = any(row is completed_fetch.partition_data for row in list(self._late_errors))
+        is_late = self.owner.followers.is_late(completed_fetch.partition_data)
         if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()
             return parent._parse_fetched_data(completed_fetch)

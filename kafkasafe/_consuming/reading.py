@@ -12,6 +12,7 @@ from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.connections import Connections
 from kafkasafe._consuming.decisions import Decisions
+from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
@@ -26,7 +27,6 @@ from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 from kafkasafe._consuming.status import Status
-from kafkasafe._core.followers import Followers
 from kafkasafe._io.inquiry import Desk
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.lookups import LookUps
@@ -90,7 +90,7 @@ class Reading:
         self.reports = reports
         self.polls = Polls()
         self.desk = Desk(port.wake)
-        self.followers: Followers[TopicPartition] = Followers(config["fetch_max_wait_ms"] / 1000)
+        self.followers = Following(config["fetch_max_wait_ms"] / 1000)
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
         self.connections = Connections(options, is_closed)

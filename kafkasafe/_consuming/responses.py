@@ -8,6 +8,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
+from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import Part
@@ -15,7 +16,6 @@ from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
 from kafkasafe._consuming.port import Port
 from kafkasafe._core.codes import classify_code
-from kafkasafe._core.followers import Followers
 from kafkasafe._core.position_table import PositionEvent
 from kafkasafe._io.lookups import OUT_OF_RANGE
 
@@ -37,9 +37,7 @@ class Responses:
 
     __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
 
-    def __init__(
-        self, port: Port, parts: Parts, moves: Moves, pauses: Pauses, followers: Followers[TopicPartition]
-    ) -> None:
+    def __init__(self, port: Port, parts: Parts, moves: Moves, pauses: Pauses, followers: Following) -> None:
         self._port = port
         self._parts = parts
         self._moves = moves
