@@ -101,7 +101,7 @@ class Rereading:
         """The position does not come from the group: it has none, or the application chose the beginning or the end."""
         run = self._readings.get(tp)
         if run is not None and self._states.get(tp) is self._port.state(tp):
-            run.first = offset
+            run.place(offset)
 
     def unassigned(self) -> None:
         """The application may have changed its assignment."""
@@ -206,7 +206,7 @@ class Rereading:
         Raises:
             BatchDroppedError: Records that were returned and are in no batch will be read again.
         """
-        self._readings.used = True
+        self._readings.use()
         assigned = self._look()
         moved = {}
         for tp, position in positions.items():
