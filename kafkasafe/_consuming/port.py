@@ -1,6 +1,6 @@
 """What the decisions about positions need of kafka-python, and the only module of this package that names its privates.
 
-`Port` is what the decisions use; `KafkaPython` is kafka-python behind it. `each_record` is the iterator, which reads
+`Port` is what the decisions use, and `KafkaPython` implements it. `each_record` is the iterator, which reads
 kafka-python's states without a call for each record.
 """
 
