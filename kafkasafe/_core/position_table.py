@@ -195,6 +195,7 @@ _E: Final = PositionEvent
 # A fetch that was sent before may still be answered while a procedure runs: with a batch, or with an error.
 _CONTRADICTION: Final = (Action.HOLD, Action.REQUEST_METADATA)
 _DENIED: Final = (_A.RANGING, (Action.HOLD, Action.EXAMINE_RANGE))
+_DENIED_MEANWHILE: Final = (_A.RANGING, (Action.CANCEL, Action.HOLD, Action.EXAMINE_RANGE))
 _CHOSEN: Final = (_A.IDLE, (Action.UNCHECK, Action.FORGET_UNREAD_TOPIC))
 _CHOSEN_MEANWHILE: Final = (_A.IDLE, (Action.CANCEL, Action.UNCHECK, Action.FORGET_UNREAD_TOPIC))
 _OUTDATED: Final = (_A.IDLE, (Action.UNCHECK,))
@@ -223,7 +224,7 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.ENDED: (_A.IDLE, ()),
         _E.CONTRADICTED: (_A.WALKING, _CONTRADICTION),
         _E.OTHER_TOPIC: (_A.WALKING, (Action.UNCHECK,)),
-        _E.OUT_OF_RANGE: _DENIED,
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.RANGING: {
         _E.SOUGHT: _CHOSEN_MEANWHILE,
@@ -237,7 +238,7 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.ENDED: (_A.IDLE, ()),
         _E.CONTRADICTED: (_A.RANGING, _CONTRADICTION),
         _E.OTHER_TOPIC: (_A.RANGING, (Action.UNCHECK,)),
-        _E.OUT_OF_RANGE: _DENIED,
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.LOCATING: {
         _E.SOUGHT: _CHOSEN_MEANWHILE,
@@ -247,7 +248,7 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.ENDED: (_A.IDLE, ()),
         _E.CONTRADICTED: (_A.LOCATING, _CONTRADICTION),
         _E.OTHER_TOPIC: (_A.LOCATING, (Action.UNCHECK,)),
-        _E.OUT_OF_RANGE: _DENIED,
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.RESETTING: {
         _E.SOUGHT: _CHOSEN_MEANWHILE,
@@ -256,7 +257,7 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.ENDED: (_A.IDLE, ()),
         _E.CONTRADICTED: (_A.RESETTING, _CONTRADICTION),
         _E.OTHER_TOPIC: (_A.RESETTING, (Action.UNCHECK,)),
-        _E.OUT_OF_RANGE: _DENIED,
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.DIVERGED: {
         # The application knows of the divergence, so it is never reported again, whatever position it chose.

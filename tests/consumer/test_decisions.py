@@ -438,7 +438,9 @@ def test_a_fetch_that_fails_while_another_answer_is_awaited(reader):
     """Out of range comes before it is known whether the position is in remote storage."""
     valid(reader).fetched(NOT_AVAILABLE)
     assert reader.at.activity is Activity.LOCATING
+    inquiry = reader.part.inquiry
     reader.fetched(OUT_OF_RANGE)
+    assert inquiry.done  # nothing would use its answer
     assert reader.asks() == [("local",), ("range", 10)]
     del reader.questions.asked[0]
     reader.answer("range", Ranged(0, 20, None))
