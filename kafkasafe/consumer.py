@@ -4,21 +4,20 @@ Group management, fetching, decoding and commits are kafka-python's. SafeConsume
 about *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition
 means, and when to reset a position.
 
-Structure: this module has the public methods; the rest of the class is in `_consuming`. kafka-python's `poll` asks its
-fetcher, in this order, to reset positions, to validate them, and to fetch. `_consuming.fetcher.Fetcher` passes the
-first two requests on to `_begin_resets` and `_begin_checks`. These two methods start procedures (`_io.inquiry`), at
-most one per partition, and `_carry_on` applies the results. `_on_fetched` sees each fetch response before kafka-python
-does. While a partition is being checked, the consumer does not fetch from it (kafka-python's `_awaiting_validation`),
-but still fetches from the others. All decisions are made on the thread that polls. There is one exception: for
-a commit, kafka-python's I/O thread may encode the lineage (the history of the records that were read) as text, under
-`_lock`.
+Structure: this module has the public methods; the decisions are in `_consuming`, and `Reading` puts them together.
+kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
+`_consuming.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
+two methods start procedures (`_io.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
+`Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
+does not fetch from it (kafka-python's `_awaiting_validation`), but still fetches from the others. All decisions are
+made on the thread that polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage
+(the history of the records that were read) as text, under the lock of its `History`.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
@@ -26,29 +25,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 from kafka.future import Future
-from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.applying import Applying
 from kafkasafe._consuming.client import OURS
 from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
-from kafkasafe._consuming.ground import ignore, log
-from kafkasafe._consuming.iteration import each_record
-from kafkasafe._consuming.partition import Part
-from kafkasafe._consuming.polls import Polls
-from kafkasafe._consuming.rereading import Rereading
-from kafkasafe._consuming.trouble import Trouble
-from kafkasafe._core.followers import Followers
+from kafkasafe._consuming.port import KafkaPython, each_record
+from kafkasafe._consuming.reading import Reading
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._core.health import ConsumerHealth
 from kafkasafe._core.patience import closing_timeout, seconds_of
 from kafkasafe._core.readings import Fate
 from kafkasafe._io.batches import BatchPolling
-from kafkasafe._io.inquiry import Desk, Procedure
 from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe._io.lookups import LookUps, Note
 from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe._io.stats import ConsumerStats
+from kafkasafe._io.stats import Reading as MetricReading
 from kafkasafe._io.subscription import Subscription
-from kafkasafe.cluster.api import Cluster, in_words
+from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.offsets import EndOffsetTracker
@@ -87,57 +80,7 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-class _LookingUp(Applying):
-    """Part of `SafeConsumer`: concurrent look-ups of many partitions."""
-
-    def _look_up(
-        self,
-        procedures: Mapping[TopicPartition, Callable[[Note], Procedure[Any]]],
-        timeout_ms: float | None,
-        *,
-        partial: bool,
-    ) -> Offsets:
-        timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
-        deadline = time.monotonic() + timeout_s
-        # Each call has its own `Desk`, which runs the look-ups, because several threads may call at the same time.
-        desk = Desk()
-        troubles = {tp: Trouble(tp, desk, self._lookups) for tp in procedures}
-        begun = desk.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
-        inquiries = dict(zip(procedures, begun, strict=True))
-        while not all(inquiry.done for inquiry in inquiries.values()):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            desk.wait(left_s)
-            desk.work()
-        answered: dict[TopicPartition, Any] = {}
-        missing: dict[TopicPartition, Exception] = {}
-        for tp, inquiry in inquiries.items():
-            if not inquiry.done:
-                inquiry.cancel()
-                missing[tp] = troubles[tp].too_late(timeout_s)
-                self._stats.exhausted["list_offsets"] += 1
-            elif inquiry.error is not None:
-                missing[tp] = inquiry.error
-            else:
-                answered[tp] = inquiry.result
-        if missing and not partial:
-            # Prefer an error that no retry can fix: it tells the caller more than a time-out does.
-            raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
-        return Offsets(answered, missing)
-
-    def _at_time(
-        self, tp: TopicPartition, timestamp: int, note: Note
-    ) -> Procedure[OffsetAndTimestamp | None]:
-        found = yield from self._lookups.at_time(*tp, timestamp, note)
-        return (
-            None
-            if found.offset < 0
-            else OffsetAndTimestamp(found.offset, found.timestamp, found.leader_epoch)
-        )
-
-
-class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
+class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
     """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
     It differs in these points:
@@ -189,7 +132,17 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
     _asks_for_stable_offsets = True
 
     if TYPE_CHECKING:
-        # KafkaConsumer's own methods, which have no types.
+        # KafkaConsumer's own attributes and methods, which have no types.
+        config: dict[str, Any]
+        _client: Any
+        _closed: bool
+        _cluster: Any
+        _coordinator: Any
+        _fetcher: Any
+        _iterator: Any
+        _manager: Any
+        _subscription: Any
+
         def assignment(self) -> set[TopicPartition]:
             """Return the partitions that are assigned to this consumer."""
 
@@ -240,19 +193,11 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         self._tracker = EndOffsetTracker(
             self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s
         )
-        self.counters: collections.Counter[str] = collections.Counter()
-        self._log = log.bind(client_id=options.get("client_id", KafkaConsumer.DEFAULT_CONFIG["client_id"]))
-        self._stats = ConsumerStats()
-        self._lock = threading.Lock()
-        self._transport: Cluster | None = None
-        self._parts: dict[TopicPartition, Part] = {}
-        self._polls = Polls()
-        self._resting: dict[TopicPartition, float] = {}
-        self._desk = Desk(self._ring)
-        self._keeps_lineage = True
+        self._reports = Reports(
+            options.get("client_id", KafkaConsumer.DEFAULT_CONFIG["client_id"]), self._safe.on_event
+        )
+        self.counters: collections.Counter[str] = self._reports.counters
         self._memory = LineageMemory(self._safe.lineage_path)
-        self._save_due = 0.0
-        self._save_ends_due = 0.0
         parent: Any = super()
         try:
             parent.__init__(*topics, **{**OURS, **self._safe.kafka})
@@ -267,31 +212,30 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
+        self._reading = Reading(
+            safe=self._safe,
+            config=self.config,
+            port=KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager),
+            tracker=self._tracker,
+            memory=self._memory,
+            reports=self._reports,
+            seek=self.seek,
+            rewound=self._begin_iterating_again,
+            is_closed=self._is_closed,
+        )
         # KafkaConsumer creates its parts itself and offers no hook, so replace their classes afterwards.
-        self._followers = Followers(self.config["fetch_max_wait_ms"] / 1000)
         self._fetcher.__class__ = Fetcher
-        self._fetcher.serve(self)
+        self._fetcher.serve(self._reading)
+        self._coordinator.__class__ = Coordinator
+        self._coordinator.serve(self._reading)
         if "max_partition_fetch_bytes" not in self._safe.kafka:
             self._fetcher.choose_sizes()
-        self._coordinator.__class__ = Coordinator
-        self._coordinator.owner = self
         # Ask for stable offsets only (KIP-447). An atomic batch in another process's spool will be committed even if
         # that process dies. If this consumer began at the group's offset from before that batch, it would read the
         # batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
-        self._subscription.commit_from(self._committable)
-        self._rereading = Rereading(
-            self._subscription, self._coordinator, self._emit, self._begin_iterating_again
-        )
-        self._lookups = LookUps(
-            self._network,
-            self._tracker,
-            self._stats,
-            self._emit,
-            int(self._fetcher._isolation_level),
-            ignore,
-        )
+        self._subscription.commit_from(self._reading.commits.committable)
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
@@ -319,13 +263,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             RemoteStorageNotReadyError: See `remote_storage_timeout_ms`.
             CorruptRecordError: The next batch of a partition is damaged. The position does not move.
         """
-        undecided = self._undecided()
-        if undecided:
+        reading = self._reading
+        if reading.decisions.due():
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
-            timeout_ms = min(timeout_ms, _REMINDER_MS if self._has_others() else _BRIEFLY_MS)
+            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.decisions.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         try:
-            with self._polls:
+            with reading.polls:
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
@@ -334,12 +278,12 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 f"{error.args[0] if error.args else 'A record batch is damaged'}. The position stays before this batch."
                 " If the network may have damaged it, poll again. To skip the batch, seek past it."
             ) from error
-        if self._safe.lineage_path is not None and time.monotonic() >= self._save_due:
+        if reading.keeper.is_due:
             # An iterator polls without `update_offsets` and moves the position with each record that it returns. `poll`
             # returns all records at once, so they count as returned now.
-            self._save_now_and_then({} if update_offsets else records)
-        if not records and (undecided := self._undecided()):
-            raise self._told(undecided)
+            reading.keeper.save_if_possible(reading.parts.items(), {} if update_offsets else records)
+        if not records and (undecided := reading.decisions.due()):
+            raise reading.decisions.error(undecided)
         return records
 
     def __next__(self) -> Any:
@@ -366,6 +310,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Drop kafka-python's iterator, which would continue with the records and positions of its last poll."""
         self._iterator = None
 
+    def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
+        """Find positions that are missing. kafka-python's `poll` calls it."""
+        return self._reading.positions.refresh_committed(timeout_ms)
+
+    def _is_closed(self) -> bool:
+        return bool(self._closed)
+
     def __repr__(self) -> str:
         known = getattr(self, "_subscription", None)
         if known is None:
@@ -373,7 +324,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         if known.subscribed_pattern is not None:
             reads = known.subscribed_pattern.pattern
         else:
-            reads = ", ".join(sorted(known.subscription or {tp.topic for tp in self._assigned()}))
+            reads = ", ".join(sorted(known.subscription or {tp.topic for tp in known.assigned_partitions()}))
         group = f" group={self.config['group_id']}" if self.config["group_id"] is not None else ""
         state = "closed" if self._closed else "open"
         return f"<SafeConsumer {self.client_id} {state}{group} topics={reads}>"
@@ -397,19 +348,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         if self._closed:
             return
         # Ignore answers from now on: the objects that they would wake are about to be closed.
-        self._desk.retire()
-        for part in list(self._parts.values()):
-            part.cancel()
+        self._reading.desk.retire()
+        self._reading.parts.cancel()
         parent: Any = super()
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
         finally:
-            for part in list(self._parts.values()):
-                part.cancel()
-            with self._lock:
-                transport, self._transport = self._transport, None
-            if transport is not None:
-                transport.close(5.0)
+            self._reading.parts.cancel()
+            self._reading.connections.close()
             try:
                 self.save_lineage()
             finally:
@@ -426,8 +372,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         Raises:
             OSError: The file could not be written. It keeps its former contents.
         """
-        self._keep_all({})
-        self._memory.save()
+        self._reading.keeper.save(self._reading.parts.items(), {})
 
     # --- look-ups of offsets ----------------------------------------------------------------------------------------
 
@@ -461,14 +406,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             TypeError: `timeout_ms` is not a number, or a partition is not a TopicPartition.
             ValueError: `timeout_ms` is nan.
         """
-        try:
-            return self._look_up(
-                {tp: functools.partial(self._end, tp) for tp in _partitions_of(partitions)},
-                timeout_ms,
-                partial=partial,
-            )
-        finally:
-            self._save_ends()
+        return Offsets(*self._reading.look_ups.ends(_partitions_of(partitions), timeout_ms, partial=partial))
 
     def beginning_offsets(
         self,
@@ -488,14 +426,9 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
 
         Arguments and errors: see `end_offsets`.
         """
-        try:
-            return self._look_up(
-                {tp: functools.partial(self._lookups.start, *tp) for tp in _partitions_of(partitions)},
-                timeout_ms,
-                partial=partial,
-            )
-        finally:
-            self._save_ends()
+        return Offsets(
+            *self._reading.look_ups.starts(_partitions_of(partitions), timeout_ms, partial=partial)
+        )
 
     def offsets_for_times(
         self,
@@ -533,11 +466,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
                 raise ValueError(
                     f"The target time for partition {tp} is {timestamp}. The target time cannot be negative."
                 )
-        return self._look_up(
-            {tp: functools.partial(self._at_time, tp, ms) for tp, ms in times.items()},
-            timeout_ms,
-            partial=partial,
-        )
+        return Offsets(*self._reading.look_ups.at_times(times, timeout_ms, partial=partial))
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -564,13 +493,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         """Like KafkaConsumer's `assign`."""
         parent: Any = super()
         parent.assign(partitions)
-        self._rereading.unassigned()
+        self._reading.rereading.unassigned()
 
     def unsubscribe(self) -> None:
         """Like KafkaConsumer's `unsubscribe`."""
         parent: Any = super()
         parent.unsubscribe()
-        self._rereading.unassigned()
+        self._reading.rereading.unassigned()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Like KafkaConsumer's `seek`. After a `LogDivergedError`, it also decides where to continue.
@@ -581,7 +510,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         check_offset(offset)
         parent: Any = super()
         parent.seek(partition, offset)
-        self._decided(partition)
+        self._reading.positions.sought(partition)
 
     def commit(
         self,
@@ -626,8 +555,9 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             if not isinstance(each, OffsetAndMetadata):
                 continue
             check_offset(each.offset)
-            if self._is_withheld(tp, each.offset) and (undecided := self._undecided(tp)):
-                raise self._told(undecided)
+            reading = self._reading
+            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
+                raise reading.decisions.error(undecided)
 
     def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
         """Return what an atomic batch needs to commit this consumer's offsets.
@@ -640,15 +570,16 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
             BatchDroppedError: See `kafkasafe._consuming.rereading`.
         """
-        if undecided := self._undecided():
-            raise self._told(undecided)
+        reading = self._reading
+        if undecided := reading.decisions.due():
+            raise reading.decisions.error(undecided)
         me: Any = self
         # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
         # group refuses the offsets, because they carry the old generation.
         group = me.group_metadata()
         is_member = group.generation_id >= 0 or not self._subscription.partitions_auto_assigned()
         positions = self._subscription.all_consumed_offsets()
-        moved, readings, claims = self._rereading.offer(fate, positions, is_member=is_member)
+        moved, readings, claims = reading.rereading.offer(fate, positions, is_member=is_member)
         return moved, group, readings, claims
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -656,14 +587,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
         for tp in partitions or self._subscription.assigned_partitions():
-            self._decided(tp)
+            self._reading.positions.sought(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
         for tp in partitions or self._subscription.assigned_partitions():
-            self._decided(tp)
+            self._reading.positions.sought(tp)
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
         """Return the offset of the next record; None if it is not known in time.
@@ -682,18 +613,31 @@ class SafeConsumer(OfOneProcess, BatchPolling, _LookingUp, KafkaConsumer):
             raise kafka_errors.IllegalStateError("Partition is not assigned")
         timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
+        reading = self._reading
         while True:
-            self._refresh_committed_offsets(timeout_ms=max(0.0, deadline - time.monotonic()) * 1000)
-            self._begin_resets()
-            self._begin_checks()
-            self._carry_on(partition)
+            reading.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
+            reading.positions.begin_resets()
+            reading.checking.begin()
+            reading.results.carry_on(partition)
             state = self._subscription.assignment.get(partition)
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
                 return None if state.position is None else int(state.position.offset)
-            self._desk.wait(min(left_s, 0.1))
+            reading.desk.wait(min(left_s, 0.1))
+
+    def health(self) -> ConsumerHealth:
+        """Return whether the program polls and all its partitions are read; separately, whether a broker is connected.
+
+        It is meant for probes (docs/operations.md): it never waits for a broker or a lock. Any thread may call it at
+        any time, even after `close`.
+        """
+        return self._reading.status.health(closed=self._is_closed())
+
+    def _readings(self) -> Iterable[MetricReading]:
+        """Return the readings that `kafkasafe.metrics` collects."""
+        return self._reading.status.readings(closed=self._is_closed())
 
     def metrics(self, raw: bool = False) -> Any:
         """Like KafkaConsumer's `metrics`. The group `kafkasafe-consumer` has the number of events of each kind."""

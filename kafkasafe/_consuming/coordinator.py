@@ -12,7 +12,7 @@ import kafka.errors as kafka_errors
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.keeping import Keeping
+from kafkasafe._consuming.reading import Reading
 
 __all__ = ["Coordinator"]
 
@@ -20,10 +20,14 @@ __all__ = ["Coordinator"]
 class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. It adds the lineage of the records read to committed offsets."""
 
-    owner: Keeping
+    owner: Reading
     config: dict[str, Any]
     _asked_in: Any = None
     """The generation in which the group was asked for offsets."""
+
+    def serve(self, owner: Reading) -> None:
+        """Ask this object for decisions from now on."""
+        self.owner = owner
 
     def need_rejoin(self) -> bool:
         """Return whether to join, or to go on joining (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
@@ -33,7 +37,7 @@ class Coordinator(ConsumerCoordinator):
         """
         parent: Any = super()
         me: Any = self
-        return bool(parent.need_rejoin() or (me.rejoining and me._subscription.partitions_auto_assigned()))
+        return bool(parent.need_rejoin() or (me.rejoining and me.owner.port.is_subscribed()))
 
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
         """Join the group, even if the response came between two polls.
@@ -68,7 +72,7 @@ class Coordinator(ConsumerCoordinator):
                     )
                 )
             except kafka_errors.InvalidMetadataError as error:
-                self.owner._log.seldom(
+                self.owner.reports.log.seldom(
                     logging.INFO,
                     "no_coordinator",
                     "",
@@ -78,7 +82,7 @@ class Coordinator(ConsumerCoordinator):
                 )
             if time.monotonic() >= deadline:
                 return False
-            await self._manager._net.sleep(self.config["retry_backoff_ms"] / 1000)
+            await self.owner.port.sleep(self.config["retry_backoff_ms"] / 1000)
 
     async def fetch_committed_offsets_async(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
@@ -98,16 +102,16 @@ class Coordinator(ConsumerCoordinator):
 
     async def _send_offset_commit_request(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
         parent: Any = super()
-        described = self.owner._with_lineage(offsets)
+        described = self.owner.commits.described(offsets)
         try:
             return await parent._send_offset_commit_request(described)
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            self.owner._log.warning(
+            self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"
                 " the records read",
                 event="lineage_not_kept",
             )
-            self.owner._keeps_lineage = False
+            self.owner.commits.stop_describing()
             return await parent._send_offset_commit_request(offsets)

@@ -1,8 +1,7 @@
-"""kafka-python's fetcher, extended to ask a SafeConsumer for decisions."""
+"""kafka-python's fetcher, extended to ask a `Reading` for decisions."""
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,12 +9,11 @@ from typing import Any, Final
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.applying import Applying
+from kafkasafe._consuming.reading import Reading
 from kafkasafe._io.batches import BatchFetcher
 
 __all__ = ["Fetcher"]
 
-_MOST_LATE_ERRORS: Final = 1000
 _DECIDED_S: Final = 0.1
 """How often to check whether an atomic batch that a partition waits for is decided, seconds."""
 
@@ -23,57 +21,44 @@ _DECIDED_S: Final = 0.1
 class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer."""
 
-    owner: Applying
-    _late_errors: collections.deque[Any]
-    """The latest errors from followers that the consumer had stopped reading from."""
-    _lost_nodes: set[int]
-    """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
+    owner: Reading
 
-    def serve(self, owner: Applying) -> None:
-        """Ask this consumer for decisions from now on."""
+    def serve(self, owner: Reading) -> None:
+        """Ask this object for decisions from now on."""
         self.owner = owner
-        self._late_errors = collections.deque(maxlen=_MOST_LATE_ERRORS)
-        self._lost_nodes = set()
-
-    def take_lost_nodes(self) -> list[int]:
-        """Return the brokers to which fetches failed since the last call."""
-        found = []
-        while self._lost_nodes:
-            found.append(self._lost_nodes.pop())
-        return found
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
-        self.owner._begin_resets()
+        self.owner.positions.begin_resets()
 
     def maybe_validate_positions(self) -> None:
-        self.owner._begin_checks()
+        self.owner.checking.begin()
 
     def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
-        self.owner._carry_on()
+        self.owner.results.carry_on()
 
     def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
         """Handle a failed fetch request, on kafka-python's I/O thread."""
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
-        if self.owner._followers.failed(node_id, time.monotonic()):
-            self._manager.cluster.request_update()
-        self._lost_nodes.add(node_id)
+        if self.owner.followers.failed(node_id, time.monotonic()):
+            self.owner.port.request_metadata()
+        self.owner.parts.lose(node_id)
 
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        due_s = self.owner._due_s()
+        due_s = self.owner.due_s()
         # This call may send a fetch to a follower, so do not wait longer than a follower may take.
-        waits_s = [self.owner._followers.patience_s] if self.config["client_rack"] else []
-        if self.owner._rereading.holds:
+        waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []
+        if self.owner.rereading.holds:
             waits_s.append(_DECIDED_S)
         for wait_s in waits_s if due_s is None else [*waits_s, due_s]:
             timeout_ms = wait_s * 1000 if timeout_ms is None else min(wait_s * 1000, timeout_ms)
         # kafka-python waits for `_reset_task`, so completing this future wakes `poll`.
-        if self.owner._is_busy():
+        if self.owner.parts.is_busy():
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
-                if self.owner._desk.has_work:
+                if self.owner.desk.has_work:
                     self._reset_task.success(None)
         else:
             self._reset_task = None
@@ -82,66 +67,69 @@ class Fetcher(BatchFetcher):
 
     def _fetchable_partitions(self) -> Sequence[TopicPartition]:
         parent: Any = super()
-        now, resting = time.monotonic(), self.owner._resting
-        return [tp for tp in parent._fetchable_partitions() if resting.get(tp, 0.0) <= now]
+        resting = self.owner.parts.resting(time.monotonic())
+        return [tp for tp in parent._fetchable_partitions() if tp not in resting]
 
     def _create_fetch_requests(self) -> Any:
         """Leave out the rack after leaving a follower: otherwise the leader would send the consumer back to it."""
         parent: Any = super()
         if not self.config["client_rack"]:
             return parent._create_fetch_requests()
-        followers, now = self.owner._followers, time.monotonic()
+        followers, now = self.owner.followers, time.monotonic()
         self._leave_followers(now)
         requests: Any = parent._create_fetch_requests()
-        leader_of = self._manager.cluster.leader_for_partition
+        leader_of = self.owner.port.leader
         for node_id, (request, offsets) in requests.items():
-            if any(followers.leaves(tp, now) for tp in offsets):
+            if followers.leaves(offsets, now):
                 request.rack_id = ""
             followers.asked(node_id, [tp for tp in offsets if leader_of(tp) != node_id], now)
         return requests
 
     def _leave_followers(self, now: float) -> None:
         """Switch partitions whose follower cannot be used to their leader, and refresh the metadata."""
-        followers, cluster = self.owner._followers, self._manager.cluster
+        followers, port = self.owner.followers, self.owner.port
         left = set(followers.hang(now))
-        for tp, state in self.owner._assigned().items():
+        for tp, state in port.assigned().items():
             named = state.preferred_read_replica()
             if named is None:
                 continue
             # While the follower's connection is in back-off, kafka-python would not fetch the partition at all.
-            if not cluster.is_replica_node(tp, named) or self._manager.connection_delay(named) > 0:
+            if not port.can_follow(tp, named):
                 left.add(tp)
-            if tp in left or followers.leaves(tp, now):
+            if tp in left or followers.leaves([tp], now):
                 state.clear_preferred_read_replica()
         if left:
             followers.leave(left, now)
-            cluster.request_update()
+            port.request_metadata()
 
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
         """Mark late errors from followers that the consumer has left, to ignore them. On kafka-python's I/O thread."""
         parent: Any = super()
-        for topic in response.responses:
-            for row in topic.partitions:
-                tp = TopicPartition(topic.topic, row.partition_index)
-                if row.error_code and self.owner._followers.was_left(node_id, tp):
-                    self._late_errors.append(row)
+        errors = [
+            (TopicPartition(topic.topic, row.partition_index), row)
+            for topic in response.responses
+            for row in topic.partitions
+            if row.error_code
+        ]
+        if errors:
+            self.owner.followers.note_errors(node_id, errors)
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
         """Note the end of a fetch request, successful or not, on kafka-python's I/O thread."""
         parent: Any = super()
-        self.owner._followers.answered(node_id)
+        self.owner.followers.answered(node_id)
         parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
-        is_late = any(row is completed_fetch.partition_data for row in list(self._late_errors))
-        if not is_late and self.owner._on_fetched(completed_fetch):
+        is_late = self.owner.followers.is_late(completed_fetch.partition_data)
+        if not is_late and self.owner.responses.accept(completed_fetch):
             parent: Any = super()
             return parent._parse_fetched_data(completed_fetch)
         tp = completed_fetch.topic_partition
         if completed_fetch.metric_aggregator:
             completed_fetch.metric_aggregator.record(tp, 0, 0)
-        self._subscriptions.move_partition_to_end(tp)
+        self.owner.port.move_to_end(tp)
         return None

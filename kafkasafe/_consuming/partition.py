@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from kafkasafe._core.epochs import BatchMemory, Lineage, Outcome
+from kafkasafe._consuming.failures import Failures
+from kafkasafe._consuming.history import History
+from kafkasafe._core.epochs import Outcome
+from kafkasafe._core.memory import Remembered
+from kafkasafe._core.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
 from kafkasafe._io.inquiry import Inquiry
 from kafkasafe.events import LogDiverged
 
@@ -15,20 +19,51 @@ Leadership = tuple[bytes | None, int, int]
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason of a reset, and the position before it."""
 
+_RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATING, Activity.RESETTING})
+_DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
+
 
 class Walked:
-    """The result of a walk, with the topic id and the leader epoch of the log that was compared."""
+    """The result of a walk.
+
+    Attributes:
+        outcome: What the comparison has found.
+        epoch: Leader epoch of the log that was compared.
+        round_trips: Number of answers that it took.
+        recreated: Whether another topic has the name now.
+        topic_id: Id of the topic whose log was compared.
+        leadership: The leadership in kafka-python's metadata when the walk began: the same value later is not a change.
+    """
 
     __slots__ = ("epoch", "leadership", "outcome", "recreated", "round_trips", "topic_id")
 
-    def __init__(self, outcome: Outcome, epoch: int, round_trips: int, *, recreated: bool = False) -> None:
+    def __init__(
+        self,
+        outcome: Outcome,
+        epoch: int,
+        round_trips: int,
+        *,
+        recreated: bool = False,
+        topic_id: bytes | None = None,
+        leadership: Leadership | None = None,
+    ) -> None:
         self.outcome = outcome
         self.epoch = epoch
         self.round_trips = round_trips
         self.recreated = recreated
-        self.topic_id: bytes | None = None
-        # The leadership in kafka-python's metadata when the walk began: the same value later is not a change.
-        self.leadership: Leadership | None = None
+        self.topic_id = topic_id
+        self.leadership = leadership
+
+    def of(self, topic_id: bytes | None, leadership: Leadership | None) -> Walked:
+        """Return this result, of a topic and a leadership."""
+        return Walked(
+            self.outcome,
+            self.epoch,
+            self.round_trips,
+            recreated=self.recreated,
+            topic_id=topic_id,
+            leadership=leadership,
+        )
 
 
 class Ranged:
@@ -67,7 +102,7 @@ class Undecided:
 
     Attributes:
         event: The divergence.
-        topic_id: Id of the topic that has the name now. `Part.topic_id` stays that of the topic that was read.
+        topic_id: Id of the topic that has the name now. `History.topic_id` stays that of the topic that was read.
     """
 
     __slots__ = ("event", "topic_id")
@@ -91,87 +126,185 @@ class Undecided:
 
 
 class Part:
-    """The state of an assigned partition.
+    """The state of an assigned partition. Its methods change it, on the polling thread.
 
     Attributes:
         state: kafka-python's state object. Another object stands for another assignment.
-        lineage: History of the records read. Changed under `SafeConsumer._lock`.
-        marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
-        topic_id: Id of the topic that was read, even while another topic has the name and no decision was made.
-        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
-        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
+        at: The state of the position (`kafkasafe._core.position_table`).
+        history: What was read.
+        failures: The failed fetches.
+        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then. It is
+            set on kafka-python's I/O thread.
         checked: The leadership under which the position was found valid; None: it must be checked.
-        inquiry: The running procedure; at most one.
+        inquiry: The running procedure.
         position: Offset for which the procedure was begun.
-        suspected: A batch, or the broker, indicates another log than the one that was read.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
-        told: When `poll` last raised it, monotonic seconds; 0: not yet.
+        raised_at: When `poll` last raised it, monotonic seconds; 0: not yet.
         reset: The reason of a coming reset; None if the application asked for it.
-        failures: Number of consecutive failed fetches.
-        failing_since: When the first of them failed, monotonic seconds.
-        failing_code: Error code of the last failed fetch.
-        failing_reason: The meaning of this code.
-        code: Error code of the last event about failures; 0: none.
-        overdue_since: When fetches began to fail, or when `poll` last raised an error about it.
-        remote: Whether the position is in remote storage; None: not known yet. Only checked after a failed fetch.
     """
 
     __slots__ = (
+        "at",
         "checked",
-        "code",
         "doubted",
         "error",
-        "failing_code",
-        "failing_reason",
-        "failing_since",
         "failures",
-        "former_ids",
+        "history",
         "inquiry",
-        "lineage",
-        "marks",
-        "overdue_since",
         "position",
-        "remote",
+        "raised_at",
         "reset",
         "state",
-        "suspected",
-        "told",
-        "topic_id",
         "undecided",
     )
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, known: Remembered | None = None) -> None:
         self.state: Any = state
-        self.lineage = Lineage()
-        self.marks = BatchMemory()
-        self.checked: Leadership | None = None
-        self.topic_id: bytes | None = None
-        self.former_ids: set[bytes] = set()
+        self.at: At = BEGIN
+        self.history = History(known)
+        self.failures = Failures()
         self.doubted = False
+        self.checked: Leadership | None = None
         self.inquiry: Inquiry[Any] | None = None
         self.position = -1
-        self.suspected = False
         self.undecided: Undecided | None = None
         self.error: Exception | None = None
-        self.told = 0.0
+        self.raised_at = 0.0
         self.reset: ResetReason | None = None
-        self.failures = 0
-        self.failing_code = 0
-        self.failing_reason = ""
-        self.failing_since = self.overdue_since = 0.0
-        self.code = 0
-        self.remote: bool | None = None
 
-    def adopt(self, topic_id: bytes | None) -> None:
-        """Note the id of the topic that has the name now; None if the brokers do not report ids."""
-        if topic_id is None:
-            return
-        if self.topic_id is not None and self.topic_id != topic_id:
-            self.former_ids.add(self.topic_id)
-        self.topic_id = topic_id
+    @property
+    def is_idle(self) -> bool:
+        """Whether no procedure runs, and no decision of the application is due."""
+        return self.at.activity is Activity.IDLE
+
+    def is_due(self, leadership: Leadership) -> bool:
+        """Return whether the position must be checked, if this is the present leadership."""
+        then = self.checked
+        if then is None or self.doubted or self.at.standing is not Standing.VALID:
+            return True
+        if then[0] != leadership[0] and then[0] is not None and leadership[0] is not None:
+            return True  # another topic
+        if leadership[2] >= 0:
+            return leadership[2] > then[2]
+        return leadership[1] != then[1]  # brokers before 2.4 do not report the epoch
+
+    def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
+        """Something happened to the position. Carry out what concerns this object, and return the other actions.
+
+        Args:
+            event: What happened.
+            offset: The offset that the event is about, if it changes the history.
+
+        Raises:
+            IllegalEventError: It cannot happen in this state.
+        """
+        at, actions = self.at.after(event)
+        others = [action for action in actions if not self._carry_out(action, offset)]
+        if at.activity is not self.at.activity:
+            self.inquiry = None  # it was the procedure of the former activity
+        self.at = at
+        if at.activity not in _DECIDING:
+            self.error = self.undecided = None
+        return others
+
+    def _carry_out(self, action: Action, offset: int) -> bool:
+        match action:
+            case Action.CANCEL:
+                self._cancel()
+            case Action.UNCHECK:
+                self.checked = None
+            case Action.CUT:
+                self.history.cut(offset)
+            case Action.FORGET_BEFORE:
+                self.history.forget_before(offset)
+            case Action.RESTART:
+                self.history.restart(offset)
+            case Action.FORGET:
+                self.history.forget()
+            case Action.ADOPT if self.undecided is not None:
+                self.history.adopt(self.undecided.topic_id)
+            case Action.FORGET_UNREAD_TOPIC:
+                self.history.forget_unread_topic()
+            case _:
+                return False
+        return True
+
+    def begin(self, inquiry: Inquiry[Any]) -> None:
+        """Note the procedure that runs now. Its state has begun with the event before."""
+        self.inquiry = inquiry
 
     def cancel(self) -> None:
+        """End the procedure, if one runs, and ignore its result."""
+        self._cancel()
+        self.mend()
+
+    def mend(self) -> None:
+        """End a state whose procedure does not run: an interrupt may come between the two."""
+        if self.inquiry is None and self.at.activity in _RUNNING:
+            self.on(PositionEvent.ENDED)
+
+    def _cancel(self) -> None:
         if self.inquiry is not None:
             self.inquiry.cancel()
             self.inquiry = None
+
+    def place(self, position: int) -> None:
+        """Note the position for which a procedure begins, or an error is raised."""
+        self.position = position
+
+    def sought(self) -> list[Action]:
+        """The application has chosen a position."""
+        self.reset = None
+        self.failures.moved()
+        return self.on(
+            PositionEvent.SOUGHT, 0 if self.undecided is None else self.undecided.event.divergent_offset
+        )
+
+    def lose(self, node_id: int) -> None:
+        """A fetch from this broker failed. Without leader epochs, nothing shows whether it still leads."""
+        if self.checked is not None and self.checked[2] < 0 and self.checked[1] == node_id:
+            self.doubted = True
+
+    def looked(self) -> None:
+        """A check begins, so a lost connection is no reason for another one."""
+        self.doubted = False
+
+    def check(self, leadership: Leadership | None) -> None:
+        """The position is valid under this leadership; None: the metadata named no leader."""
+        self.checked = leadership
+
+    def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
+        """The log has other records than those that were read."""
+        actions = self.on(PositionEvent.DIFFERED)
+        self.undecided = undecided
+        self.stop(error)
+        return actions
+
+    def strand(self, error: Exception) -> list[Action]:
+        """The position has to be reset, and no reset is allowed."""
+        actions = self.on(PositionEvent.NO_POLICY)
+        self.stop(error)
+        return actions
+
+    def stop(self, error: Exception) -> None:
+        """`poll` raises this error until the position changes. It was not raised yet."""
+        self.error, self.raised_at = error, 0.0
+
+    def explain(self, error: Exception) -> None:
+        """`poll` raises this error instead of the former one, if there is one."""
+        if self.error is not None:
+            self.error = error
+
+    def raised(self, now: float) -> None:
+        """`poll` raises the error."""
+        self.raised_at = now
+
+    def resets(self, reason: ResetReason) -> None:
+        """The position is reset for this reason, without a wish of the application."""
+        self.reset = reason
+
+    def was_reset(self) -> ResetReason | None:
+        """The position was reset. Return the reason; None if the application asked for it."""
+        reason, self.reset = self.reset, None
+        return reason

@@ -18,6 +18,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
+from kafkasafe._consuming.port import KafkaPython
 from kafkasafe._core.readings import NONE, Claim, Fate, Readings
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe.errors import BatchDroppedError
@@ -35,21 +36,18 @@ class Rereading:
     """Decides which partitions of one consumer are read again. Used on the thread that polls.
 
     Args:
-        subscription: kafka-python's subscription state.
-        coordinator: kafka-python's group coordinator.
+        port: kafka-python.
         emit: Function that takes events.
         rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
     """
 
     def __init__(
         self,
-        subscription: Any,
-        coordinator: Any,
+        port: KafkaPython,
         emit: Callable[[Any], None],
         rewound: Callable[[], None],
     ) -> None:
-        self._subscription = subscription
-        self._coordinator = coordinator
+        self._port = port
         self._emit = emit
         self._rewound = rewound
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
@@ -102,8 +100,8 @@ class Rereading:
     def placed(self, tp: TopicPartition, offset: int) -> None:
         """The position does not come from the group: it has none, or the application chose the beginning or the end."""
         run = self._readings.get(tp)
-        if run is not None and self._states.get(tp) is self._subscription.assignment.get(tp):
-            run.first = offset
+        if run is not None and self._states.get(tp) is self._port.state(tp):
+            run.place(offset)
 
     def unassigned(self) -> None:
         """The application may have changed its assignment."""
@@ -121,14 +119,14 @@ class Rereading:
             number: A number from `draw`.
             offset: The group's offset; None if it has none.
         """
-        state = self._subscription.assignment.get(tp)
+        state = self._port.state(tp)
         if state is not None:
             self._readings.begin(tp, number, NONE if offset is None else offset)
             self._states[tp] = state
 
     def moved(self, tp: TopicPartition) -> None:
         """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
-        state = self._subscription.assignment.get(tp)
+        state = self._port.state(tp)
         if state is None:
             return
         self._restart.pop(tp, None)
@@ -173,7 +171,7 @@ class Rereading:
             return
         self.draw(compared)
         try:
-            committed = self._coordinator.fetch_committed_offsets(set(compared), timeout_ms=timeout_ms)
+            committed = self._port.committed(set(compared), timeout_ms)
         except kafka_errors.KafkaTimeoutError:
             return
         except BaseException:
@@ -208,7 +206,7 @@ class Rereading:
         Raises:
             BatchDroppedError: Records that were returned and are in no batch will be read again.
         """
-        self._readings.used = True
+        self._readings.use()
         assigned = self._look()
         moved = {}
         for tp, position in positions.items():
@@ -239,8 +237,7 @@ class Rereading:
 
     def _look(self) -> dict[TopicPartition, Any]:
         """Return the assignment, and end the readings of revoked partitions."""
-        with self._subscription._lock:
-            assigned = dict(self._subscription.assignment)
+        assigned = self._port.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
             # What the program has of it others read as well, or it does so itself.
             self._stale |= self._holds_records(tp, state)
@@ -249,8 +246,7 @@ class Rereading:
         return assigned
 
     def _note_generation(self) -> None:
-        generation = self._coordinator._generation
-        made = generation.generation_id, generation.member_id
+        made = self._port.generation()
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
@@ -267,13 +263,8 @@ class Rereading:
         """Treat a partition as newly assigned, so that its position becomes the group's offset."""
         position = None if state.position is None else int(state.position.offset)
         self._stale |= self._holds_records(tp, state)
-        with self._subscription._lock:
-            if self._subscription.assignment.get(tp) is not state:
-                return
-            fresh = type(state)()
-            if state.paused:
-                fresh.pause()
-            self._subscription.assignment[tp] = fresh
+        if not self._port.renew(tp, state):
+            return
         self._rewound()
         self._end(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))

@@ -230,8 +230,13 @@ class Lineage:
             if following is None:
                 self._end = max(self._end, behind)
         elif known is None:
-            if UNDEFINED not in {epoch, following} and following is not None and epoch > following:
+            oldest = next((each for each in self._epochs if each != UNDEFINED), UNDEFINED)
+            if epoch > oldest != UNDEFINED:
                 return False
+            if epoch == oldest != following:
+                # Epochs never decrease: what had none in between had this one.
+                del self._epochs[0], self._starts[0]
+                following = epoch
             if epoch != following:
                 self._epochs.insert(0, epoch)
                 self._starts.insert(0, offset)

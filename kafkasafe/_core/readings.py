@@ -97,6 +97,10 @@ class Run:
         self.broken = False
         self._claims: deque[Claim] = deque()
 
+    def place(self, first: int) -> None:
+        """It begins at this position, which the group's offset does not say."""
+        self.first = first
+
     def claim(self, claim: Claim) -> None:
         """A batch is about to move the group to this offset."""
         self._claims.append(claim)
@@ -172,6 +176,10 @@ class Readings(Generic[_Partition]):
         self._suspects: set[_Partition] = set()
         self.used = False
         """A batch with its offsets is made, or was. Other consumers move their groups themselves."""
+
+    def use(self) -> None:
+        """A batch with the consumer's offsets is made."""
+        self.used = True
 
     def get(self, partition: _Partition) -> Run | None:
         """The present one."""

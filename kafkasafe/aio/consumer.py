@@ -135,9 +135,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return
             consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
             # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
-            handed = Handed(self, consumer)
-            consumer._subscription.commit_from(handed)
-            consumer._rereading.hand_out_later(handed.unhanded)
+            consumer._subscription.commit_from(handed := Handed(self, consumer))
+            consumer._reading.rereading.hand_out_later(handed.unhanded)
             self._consumer = consumer
             not_in_children(self)
             self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
@@ -383,7 +382,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 if fetch:
                     records = polled_without(consumer, left_out, self._paused, timeout_ms)
                 else:
-                    with consumer._polls:
+                    with consumer._reading.polls:
                         consumer._coordinator.poll(timeout_ms=timeout_ms)
                 joined = has_joined(consumer)
             finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
@@ -481,7 +480,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
         def offer() -> tuple[Any, ...]:
             if late or self._polls.lost_after(kept, handed):
-                consumer._rereading.handed_out_late()
+                consumer._reading.rereading.handed_out_late()
             found: tuple[Any, ...] = consumer._offer_positions(fate)
             return found
 

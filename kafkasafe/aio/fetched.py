@@ -74,7 +74,10 @@ class Handed:
         Called on the consumer's thread or the network thread.
         """
         owner = self._owner()
-        return {} if owner is None else self._consumer._committable(owner._polls.unhanded)
+        if owner is None:
+            return {}
+        found: dict[TopicPartition, Any] = self._consumer._reading.commits.committable(owner._polls.unhanded)
+        return found
 
     def unhanded(self) -> Mapping[TopicPartition, int]:
         """Return, by partition, the first offset that is fetched but not handed out.

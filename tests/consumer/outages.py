@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kafkasafe import consumer as consumers
+from kafkasafe._consuming import look_ups
 from kafkasafe._core import batch
 from kafkasafe._io import inquiry, lookups
 from kafkasafe._io.connect import announced
@@ -178,8 +178,8 @@ class World:
                 time.run_while(lambda: not self.has_work and time.monotonic() < end)
 
         with announced(servers, self.connect), pytest.MonkeyPatch.context() as patched:
-            for module in (inquiry, lookups, planner, consumers):
+            for module in (inquiry, lookups, planner, look_ups):
                 patched.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic))
-            for module in (planner, consumers):
+            for module in (planner, look_ups):
                 patched.setattr(module, "Desk", VirtualDesk)
             yield

@@ -10,7 +10,7 @@ import pytest
 from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 
-from kafkasafe._consuming.applying import _diverged_error
+from kafkasafe._consuming.results import diverged_error
 from kafkasafe.events import LogDiverged
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -32,7 +32,7 @@ def test_the_place_to_go_on_is_one_that_the_log_has(replaced, resume, says):
     """In a log that was cut to 13 a seek to 17 is out of range, and auto_offset_reset reads all of it again."""
     event = diverged(replaced)
     assert event.resume_offset == resume
-    assert says in str(_diverged_error(event))
+    assert says in str(diverged_error(event))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe._io.inquiry import Pause
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, PositionReset
@@ -147,7 +148,9 @@ def test_the_positions_of_other_partitions_are_committed_meanwhile(cluster):
         def read_all():
             with contextlib.suppress(LogDivergedError):
                 consumer.poll(100)
-            return consumer._subscription.assignment.get(other) and consumer._committable().get(other)
+            return consumer._subscription.assignment.get(
+                other
+            ) and consumer._reading.commits.committable().get(other)
 
         until(lambda: (found := read_all()) and found.offset == len(OLD))
         until(lambda: diverged(consumer))
@@ -160,7 +163,7 @@ def test_what_was_handed_out_of_an_undecided_partition_is_not_committed_either(c
     """A consumer of asyncio commits up to what it has handed out, which may be less than was fetched."""
     with Consumers(cluster) as consumers:
         tp, consumer = undecided(cluster, consumers)
-        assert consumer._committable({tp: 4}) == {}
+        assert consumer._reading.commits.committable({tp: 4}) == {}
 
 
 def test_a_position_that_moves_without_a_decision_is_examined_again(cluster):
@@ -216,7 +219,7 @@ def test_a_commit_that_comes_while_the_topic_is_examined_leaves_it_out(cluster, 
         consumer = consumers(topic, **options(topic))
         collect(consumer, len(OLD))
         before = consumer._cluster.topic_id(topic)
-        monkeypatch.setattr(consumer, "_walk", lambda *_: unanswered())
+        monkeypatch.setattr(LogChecks, "walk", lambda *_: unanswered())
         recreate(cluster, topic)
 
         def known():
@@ -328,7 +331,7 @@ def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, re
         consumer = consumers.assigned(topic, auto_offset_reset=reset, metadata_max_age_ms=1000)
         consumer.seek_to_end(tp)
         # From here on a fetch waits at the broker.
-        until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
+        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
         recreate_under(consumer, cluster, topic, NEW[:count])
         assert [record.value for record in collect(consumer, count)] == NEW[:count]
         last = consumers.of(PositionReset)[-1]
@@ -342,7 +345,7 @@ def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
         consuming.produce(cluster, topic, OLD)
         consumer = consumers.assigned(topic, auto_offset_reset="none", metadata_max_age_ms=1000)
         consumer.seek(tp, 10)
-        until(lambda: consumer.poll(10) is not None and consumer._parts[tp].checked)
+        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
         recreate_under(consumer, cluster, topic)
 
         def refused():
@@ -363,7 +366,7 @@ def test_what_was_committed_where_nothing_was_read_says_which_topic_it_is_of(clu
         consuming.produce(cluster, topic, OLD)
         first = consumers(topic, **options(topic, auto_offset_reset="latest", metadata_max_age_ms=3_600_000))
         consuming.join(first)
-        until(lambda: first.poll(10) is not None and first._committable())
+        until(lambda: first.poll(10) is not None and first._reading.commits.committable())
         recreate(cluster, topic)
         tp = TopicPartition(topic, 0)
         first.commit({tp: OffsetAndMetadata(10, "", -1)})

@@ -5,6 +5,7 @@ import threading
 from kafka import KafkaProducer
 from waiting import until
 
+from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.partition import Part
 from kafkasafe.consumer import SafeConsumer
 
@@ -12,14 +13,14 @@ from kafkasafe.consumer import SafeConsumer
 def test_only_the_consumers_thread_writes_what_is_known_of_a_partition(fake_kafka, monkeypatch):
     """A fetch that fails is noted by the I/O thread, and without leader epochs the position is checked again."""
     writers, checked = set(), []
-    check = SafeConsumer._check
+    check = Checking.check
 
     def written(part, name, value):
         writers.add((name, threading.current_thread()))
         object.__setattr__(part, name, value)
 
     monkeypatch.setattr(Part, "__setattr__", written)
-    monkeypatch.setattr(SafeConsumer, "_check", lambda *args: checked.append(args) or check(*args))
+    monkeypatch.setattr(Checking, "check", lambda *args: checked.append(args) or check(*args))
     fake_kafka.create_topic("t")
     producer = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers)
     consumer = SafeConsumer(

@@ -172,11 +172,11 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         one = consumers(topic.topic, **options)
         until(lambda: (1, 4) in polled(one, 0.1), 120)  # what is local flows
         until(lambda: not polled(one, 0.1) and consumers.of(PartitionNotReady))
-        before = one._stats.retries.copy()
+        before = one._reading.reports.stats.retries.copy()
         began = time.monotonic()
         consuming.produce(cluster, topic.topic, [b"y"], 1)
         assert polled(one, 1.5, 1) == [(1, 5)]
-        tries = sum(one._stats.retries.values()) - sum(before.values())
+        tries = sum(one._reading.reports.stats.retries.values()) - sum(before.values())
         assert 2 <= tries <= 10 * (time.monotonic() - began) + 1
         assert one.position(topic.remote) == 2
         with pytest.raises(RemoteStorageNotReadyError):
@@ -263,7 +263,12 @@ def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
                 # Many that are at different steps when it happens. All records are newer than any of these times.
                 desk = Desk()
                 lookups = LookUps(
-                    consumer._network, EndOffsetTracker(), ConsumerStats(), print, 0, lambda _: None
+                    consumer._reading.connections.network,
+                    EndOffsetTracker(),
+                    ConsumerStats(),
+                    print,
+                    0,
+                    lambda _: None,
                 )
                 begun = desk.begin_all(lookups.at_time(topic.topic, 0, 1 + number) for number in range(400))
                 starting = threading.Thread(target=cluster.start, args=(holder,))

@@ -354,6 +354,40 @@ def test_reading_again_agrees_or_is_another_log(epoch, offset, agrees, entries):
     assert ours.entries == log(entries, 12).entries
 
 
+@pytest.mark.parametrize(
+    ("epoch", "agrees", "entries"),
+    [
+        (5, False, "-1:5,4:10"),
+        (4, True, "4:3"),  # what had none in between had this one
+        (2, True, "2:3,-1:5,4:10"),
+        (-1, True, "-1:3,4:10"),
+    ],
+)
+def test_reading_before_records_without_an_epoch_agrees_or_is_another_log(epoch, agrees, entries):
+    ours = log("-1:5,4:10", 12)
+    assert ours.observe(epoch, 3) is agrees
+    assert ours.entries == log(entries, 12).entries
+    assert ours.copy().entries == ours.entries
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-1, 4), st.integers(0, 20), st.integers(1, 3), st.integers(-20, 20)),
+        max_size=10,
+    )
+)
+def test_whatever_is_read_leaves_a_history_that_can_be_stored(read):
+    ours = Lineage()
+    for epoch, offset, count, moved in read:
+        ours.observe(epoch, offset, offset + count)
+        if moved > 0:
+            ours.truncate(moved)
+        elif moved < -10:
+            ours.forget_before(-moved)
+        assert ours.copy() == ours
+        assert Lineage.decode(ours.encode()) == ours
+
+
 def test_a_batch_across_the_end_extends_it():
     ours = log("2:5", 12)
     assert ours.observe(2, 10, 15)

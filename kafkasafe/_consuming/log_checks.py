@@ -1,26 +1,27 @@
-"""Procedures that compare the leader's log with the records read.
+"""Procedures that look up facts of the leader's log: its bounds, and whether it has the records that were read.
 
-They are generators of requests and pauses. They only find facts and change nothing.
+They are generators of requests and pauses. They change no position.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.ground import code_error
 from kafkasafe._consuming.headers import headers
-from kafkasafe._consuming.keeping import Keeping
-from kafkasafe._consuming.partition import Local, Ranged, Walked
+from kafkasafe._consuming.history import Read
+from kafkasafe._consuming.partition import Local, Ranged, ResetReason, ResetTo, Walked
+from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.codes import classify_code
 from kafkasafe._core.epochs import (
     UNDEFINED,
-    BatchMark,
     BatchWalk,
     Diverged,
     EpochWalk,
@@ -30,49 +31,121 @@ from kafkasafe._core.epochs import (
     Unknown,
 )
 from kafkasafe._io.inquiry import Ask, Pause, Procedure, insist, pause_s
-from kafkasafe._io.lookups import OUT_OF_RANGE, LeaderChangedError, Note
+from kafkasafe._io.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
 from kafkasafe.classification import Verdict
-from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, RecordsFetched, Reply, TopicInfo
+from kafkasafe.cluster.api import (
+    EARLIEST,
+    Cluster,
+    Failure,
+    OffsetListed,
+    RecordsFetched,
+    Reply,
+    TopicInfo,
+)
+from kafkasafe.events import EndOffsetRegressed
+from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
-__all__ = ["Walking"]
+__all__ = ["LogChecks", "code_error", "ignore"]
 
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: the leader has changed, or knows another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
+# Pause between look-ups of a held end offset, seconds.
+_SETTLE_S: Final = 0.5
 
 
-class Walking(Keeping):
-    """Part of `SafeConsumer`."""
+class LogChecks:
+    """The procedures of one consumer.
+
+    Args:
+        network: Returns our own connections.
+        lookups: Look-ups of offsets.
+        port: Gives kafka-python's metadata, which are apart from those of our connections.
+        reports: Takes events, and counts retries.
+        tracker: What is remembered of earlier end offsets.
+        hold_timeout_s: How long a lower end offset is not believed, seconds.
+        isolation: Which end of a log counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Callable[[], Cluster],
+        lookups: LookUps,
+        port: Port,
+        reports: Reports,
+        tracker: EndOffsetTracker,
+        hold_timeout_s: float,
+        isolation: IsolationLevel,
+    ) -> None:
+        self._network = network
+        self._lookups = lookups
+        self._port = port
+        self._reports = reports
+        self._tracker = tracker
+        self._hold_timeout_s = hold_timeout_s
+        self._isolation = isolation
+
+    def reset(self, tp: TopicPartition, strategy: int, reason: ResetReason | None) -> Procedure[ResetTo]:
+        """Look up the target of a reset."""
+        start = None
+        if strategy == EARLIEST or (reason is not None and reason[0] == "no_position"):
+            start = yield from self._start(tp)
+        if strategy == EARLIEST and start is not None:
+            return ResetTo(strategy, start, start)
+        end = yield from self._settled_end(tp)
+        return ResetTo(strategy, end, start)
+
+    def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
+        """Find an end offset to go on from. A held offset beyond the real end would be out of range at once."""
+        began = time.monotonic()
+        while True:
+            end = yield from self._end(tp, ignore)
+            if end <= (yield from self._log_end(tp)):
+                return end
+            if time.monotonic() - began >= self._hold_timeout_s:
+                lowered = self._tracker.accept(tp.topic, tp.partition, isolation_level=self._isolation)
+                if lowered is not None:
+                    event = EndOffsetRegressed(
+                        tp.topic, tp.partition, lowered.offset, lowered.previous, lowered.reason.value
+                    )
+                    self._reports.emit(event)
+                    return lowered.offset
+            yield Pause(_SETTLE_S)
+
+    def local(self, tp: TopicPartition) -> Procedure[Local]:
+        """Look up where the leader's own part of the log begins."""
+        return Local((yield from self._lookups.local_start(*tp)))
+
+    def examine_range(self, tp: TopicPartition, read: Read, position: int) -> Procedure[Ranged]:
+        """Look up the bounds of the log. If it ends before the position, compare it with what was read."""
+        start = yield from self._start(tp)
+        end = yield from self._log_end(tp)
+        walked = None
+        if position > end and read.lineage.entries and read.lineage.start_offset < position:
+            walked = yield from self.walk(tp, read, position)
+        return Ranged(start, end, walked)
 
     def _start(self, tp: TopicPartition) -> Procedure[int]:
         """Look up where the leader's log begins now, without regard to earlier answers."""
         return (yield from self._lookups.listed(*tp, EARLIEST)).offset
 
-    def _local(self, tp: TopicPartition) -> Procedure[Local]:
-        return Local((yield from self._lookups.local_start(*tp)))
-
     def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
         return (yield from self._lookups.end(*tp, note)).offset
 
-    def _walk(
-        self,
-        tp: TopicPartition,
-        lineage: Lineage,
-        marks: Sequence[BatchMark],
-        position: int,
-        topic_id: bytes | None,
-        former_ids: frozenset[bytes],
-    ) -> Procedure[Walked]:
+    def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[Walked]:
+        """Compare the leader's log with what was read before a position."""
+        topic_id = read.topic_id
         tries = 0
         while True:
-            leadership = self._leadership(tp)
+            leadership = self._port.leadership(tp)
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             told = info.partitions.get(tp.partition)
             # And this broker may not know yet what another broker has told kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
-            if ids & former_ids:
-                self._manager.cluster.request_update()
+            if ids & read.former_ids:
+                self._port.request_metadata()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -81,18 +154,16 @@ class Walking(Keeping):
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)
                     epoch = UNDEFINED if told is None else told.leader_epoch
-                    walked = Walked(_all_gone(lineage, position, end), epoch, 0, recreated=True)
+                    walked = Walked(_all_gone(read.lineage, position, end), epoch, 0, recreated=True)
                 else:
                     current = self._newest_epoch(tp)
-                    walked = yield from self._walk_one_leader(tp, lineage, marks, position, current)
+                    walked = yield from self._walk_one_leader(tp, read, position, current)
             except LeaderChangedError:
-                self._manager.cluster.request_update()
+                self._port.request_metadata()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            walked.topic_id = other or topic_id
-            walked.leadership = leadership
-            return walked
+            return walked.of(other or topic_id, leadership)
 
     def _fresh(self, topic: str) -> Procedure[TopicInfo]:
         """Request fresh metadata of a topic, and retry until the topic exists."""
@@ -111,8 +182,9 @@ class Walking(Keeping):
             tries += 1
 
     def _walk_one_leader(
-        self, tp: TopicPartition, lineage: Lineage, marks: Sequence[BatchMark], position: int, current: int
+        self, tp: TopicPartition, read: Read, position: int, current: int
     ) -> Procedure[Walked]:
+        lineage = read.lineage
         start = yield from self._start(tp)
         walk = EpochWalk(lineage, position=position, log_start_offset=start)
         outcome: Outcome | None
@@ -127,8 +199,8 @@ class Walking(Keeping):
             outcome = Unknown(f"the broker does not answer questions about epochs: {error!r}")
         else:
             outcome = walk.outcome
-        if marks and not (isinstance(outcome, Diverged) and outcome.exact):
-            compared = yield from self._compare(tp, marks, position, start, current)
+        if read.marks and not (isinstance(outcome, Diverged) and outcome.exact):
+            compared = yield from self._compare(tp, read, position, start, current)
             rounds = walk.round_trips + compared.round_trips
             match outcome, compared.outcome:
                 case (Diverged() as by_epochs, Diverged() as found) if (
@@ -156,11 +228,11 @@ class Walking(Keeping):
         return Walked(outcome or _NOTHING, current, walk.round_trips)
 
     def _compare(
-        self, tp: TopicPartition, marks: Sequence[BatchMark], position: int, start: int, current: int
+        self, tp: TopicPartition, read: Read, position: int, start: int, current: int
     ) -> Procedure[BatchWalk]:
         """Compare batches that were read with the leader's batches."""
         end = yield from self._log_end(tp)
-        walk = BatchWalk(marks, position=position, log_start_offset=start, log_end_offset=end)
+        walk = BatchWalk(read.marks, position=position, log_start_offset=start, log_end_offset=end)
         tries = 0
         while (offset := walk.query()) is not None:
             answer = yield from self._batch_at(tp, offset, current)
@@ -186,7 +258,7 @@ class Walking(Keeping):
                 raise LeaderChangedError
 
         answer: RecordsFetched = yield from insist(
-            transport, tp.topic, "fetch", send, failed, stats=self._stats
+            transport, tp.topic, "fetch", send, failed, stats=self._reports.stats
         )
         return answer
 
@@ -196,34 +268,20 @@ class Walking(Keeping):
         def send(reply: Reply[Any]) -> None:
             transport.log_end_offset(tp.topic, tp.partition, reply)
 
-        answer: OffsetListed = yield from insist(transport, tp.topic, "list_offsets", send, stats=self._stats)
+        answer: OffsetListed = yield from insist(
+            transport, tp.topic, "list_offsets", send, stats=self._reports.stats
+        )
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
         """Return the newest leader epoch in kafka-python's metadata and in our transport's, which are separate."""
-        leadership = self._leadership(tp)
+        leadership = self._port.leadership(tp)
         info = self._network().topic(tp.topic)
         told = info.partitions.get(tp.partition) if info is not None else None
         return max(
             UNDEFINED if leadership is None else leadership[2],
             UNDEFINED if told is None else told.leader_epoch,
         )
-
-    def _examine_range(
-        self,
-        tp: TopicPartition,
-        lineage: Lineage,
-        marks: Sequence[BatchMark],
-        position: int,
-        topic_id: bytes | None,
-        former_ids: frozenset[bytes],
-    ) -> Procedure[Ranged]:
-        start = yield from self._start(tp)
-        end = yield from self._log_end(tp)
-        walked = None
-        if position > end and lineage.entries and lineage.start_offset < position:
-            walked = yield from self._walk(tp, lineage, marks, position, topic_id, former_ids)
-        return Ranged(start, end, walked)
 
 
 def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
@@ -234,3 +292,13 @@ def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
     standing = min(log_end - 1, last)
     epochs = tuple(epoch for epoch, _ in ours.entries if epoch != UNDEFINED)
     return Diverged(0, (first, last), (first, standing) if standing >= first else None, None, epochs)
+
+
+def ignore(_: object) -> None:
+    """Ignore failed attempts of a procedure."""
+
+
+def code_error(code: int, message: str) -> Exception:
+    """Return kafka-python's error for an error code."""
+    error: Exception = kafka_errors.for_code(code)(message)
+    return error

@@ -1,0 +1,86 @@
+"""Check positions after a change of leaders: the new leader may have another log than the former one."""
+
+from __future__ import annotations
+
+import kafka.errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import Leadership, Part
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.port import Port
+from kafkasafe._core.position_table import Activity, PositionEvent
+from kafkasafe._io.at_once import at_once
+from kafkasafe.cluster.api import EARLIEST, LATEST
+
+__all__ = ["Checking"]
+
+
+class Checking:
+    """Begins the checks of one consumer's positions. The polling thread calls it.
+
+    Args:
+        port: Gives the metadata.
+        parts: The assigned partitions.
+        moves: Moves positions.
+    """
+
+    __slots__ = ("_moves", "_parts", "_port")
+
+    def __init__(self, port: Port, parts: Parts, moves: Moves) -> None:
+        self._port = port
+        self._parts = parts
+        self._moves = moves
+
+    @at_once()
+    def begin(self) -> None:
+        """Begin all checks that are due."""
+        assigned = list(self._port.assigned())
+        self._parts.drop_revoked(assigned)
+        self._parts.doubt_lost()
+        for tp in assigned:
+            part = self._parts.of(tp)
+            if part is None or part.at.activity is not Activity.IDLE or part.state.position is None:
+                continue
+            leadership = self._port.leadership(tp)
+            if leadership is None:
+                if part.checked is None and part.history.lineage.entries:
+                    # New metadata may arrive before the fetch is sent, and no record may be read unchecked. Request
+                    # metadata here, because kafka-python only does so when it fetches a partition without a leader.
+                    self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
+            elif leadership[0] in part.history.former_ids:
+                # The metadata are older than what this consumer knows.
+                self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
+            elif part.is_due(leadership):
+                self.check(tp, part, leadership)
+
+    def check(self, tp: TopicPartition, part: Part, leadership: Leadership) -> None:
+        """Check the position of a partition, which no procedure is about."""
+        position = part.state.position.offset
+        part.looked()
+        if part.history.reaches_below(position):
+            part.place(position)
+            self._moves.on(tp, part, PositionEvent.CHECK_DUE)
+            return
+        # Nothing was read before the position, so no record can be lost.
+        topic_id = part.history.topic_id
+        is_another = None not in {topic_id, leadership[0]} and topic_id != leadership[0]
+        part.history.adopt(leadership[0])
+        part.check(leadership)
+        self._moves.on(tp, part, PositionEvent.UNREAD, offset=position)
+        if is_another and position > 0:
+            self._begin_at_its_start(tp, part, position)
+
+    def _begin_at_its_start(self, tp: TopicPartition, part: Part, position: int) -> None:
+        """Go to the start of a recreated topic, if nothing was read of the former one.
+
+        1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
+        2. The new topic gets 15 records. All of them are newer than the position.
+        3. Offset 10 exists in the new log, too. Reading on there would skip the records 0 to 9.
+        """
+        if self._port.strategy not in {EARLIEST, LATEST}:
+            part.place(position)
+            self._moves.carry_out(tp, part, part.strand(kafka_errors.OffsetOutOfRangeError({tp: position})))
+            return
+        part.resets(("recreated", position))
+        self._moves.on(tp, part, PositionEvent.NEW_TOPIC, strategy=EARLIEST)

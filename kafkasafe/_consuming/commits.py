@@ -1,0 +1,99 @@
+"""Which offsets are committed, and the history that they carry."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.port import KafkaPython
+from kafkasafe._core.epochs import UNDEFINED
+
+__all__ = ["Commits"]
+
+_NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
+
+
+class Commits:
+    """Decides about the commits of one consumer. Any thread may call it.
+
+    Args:
+        port: kafka-python.
+        parts: The assigned partitions.
+    """
+
+    __slots__ = ("_carries_lineage", "_lock", "_parts", "_port")
+
+    def __init__(self, port: KafkaPython, parts: Parts) -> None:
+        self._port = port
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._carries_lineage = True
+
+    def stop_describing(self) -> None:
+        """The brokers refuse lineages as metadata of committed offsets: commit without them from now on."""
+        with self._lock:
+            self._carries_lineage = False
+
+    def described(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Add lineages to offsets. The application's own metadata are not changed."""
+        with self._lock:
+            carries_lineage = self._carries_lineage
+        if not carries_lineage or not all(
+            isinstance(offset, OffsetAndMetadata) for offset in offsets.values()
+        ):
+            return dict(offsets)
+        return {tp: self._described(tp, offset) for tp, offset in offsets.items()}
+
+    def _described(self, tp: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        part = self._parts.get(tp)
+        if part is None:
+            return offset
+        lineage, topic_id = part.history.copied()
+        lineage.truncate(offset.offset)
+        if offset.offset < 0 or not (lineage.entries or topic_id):
+            return offset
+        epoch = offset.leader_epoch
+        if epoch is None or epoch < 0:
+            known = lineage.epoch_at(offset.offset - 1)
+            epoch = UNDEFINED if known is None else known
+        metadata = offset.metadata or lineage.encode(topic_id=topic_id)
+        return OffsetAndMetadata(offset.offset, metadata, epoch)
+
+    def committable(
+        self, unhanded: Mapping[TopicPartition, int] = _NOTHING_UNHANDED
+    ) -> dict[TopicPartition, Any]:
+        """Return the positions for commits that name no offsets.
+
+        `unhanded` has, by partition, the first offset that was fetched and not returned to the application.
+
+        1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
+        2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
+        3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
+
+        So a position is left out while the application has not decided and the position looks like one of the new log.
+        It is also left out once the metadata name another topic, until that is checked. A commit that was sent before
+        that carries the id of the topic that was read (`_described`).
+        """
+        return self._port.consumed(unhanded, self._is_allowed)
+
+    def _is_allowed(self, tp: TopicPartition, offset: int) -> bool:
+        return not (self.is_withheld(tp, offset) or self._is_another_topic(tp))
+
+    def is_withheld(self, tp: TopicPartition, offset: int) -> bool:
+        """Return whether an offset must not be committed before the application has decided about its partition."""
+        part = self._parts.get(tp)
+        undecided = None if part is None else part.undecided
+        return undecided is not None and undecided.forbids(offset)
+
+    def _is_another_topic(self, tp: TopicPartition) -> bool:
+        """Return whether the metadata name a newer topic than the one that was read."""
+        part, leadership = self._parts.get(tp), self._port.leadership(tp)
+        if part is None or part.history.topic_id is None or leadership is None:
+            return False
+        return leadership[0] not in {None, part.history.topic_id, *part.history.former_ids}

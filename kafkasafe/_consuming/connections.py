@@ -1,0 +1,58 @@
+"""A consumer's own connections, apart from kafka-python's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._io.connect import connect
+from kafkasafe.cluster.api import Cluster
+
+__all__ = ["Connections"]
+
+_CLOSE_S: Final = 5.0
+
+
+class Connections:
+    """Connections that are made on first use. Any thread may call the methods.
+
+    Args:
+        options: KafkaConsumer's options.
+        is_closed: Whether the consumer is closed.
+    """
+
+    __slots__ = ("_is_closed", "_lock", "_options", "_transport")
+
+    def __init__(self, options: Mapping[str, Any], is_closed: Callable[[], bool]) -> None:
+        self._options = options
+        self._is_closed = is_closed
+        self._lock = threading.Lock()
+        self._transport: Cluster | None = None
+
+    def network(self) -> Cluster:
+        """Return the connections.
+
+        Raises:
+            IllegalStateError: The consumer is closed.
+        """
+        transport = self._transport
+        if transport is not None and not self._is_closed():
+            return transport  # without the lock, because each look-up calls this several times
+        with self._lock:
+            if self._is_closed():
+                raise kafka_errors.IllegalStateError("The consumer is closed")
+            if self._transport is None:
+                transport = connect(self._options)
+                transport.start()
+                self._transport = transport
+            return self._transport
+
+    def close(self) -> None:
+        """Close the connections of a closed consumer. Calling it again does nothing."""
+        with self._lock:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close(_CLOSE_S)

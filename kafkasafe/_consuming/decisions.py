@@ -1,0 +1,63 @@
+"""Partitions that wait for a decision of the application, and the errors that say so."""
+
+from __future__ import annotations
+
+import time
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.port import Port
+from kafkasafe._core.position_table import PositionEvent
+
+__all__ = ["Decisions"]
+
+
+class Decisions:
+    """Which decisions of the application are due. The polling thread calls it.
+
+    Args:
+        port: Gives the assignment.
+        parts: The assigned partitions.
+    """
+
+    __slots__ = ("_parts", "_port")
+
+    def __init__(self, port: Port, parts: Parts) -> None:
+        self._port = port
+        self._parts = parts
+
+    def due(self, only: TopicPartition | None = None) -> list[Part]:
+        """Return partitions that wait for the application's decision; with `only`, at most this one."""
+        found = []
+        for tp, part in self._parts.items():
+            if only is not None and tp != only:
+                continue
+            if part.error is None or self._port.state(tp) is not part.state:
+                continue
+            position = part.state.position
+            if position is None or position.offset != part.position:
+                # The position moved, but not by a decision: check the new position, too.
+                part.on(PositionEvent.MOVED)
+                continue
+            found.append(part)
+        return found
+
+    @staticmethod
+    def error(due: list[Part]) -> Exception:
+        """Return the error that was raised least recently. The caller raises it."""
+        part = min(due, key=lambda part: part.raised_at)
+        part.raised(time.monotonic())
+        if part.error is None:  # pragma: no cover - that is what `due` means
+            raise RuntimeError("nothing is undecided")
+        # A new traceback each time, instead of one that grows.
+        return part.error.with_traceback(None)
+
+    def has_others(self) -> bool:
+        """Return whether records can come from a partition that does not wait for a decision."""
+        for tp, state in self._port.assigned().items():
+            part = self._parts.get(tp)
+            if not state.paused and (part is None or part.state is not state or part.error is None):
+                return True
+        return False

@@ -1,0 +1,191 @@
+"""The history of the records that were read of one partition: what a log is compared with."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from kafkasafe._consuming.headers import headers
+from kafkasafe._core.epochs import (
+    UNDEFINED,
+    BatchMark,
+    BatchMemory,
+    Lineage,
+    LineageError,
+    decode_topic_id,
+)
+from kafkasafe._core.memory import Remembered
+
+__all__ = ["History", "Read"]
+
+
+class Read(NamedTuple):
+    """A copy of a history, for a procedure.
+
+    Attributes:
+        lineage: Leader epochs with their first offsets.
+        marks: The latest batches.
+        topic_id: Id of the topic that was read.
+        former_ids: Ids of deleted topics of that name.
+    """
+
+    lineage: Lineage
+    marks: tuple[BatchMark, ...]
+    topic_id: bytes | None
+    former_ids: frozenset[bytes]
+
+
+class History:
+    """What was read of one partition.
+
+    The polling thread changes it. kafka-python's I/O thread encodes it for commits (`copied`), so changes of the
+    lineage happen under a lock.
+
+    Attributes:
+        lineage: Leader epochs of the records read.
+        marks: The latest batches that were read, for logs whose leader epochs do not prove enough.
+        topic_id: Id of the topic that was read, even while another topic has the name and no decision was made.
+        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have them.
+    """
+
+    __slots__ = ("_lock", "former_ids", "lineage", "marks", "topic_id")
+
+    def __init__(self, known: Remembered | None = None) -> None:
+        self._lock = threading.Lock()
+        self.lineage = Lineage() if known is None else known.lineage.copy()
+        self.marks = BatchMemory()
+        self.topic_id: bytes | None = None if known is None else known.topic_id
+        self.former_ids: set[bytes] = set()
+        for mark in () if known is None else known.marks:
+            self.marks.observe(mark)
+
+    def copied(self) -> tuple[Lineage, bytes | None]:
+        """Return a copy of the lineage, and the topic id. Any thread may call it."""
+        with self._lock:
+            return self.lineage.copy(), self.topic_id
+
+    def read(self) -> Read:
+        """Return a copy of everything."""
+        return Read(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
+
+    def remembered(self, end: int | None) -> Remembered:
+        """Return what a later assignment needs to know.
+
+        Args:
+            end: Leave out what was read from this offset on; None: keep everything.
+        """
+        lineage, topic_id = self.copied()
+        if end is not None:
+            lineage.truncate(end)
+        marks = tuple(mark for mark in self.marks.marks if mark.base_offset < lineage.end_offset)
+        return Remembered(topic_id, lineage, marks)
+
+    def reaches_below(self, position: int) -> bool:
+        """Return whether records before this position were read."""
+        return bool(self.lineage.entries) and self.lineage.start_offset < position
+
+    def adopt(self, topic_id: bytes | None) -> None:
+        """Note the id of the topic that has the name now; None if the brokers do not report ids."""
+        if topic_id is None:
+            return
+        if self.topic_id is not None and self.topic_id != topic_id:
+            self.former_ids.add(self.topic_id)
+        with self._lock:
+            self.topic_id = topic_id
+
+    def cut(self, end: int) -> None:
+        """Forget what was read from this offset on."""
+        with self._lock:
+            self.lineage.truncate(end)
+            self.marks.truncate(end)
+
+    def forget_before(self, start: int) -> None:
+        """Forget the leader epochs before this offset, which the log no longer has."""
+        with self._lock:
+            self.lineage.forget_before(start)
+
+    def restart(self, start: int) -> None:
+        """Forget the leader epochs. The next record that is read is at this offset."""
+        with self._lock:
+            self.lineage = Lineage((), start)
+
+    def forget(self) -> None:
+        """Forget everything but the topic."""
+        with self._lock:
+            self.lineage, self.marks = Lineage(), BatchMemory()
+
+    def forget_unread_topic(self) -> None:
+        """If nothing was read, the position belongs to the topic that has the name now."""
+        if not self.lineage.entries:
+            with self._lock:
+                self.topic_id = None
+
+    def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
+        """Take the history that a committed offset carries, unless the present one is the better one.
+
+        Args:
+            metadata: Of the committed offset.
+            epoch: Its leader epoch; -1 if it has none.
+            offset: The committed offset.
+        """
+        with self._lock:
+            lineage, topic_id = _restored(metadata, epoch, offset, self.lineage)
+            if lineage is not self.lineage:
+                # The member that committed it may have read another topic of this name, or another log.
+                self.lineage, self.topic_id, self.marks = lineage, topic_id, BatchMemory()
+
+    def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
+        """Record the leader epochs of fetched batches. Return False if they contradict the records read before.
+
+        Args:
+            records: Bytes of the batches.
+            fetched: The offset that was fetched. The first batch may begin before it.
+            marked: Remember the batches themselves, too.
+        """
+        run_epoch, run_start, run_end = UNDEFINED, -1, -1
+        expected = fetched
+        with self._lock:
+            for batch in headers(records):
+                start, end = max(batch.base_offset, fetched), batch.last_offset + 1
+                if end <= start:
+                    continue
+                if marked or batch.epoch < 0:
+                    # An old compressed message has only its last offset. Its first one follows the message before.
+                    base = expected if batch.wrapped else batch.base_offset
+                    self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
+                expected = end
+                if batch.wrapped:
+                    start = max(min(base, batch.last_offset), fetched)
+                if batch.epoch == run_epoch and run_start >= 0:
+                    run_end = end
+                    continue
+                if run_start >= 0 and not _noted(self.lineage, run_epoch, run_start, run_end):
+                    return False
+                run_epoch, run_start, run_end = batch.epoch, start, end
+            return run_start < 0 or _noted(self.lineage, run_epoch, run_start, run_end)
+
+
+def _noted(lineage: Lineage, epoch: int, start: int, end: int) -> bool:
+    return lineage.observe(max(epoch, UNDEFINED), start, end)
+
+
+def _restored(
+    metadata: str | None, epoch: int, offset: int, remembered: Lineage
+) -> tuple[Lineage, bytes | None]:
+    """Return the history that a committed offset carries, and the topic id (None if it has none).
+
+    If the stored history is the better one, return `remembered` itself.
+    """
+    try:
+        lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")
+    except LineageError:
+        pass  # the application's own metadata, or none
+    else:
+        lineage.truncate(offset)
+        return lineage, topic_id
+    if remembered.entries and (
+        remembered.epoch_at(offset - 1) == epoch or (epoch == UNDEFINED and offset <= remembered.end_offset)
+    ):
+        return remembered, None
+    # Other members have read the partition since then.
+    return Lineage.resumed(epoch, offset), None

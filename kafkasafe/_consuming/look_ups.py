@@ -1,0 +1,227 @@
+"""Look-ups of the offsets of many partitions at the same time, for the users' methods."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.structs import OffsetAndTimestamp, TopicPartition
+
+from kafkasafe._consuming.reports import Reports, log
+from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe._core.patience import seconds_of
+from kafkasafe._io.inquiry import Desk, Inquiry, Procedure
+from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
+from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
+from kafkasafe.offsets import EndOffsetTracker
+
+__all__ = ["Found", "OffsetLookUps"]
+
+_OFFSET_NOT_AVAILABLE: Final = 78
+# If a leader did not say whether the log has a remote part, ask again after this time, seconds.
+_REMOTE_AGAIN_S: Final = 1.0
+# Shortest time between two attempts to write the file `offsets_path`, after one has failed.
+_SAVE_AGAIN_S: Final = 10.0
+
+Found = tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]
+"""The offsets by partition, and the reasons for those without."""
+
+
+class OffsetLookUps:
+    """The look-ups of one consumer. Any thread may call the methods.
+
+    Args:
+        lookups: The procedures, one for each partition.
+        tracker: What is remembered of earlier answers.
+        path: The option `offsets_path`: the file of the tracker.
+        client_id: The consumer's, for the log.
+        timeout_ms: Used if a call names none.
+        reports: Counts look-ups that time out.
+    """
+
+    __slots__ = ("_client_id", "_lookups", "_path", "_reports", "_save_due", "_timeout_ms", "_tracker")
+
+    def __init__(
+        self,
+        lookups: LookUps,
+        tracker: EndOffsetTracker,
+        path: Path | None,
+        client_id: str,
+        timeout_ms: float,
+        reports: Reports,
+    ) -> None:
+        self._lookups = lookups
+        self._tracker = tracker
+        self._path = path
+        self._client_id = client_id
+        self._timeout_ms = timeout_ms
+        self._reports = reports
+        self._save_due = 0.0
+
+    def ends(self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool) -> Found:
+        """Look up the ends of logs. See `_look_up`."""
+        procedures = {tp: functools.partial(self._end, tp) for tp in partitions}
+        try:
+            return self._look_up(procedures, timeout_ms, partial=partial)
+        finally:
+            self._save()
+
+    def starts(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None, *, partial: bool
+    ) -> Found:
+        """Look up the starts of logs. See `_look_up`."""
+        procedures = {tp: functools.partial(self._lookups.start, *tp) for tp in partitions}
+        try:
+            return self._look_up(procedures, timeout_ms, partial=partial)
+        finally:
+            self._save()
+
+    def at_times(
+        self, times: Mapping[TopicPartition, int], timeout_ms: float | None, *, partial: bool
+    ) -> Found:
+        """Look up the first records at or after a time, in ms. See `_look_up`."""
+        procedures = {tp: functools.partial(self._at_time, tp, ms) for tp, ms in times.items()}
+        return self._look_up(procedures, timeout_ms, partial=partial)
+
+    def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
+        return (yield from self._lookups.end(*tp, note)).offset
+
+    def _at_time(
+        self, tp: TopicPartition, timestamp: int, note: Note
+    ) -> Procedure[OffsetAndTimestamp | None]:
+        found = yield from self._lookups.at_time(*tp, timestamp, note)
+        return (
+            None
+            if found.offset < 0
+            else OffsetAndTimestamp(found.offset, found.timestamp, found.leader_epoch)
+        )
+
+    def _look_up(
+        self,
+        procedures: Mapping[TopicPartition, Callable[[Note], Procedure[Any]]],
+        timeout_ms: float | None,
+        *,
+        partial: bool,
+    ) -> Found:
+        """Run the procedures until they have ended, or until the time is over.
+
+        Raises:
+            KafkaError: A partition has no offset, and not `partial`.
+        """
+        timeout_s = seconds_of(self._timeout_ms if timeout_ms is None else timeout_ms)
+        deadline = time.monotonic() + timeout_s
+        # Each call has its own `Desk`, which runs the look-ups, because several threads may call at the same time.
+        desk = Desk()
+        troubles = {tp: _Trouble(tp, desk, self._lookups) for tp in procedures}
+        begun = desk.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
+        inquiries = dict(zip(procedures, begun, strict=True))
+        while not all(inquiry.done for inquiry in inquiries.values()):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            desk.wait(left_s)
+            desk.work()
+        answered: dict[TopicPartition, Any] = {}
+        missing: dict[TopicPartition, Exception] = {}
+        for tp, inquiry in inquiries.items():
+            if not inquiry.done:
+                inquiry.cancel()
+                missing[tp] = troubles[tp].too_late(timeout_s)
+                self._reports.stats.exhausted["list_offsets"] += 1
+            elif inquiry.error is not None:
+                missing[tp] = inquiry.error
+            else:
+                answered[tp] = inquiry.result
+        if missing and not partial:
+            # Prefer an error that no retry can fix: it tells the caller more than a time-out does.
+            raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
+        return answered, missing
+
+    def _save(self) -> None:
+        """Save the end offsets before the application gets them: after a kill -9 the next run must not return less."""
+        if self._path is None or time.monotonic() < self._save_due:
+            return
+        try:
+            self._tracker.save(if_changed=True)
+        except OSError:
+            # The answer is correct. A missing file only means that the next run knows less. `close` raises the error.
+            log.exception(
+                "%s could not be written",
+                self._path,
+                client_id=self._client_id,
+                path=str(self._path),
+                event="offsets_not_written",
+            )
+            self._save_due = time.monotonic() + _SAVE_AGAIN_S
+
+
+class _Trouble:
+    """The reason why one look-up has no answer yet.
+
+    Some errors suggest that remote storage is not ready, but each of them has other causes, too. So the leader is asked
+    whether the log has a remote part.
+    """
+
+    __slots__ = ("_asked_at", "_desk", "_last", "_lookups", "_remote", "_tp")
+
+    def __init__(self, tp: TopicPartition, desk: Desk, lookups: LookUps) -> None:
+        self._tp = tp
+        self._desk = desk
+        self._lookups = lookups
+        self._last: Exception | None = None
+        self._remote: Inquiry[bool | None] | None = None
+        self._asked_at = -math.inf
+
+    def note(self, error: Exception) -> None:
+        """Note a failed attempt."""
+        self._last = error
+        known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
+        if isinstance(error, RemoteStorageNotReadyError):
+            return  # the cause is known
+        if not known and _code_of(error) in {*REMOTE, OUT_OF_RANGE}:
+            now = time.monotonic()
+            if now - self._asked_at >= _REMOTE_AGAIN_S:
+                self._asked_at = now
+                self._remote = self._desk.begin(self._lookups.has_remote_part(*self._tp))
+
+    def too_late(self, timeout_s: float) -> Exception:
+        """Return the error of a look-up that timed out."""
+        topic, partition = self._tp
+        last, code = self._last, _code_of(self._last)
+        said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
+        message = f"No offset of {topic}-{partition} within {timeout_s:g} s; last result: {said}"
+        error: Exception
+        if code == _OFFSET_NOT_AVAILABLE:
+            error = OffsetNotAvailableError(
+                f"{message}. Its new leader is catching up, so the look-up has no result: call again.",
+                topic=topic,
+                partition=partition,
+            )
+        elif isinstance(last, RemoteStorageNotReadyError) or (
+            code in {*REMOTE, OUT_OF_RANGE} and self._remote is not None and self._remote.result
+        ):
+            error = RemoteStorageNotReadyError(
+                f"{message}. Remote storage is not ready, so the look-up has no result: call again.",
+                topic=topic,
+                partition=partition,
+                code=UNDEFINED if code is None else code,
+            )
+        else:
+            error = WaitTimeoutError(message)
+        error.__cause__ = last
+        return error
+
+
+def _code_of(error: Exception | None) -> int | None:
+    """Return Kafka's error code, if a broker answered one."""
+    if isinstance(error, RemoteStorageNotReadyError):
+        return error.code
+    if not isinstance(error, kafka_errors.BrokerResponseError):
+        return None
+    code: int | None = getattr(error, "errno", None)
+    return code

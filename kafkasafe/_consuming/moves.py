@@ -1,0 +1,82 @@
+"""Carry out what the table of positions says (`kafkasafe._core.position_table`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.log_checks import LogChecks
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.port import Port
+from kafkasafe._core.position_table import Action, PositionEvent
+from kafkasafe._io.inquiry import Desk, Procedure, pause_s
+
+__all__ = ["Moves"]
+
+
+class Moves:
+    """Moves positions from state to state, and carries out the actions. The polling thread calls it.
+
+    Args:
+        port: What fetches.
+        desk: Runs the procedures.
+        checks: The procedures.
+    """
+
+    __slots__ = ("_checks", "_desk", "_port")
+
+    def __init__(self, port: Port, desk: Desk, checks: LogChecks) -> None:
+        self._port = port
+        self._desk = desk
+        self._checks = checks
+
+    def on(
+        self, tp: TopicPartition, part: Part, event: PositionEvent, *, offset: int = 0, strategy: int = 0
+    ) -> None:
+        """Something happened to the position of a partition.
+
+        Args:
+            tp: The partition.
+            part: Its state.
+            event: What happened.
+            offset: Where the history is cut, if the event cuts it.
+            strategy: Of the reset, if the event requests one.
+        """
+        self.carry_out(tp, part, part.on(event, offset), strategy=strategy)
+
+    def carry_out(
+        self, tp: TopicPartition, part: Part, actions: Iterable[Action], *, strategy: int = 0
+    ) -> None:
+        """Carry out what `Part` leaves to others."""
+        for action in actions:
+            match action:
+                case Action.HOLD:
+                    self._port.hold(part.state)
+                case Action.RELEASE:
+                    self._port.release(part.state)
+                case Action.PAUSE:
+                    part.failures.rest(time.monotonic() + pause_s(part.failures.count))
+                case Action.REQUEST_METADATA:
+                    self._port.request_metadata()
+                case Action.REQUEST_RESET:
+                    self._port.reset(tp, strategy)
+                case Action.REPOSITION:
+                    self._port.reposition(part.state, part.position)
+                case _:
+                    part.begin(self._desk.begin(self._procedure(tp, part, action)))
+
+    def _procedure(self, tp: TopicPartition, part: Part, action: Action) -> Procedure[Any]:
+        match action:
+            case Action.WALK:
+                return self._checks.walk(tp, part.history.read(), part.position)
+            case Action.EXAMINE_RANGE:
+                return self._checks.examine_range(tp, part.history.read(), part.position)
+            case Action.LOCATE:
+                return self._checks.local(tp)
+            case Action.FIND_RESET:
+                return self._checks.reset(tp, part.state.reset_strategy, part.reset)
+            case _:  # pragma: no cover - `Part.on` carries out all others
+                raise RuntimeError(f"{action.name} begins no procedure")

@@ -1,0 +1,85 @@
+"""The assigned partitions with what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.port import Port
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """A `Part` for each assigned partition. The polling thread changes them; any thread may read.
+
+    Args:
+        port: Gives the assignment.
+        keeper: Keeps the histories of partitions that are revoked.
+    """
+
+    __slots__ = ("_keeper", "_lost_nodes", "_parts", "_port")
+
+    def __init__(self, port: Port, keeper: HistoryKeeper) -> None:
+        self._port = port
+        self._keeper = keeper
+        self._parts: dict[TopicPartition, Part] = {}
+        self._lost_nodes: set[int] = set()
+
+    def get(self, tp: TopicPartition) -> Part | None:
+        """Return what is known of a partition, which may be revoked meanwhile. Any thread may call it."""
+        return self._parts.get(tp)
+
+    def items(self) -> list[tuple[TopicPartition, Part]]:
+        """Return all of them. Any thread may call it."""
+        return list(self._parts.items())
+
+    def values(self) -> list[Part]:
+        """Return what is known of all of them. Any thread may call it."""
+        return list(self._parts.values())
+
+    def of(self, tp: TopicPartition) -> Part | None:
+        """Return the part of a partition's present assignment; None if it is not assigned."""
+        state = self._port.state(tp)
+        part = self._parts.get(tp)
+        if state is None or part is None or part.state is not state:
+            if part is not None:
+                part.cancel()
+                self._keeper.keep(tp, part)
+                del self._parts[tp]
+            if state is None:
+                return None
+            part = self._parts[tp] = Part(state, self._keeper.known(tp))
+        return part
+
+    def drop_revoked(self, assigned: Iterable[TopicPartition]) -> None:
+        """Keep the histories of all partitions that are not among these."""
+        for tp in self._parts.keys() - set(assigned):
+            self.of(tp)
+
+    def lose(self, node_id: int) -> None:
+        """Note that a fetch from this broker failed. Any thread may call it; `doubt_lost` does the rest."""
+        self._lost_nodes.add(node_id)
+
+    def doubt_lost(self) -> None:
+        """Have the positions checked again that a lost broker may no longer lead."""
+        while self._lost_nodes:
+            node_id = self._lost_nodes.pop()
+            for part in self._parts.values():
+                part.lose(node_id)
+
+    def cancel(self) -> None:
+        """End all procedures."""
+        for part in self.values():
+            part.cancel()
+
+    def is_busy(self) -> bool:
+        """Return whether a procedure runs."""
+        return any(part.inquiry is not None for part in self._parts.values())
+
+    def resting(self, now: float) -> set[TopicPartition]:
+        """Return the partitions that are not fetched now, after a failure. Any thread may call it."""
+        return {tp for tp, part in self.items() if part.failures.rest_until > now}

@@ -1,0 +1,108 @@
+"""Pause fetches from a partition after errors, and report them."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._core.position_table import PositionEvent
+from kafkasafe._io.inquiry import pause_s
+from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE
+from kafkasafe.errors import RemoteStorageNotReadyError
+from kafkasafe.events import PartitionNotReady, PartitionReady
+
+__all__ = ["OTHER_TOPIC", "Pauses"]
+
+# Checking an offset out of range takes three requests, so this pause allows ten requests a second.
+_RANGE_PAUSE_S: Final = 0.3
+# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers answer them for a deleted topic, and
+# briefly after they have started.
+OTHER_TOPIC: Final = frozenset({3, 100, 103})
+
+
+class Pauses:
+    """The pauses of one consumer's partitions.
+
+    Args:
+        moves: Moves positions.
+        reports: Takes events, and counts retries.
+        remote_storage_timeout_s: When to raise an error about remote storage; None: never.
+    """
+
+    __slots__ = ("_moves", "_remote_timeout_s", "_reports")
+
+    def __init__(self, moves: Moves, reports: Reports, remote_storage_timeout_s: float | None) -> None:
+        self._moves = moves
+        self._reports = reports
+        self._remote_timeout_s = remote_storage_timeout_s
+
+    def ended(self, tp: TopicPartition, part: Part) -> None:
+        """A fetch has succeeded after failures."""
+        failures = part.failures
+        event = PartitionReady(tp.topic, tp.partition, time.monotonic() - failures.since, failures.count)
+        failures.ended()
+        self._reports.emit(event)
+
+    def begin(self, tp: TopicPartition, part: Part, code: int, name: str, reason: str) -> None:
+        """A fetch has failed: fetch from this partition again after a pause.
+
+        Raises:
+            RemoteStorageNotReadyError: Remote storage was not ready for too long.
+        """
+        now = time.monotonic()
+        failures, stats = part.failures, self._reports.stats
+        pause = _RANGE_PAUSE_S if code == OUT_OF_RANGE else pause_s(failures.count)
+        failures.rest(now + pause)
+        failures.failed(code, reason, now)
+        stats.retries["fetch", name] += 1
+        stats.backoff_s["fetch"] += pause
+        maybe_remote = code in REMOTE or code == OUT_OF_RANGE
+        if maybe_remote and failures.remote is None and part.is_idle:
+            part.place(part.state.position.offset)
+            self._moves.on(tp, part, PositionEvent.REMOTE_DUE)
+        remote = maybe_remote and bool(failures.remote)
+        # An ordinary change of leaders ends within the first pause. A check for remote storage may take longer.
+        enough = 5 if maybe_remote and failures.remote is None else 1
+        if failures.reported_code != code and (remote or failures.count > enough or code in OTHER_TOPIC):
+            self._report(tp, part)
+        if (
+            remote
+            and self._remote_timeout_s is not None
+            and now - failures.overdue_since >= self._remote_timeout_s
+        ):
+            failures.raised(now)
+            stats.exhausted["fetch"] += 1
+            raise RemoteStorageNotReadyError(
+                f"{tp.topic}-{tp.partition} has not been readable at {part.state.position.offset} for"
+                f" {now - failures.since:.3g} s (error code {code}): {reason}. Its position stays; poll again to"
+                " wait longer.",
+                topic=tp.topic,
+                partition=tp.partition,
+                code=code,
+            )
+
+    def located(self, tp: TopicPartition, part: Part, *, remote: bool) -> None:
+        """The leader has answered whether the position is in remote storage."""
+        failures = part.failures
+        failures.located(remote=remote)
+        if remote and failures.count and failures.reported_code != failures.code:
+            self._report(tp, part)
+
+    def _report(self, tp: TopicPartition, part: Part) -> None:
+        failures = part.failures
+        failures.reported()
+        self._reports.emit(
+            PartitionNotReady(
+                tp.topic,
+                tp.partition,
+                part.state.position.offset,
+                failures.code,
+                failures.reason,
+                bool(failures.remote),
+            )
+        )

@@ -1,0 +1,156 @@
+"""The decisions of one consumer, put together: each object gets those that it needs when it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.checking import Checking
+from kafkasafe._consuming.commits import Commits
+from kafkasafe._consuming.connections import Connections
+from kafkasafe._consuming.decisions import Decisions
+from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.log_checks import LogChecks, ignore
+from kafkasafe._consuming.look_ups import OffsetLookUps
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.polls import Polls
+from kafkasafe._consuming.port import KafkaPython
+from kafkasafe._consuming.positions import Positions
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._consuming.rereading import Rereading
+from kafkasafe._consuming.responses import Responses
+from kafkasafe._consuming.results import Results
+from kafkasafe._consuming.status import Status
+from kafkasafe._io.inquiry import Desk
+from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe._io.lookups import LookUps
+from kafkasafe.config import ConsumerConfig
+from kafkasafe.offsets import EndOffsetTracker
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """What `SafeConsumer`, and the versions of kafka-python's fetcher and coordinator, ask for decisions.
+
+    All decisions are made on the thread that polls. Other threads use what says that any thread may call it.
+
+    Args:
+        safe: Our options.
+        config: KafkaConsumer's options.
+        port: kafka-python.
+        tracker: What is remembered of end offsets.
+        memory: What is remembered of partitions that are not assigned.
+        reports: Takes events.
+        seek: `SafeConsumer.seek`, for the policy `on_divergence`.
+        rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
+        is_closed: Whether the consumer is closed.
+
+    Attributes:
+        port: kafka-python.
+        reports: Takes events.
+        polls: The program's polls.
+        desk: Runs the procedures.
+        followers: Decides which partitions are read from followers.
+        parts: The assigned partitions.
+        connections: Our own connections.
+        keeper: Keeps histories.
+        commits: Decides about commits.
+        decisions: Which decisions of the application are due.
+        look_ups: The users' look-ups of offsets.
+        rereading: Decides which partitions are read again.
+        positions: Finds positions.
+        checking: Begins checks of positions.
+        results: Applies the results of procedures.
+        responses: Looks at fetch responses.
+        status: What probes and metrics see.
+    """
+
+    def __init__(
+        self,
+        *,
+        safe: ConsumerConfig,
+        config: Mapping[str, Any],
+        port: KafkaPython,
+        tracker: EndOffsetTracker,
+        memory: LineageMemory,
+        reports: Reports,
+        seek: Callable[[TopicPartition, int], None],
+        rewound: Callable[[], None],
+        is_closed: Callable[[], bool],
+    ) -> None:
+        client_id, group_id = str(config["client_id"]), config["group_id"]
+        self.port = port
+        self.reports = reports
+        self.polls = Polls()
+        self.desk = Desk(port.wake)
+        self.followers = Following(config["fetch_max_wait_ms"] / 1000)
+        # Do not pass the detected broker version on: brokers may be upgraded while this runs.
+        options = {**config, "api_version": safe.kafka.get("api_version")}
+        self.connections = Connections(options, is_closed)
+        lookups = LookUps(
+            self.connections.network,
+            tracker,
+            reports.stats,
+            reports.emit,
+            int(port.isolation == "read_committed"),
+            ignore,
+        )
+        self.look_ups = OffsetLookUps(
+            lookups, tracker, safe.offsets_path, client_id, config["request_timeout_ms"], reports
+        )
+        checks = LogChecks(
+            network=self.connections.network,
+            lookups=lookups,
+            port=port,
+            reports=reports,
+            tracker=tracker,
+            hold_timeout_s=safe.offsets_hold_timeout_s,
+            isolation=port.isolation,
+        )
+        self.keeper = HistoryKeeper(safe.lineage_path, memory, client_id, reports)
+        self.parts = Parts(port, self.keeper)
+        self.commits = Commits(port, self.parts)
+        self.decisions = Decisions(port, self.parts)
+        self.rereading = Rereading(port, reports.emit, rewound)
+        moves = Moves(port, self.desk, checks)
+        pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
+        self.checking = Checking(port, self.parts, moves)
+        self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
+        self.responses = Responses(port, self.parts, moves, pauses, self.followers)
+        self.results = Results(
+            port=port,
+            desk=self.desk,
+            parts=self.parts,
+            moves=moves,
+            pauses=pauses,
+            checking=self.checking,
+            decisions=self.decisions,
+            rereading=self.rereading,
+            reports=reports,
+            policy=safe.on_divergence,
+            seek=seek,
+        )
+        self.status = Status(
+            port=port,
+            parts=self.parts,
+            polls=self.polls,
+            tracker=tracker,
+            reports=reports,
+            group_id=group_id,
+            max_poll_interval_s=config["max_poll_interval_ms"] / 1000,
+        )
+
+    def due_s(self) -> float | None:
+        """Return the seconds until a pause of a partition or procedure, or a follower's time, ends; else None."""
+        now = time.monotonic()
+        untils = [part.failures.rest_until for part in self.parts.values()]
+        rests = [until - now for until in untils if until > now]
+        rests += [due for due in (self.desk.due_s(), self.followers.due_s(now)) if due is not None]
+        return min(rests, default=None)

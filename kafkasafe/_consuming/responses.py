@@ -1,0 +1,96 @@
+"""Handle fetch responses: decide whether kafka-python may use them, and what errors of one partition mean."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.log_checks import code_error
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
+from kafkasafe._consuming.port import Port
+from kafkasafe._core.codes import classify_code
+from kafkasafe._core.position_table import PositionEvent
+from kafkasafe._io.lookups import OUT_OF_RANGE
+
+__all__ = ["Responses"]
+
+_TOPIC_AUTHORIZATION_FAILED: Final = 29
+
+
+class Responses:
+    """Looks at the fetch responses of one consumer before kafka-python does. The polling thread calls it.
+
+    Args:
+        port: What fetches.
+        parts: The assigned partitions.
+        moves: Moves positions.
+        pauses: Pauses partitions.
+        followers: Decides which partitions are read from followers.
+    """
+
+    __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
+
+    def __init__(self, port: Port, parts: Parts, moves: Moves, pauses: Pauses, followers: Following) -> None:
+        self._port = port
+        self._parts = parts
+        self._moves = moves
+        self._pauses = pauses
+        self._followers = followers
+
+    def accept(self, completed: Any) -> bool:
+        """Return whether kafka-python may use a fetch response of one partition."""
+        tp, data = completed.topic_partition, completed.partition_data
+        part = self._parts.of(tp)
+        code: int = data.error_code
+        if (
+            part is None
+            or not part.state.is_fetchable()
+            or part.state.position.offset != completed.fetched_offset
+        ):
+            return code == 0  # outdated; kafka-python discards it
+        if code:
+            self._on_failed(tp, part, data)
+            return False
+        if part.failures.count:
+            self._pauses.ended(tp, part)
+        diverging = data.diverging_epoch
+        contradicts = diverging is not None and diverging.end_offset >= 0
+        if not contradicts and data.records:
+            # Newer brokers report their leader epoch and the topic id, which is proof enough without checksums.
+            marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
+            contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)
+        if contradicts:
+            self._moves.on(tp, part, PositionEvent.CONTRADICTED)
+        return not contradicts
+
+    def _on_failed(self, tp: TopicPartition, part: Part, data: Any) -> None:
+        code: int = data.error_code
+        position: int = part.state.position.offset
+        if part.state.clear_preferred_read_replica() is not None:
+            # The error came from a follower. The leader may not have this problem, so fetch from it at once.
+            self._followers.leave([tp], time.monotonic())
+            if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
+                self._port.request_metadata()
+            return
+        if code == OUT_OF_RANGE:
+            part.place(position)
+            self._moves.on(tp, part, PositionEvent.OUT_OF_RANGE)
+            return
+        if code == _TOPIC_AUTHORIZATION_FAILED:
+            raise kafka_errors.TopicAuthorizationFailedError({tp.topic})
+        verdict = classify_code(code, "fetch")
+        if not verdict.retriable:
+            raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
+        self._port.learn_leader(tp, data)
+        if code in OTHER_TOPIC:
+            self._moves.on(tp, part, PositionEvent.OTHER_TOPIC)
+        if verdict.refresh_metadata:
+            self._port.request_metadata()
+        self._pauses.begin(tp, part, code, verdict.name, verdict.explanation)

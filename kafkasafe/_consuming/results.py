@@ -1,0 +1,281 @@
+"""Apply the results of procedures: move positions, emit events, raise errors that need the application's decision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import kafka.errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.checking import Checking
+from kafkasafe._consuming.decisions import Decisions
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Undecided, Walked
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._consuming.rereading import Rereading
+from kafkasafe._core.epochs import Diverged, Outcome, Unknown
+from kafkasafe._core.position_table import Activity, PositionEvent
+from kafkasafe._io.inquiry import Desk, Inquiry
+from kafkasafe._io.lookups import OUT_OF_RANGE
+from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.errors import LogDivergedError
+from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
+
+__all__ = ["Results", "diverged_error"]
+
+_STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
+
+
+class Results:
+    """Applies the results of one consumer's procedures. The polling thread calls it.
+
+    Args:
+        port: What fetches.
+        desk: Runs the procedures.
+        parts: The assigned partitions.
+        moves: Moves positions.
+        pauses: Pauses partitions.
+        checking: Checks positions.
+        decisions: Which decisions of the application are due.
+        rereading: Learns of positions that do not come from the group.
+        reports: Takes events.
+        policy: The option `on_divergence`.
+        seek: `SafeConsumer.seek`. The policy uses it, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: Port,
+        desk: Desk,
+        parts: Parts,
+        moves: Moves,
+        pauses: Pauses,
+        checking: Checking,
+        decisions: Decisions,
+        rereading: Rereading,
+        reports: Reports,
+        policy: str | Callable[[LogDiverged], int | None],
+        seek: Callable[[TopicPartition, int], None],
+    ) -> None:
+        self._port = port
+        self._desk = desk
+        self._parts = parts
+        self._moves = moves
+        self._pauses = pauses
+        self._checking = checking
+        self._decisions = decisions
+        self._rereading = rereading
+        self._reports = reports
+        self._policy = policy
+        self._seek = seek
+
+    def carry_on(self, only: TopicPartition | None = None) -> None:
+        """Apply the results of finished procedures, and raise an error that was not raised before.
+
+        Args:
+            only: Raise only the error of this partition, even if it was raised before.
+        """
+        self._desk.work()
+        for tp, part in self._parts.items():
+            if part.inquiry is None:
+                if part.at.activity is not Activity.IDLE:
+                    part.mend()
+            elif part.inquiry.done:
+                self._apply(tp, part, part.inquiry)
+        due = self._decisions.due(only)
+        if only is None and (due := [part for part in due if not part.raised_at]):
+            self._reports.log.debug("%s partitions wait for a decision", len(due), event="undecided")
+        if due:
+            raise self._decisions.error(due)
+
+    def _apply(self, tp: TopicPartition, part: Part, inquiry: Inquiry[Any]) -> None:
+        result = inquiry.result
+        is_closed = isinstance(inquiry.error, kafka_errors.IllegalStateError)
+        if is_closed or self._port.state(tp) is not part.state:
+            part.on(PositionEvent.ENDED)
+        elif inquiry.error is not None:
+            self._on_failed(tp, part, inquiry.error)
+        elif result is None:  # cancelled, by an event hook that it called
+            part.on(PositionEvent.ENDED)
+        elif isinstance(result, ResetTo):
+            self._apply_reset(tp, part, result)
+        elif part.state.position is None or part.state.position.offset != part.position:
+            part.on(PositionEvent.MOVED)  # the result is about a former position
+        elif isinstance(result, Local):
+            part.on(PositionEvent.LOCATED)
+            self._pauses.located(tp, part, remote=result.start is not None and part.position < result.start)
+        elif isinstance(result, Ranged):
+            self._apply_range(tp, part, result)
+        elif isinstance(result, Walked):
+            self._apply_walk(tp, part, result)
+
+    def _on_failed(self, tp: TopicPartition, part: Part, error: Exception) -> None:
+        if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
+            part.on(PositionEvent.ENDED)
+            raise error
+        # Brokers before 2.3 refuse clients' questions about epochs. If a permission is missing, fetches fail anyway.
+        self._reports.log.seldom(
+            logging.WARNING,
+            "not_comparable",
+            f"{tp.topic}-{tp.partition}",
+            "%s-%s: the records that were read cannot be compared with the log: %r",
+            tp.topic,
+            tp.partition,
+            error,
+            topic=tp.topic,
+            partition=tp.partition,
+            error=type(error).__name__,
+        )
+        part.check(self._port.leadership(tp))
+        self._moves.on(tp, part, PositionEvent.FAILED)
+
+    def _apply_reset(self, tp: TopicPartition, part: Part, to: ResetTo) -> None:
+        state = part.state
+        if not state.awaiting_reset or state.reset_strategy != to.strategy:
+            part.on(PositionEvent.ENDED)
+            return
+        self._port.place(tp, to.offset)
+        self._rereading.placed(tp, to.offset)
+        part.on(PositionEvent.RESET_FOUND)
+        leadership = self._port.leadership(tp)
+        if leadership is not None:
+            # Check before the first fetch: the topic's id must be known then.
+            self._checking.check(tp, part, leadership)
+        reason = part.was_reset()
+        if reason is None:
+            return  # the application asked for it
+        why, previous = reason
+        begin = to.start if previous is None else previous
+        skipped = None
+        if why != "beyond_end" and begin is not None and begin < to.offset:
+            skipped = (begin, to.offset - 1)
+        self._reports.emit(
+            PositionReset(tp.topic, tp.partition, why, _STRATEGY[to.strategy], previous, to.offset, skipped)
+        )
+
+    def _apply_range(self, tp: TopicPartition, part: Part, ranged: Ranged) -> None:
+        if ranged.walked is not None and isinstance(ranged.walked.outcome, Diverged):
+            self._apply_walk(tp, part, ranged.walked)
+            return
+        if ranged.start <= part.position <= ranged.end:
+            # The position is in the log (KIP-1007): the broker that denied it has not found a remote segment yet.
+            self._moves.on(tp, part, PositionEvent.IN_RANGE)
+            self._pauses.begin(
+                tp,
+                part,
+                OUT_OF_RANGE,
+                "OFFSET_OUT_OF_RANGE",
+                "in the log, but its remote segment is not found (yet)",
+            )
+            return
+        strategy = self._port.strategy
+        if strategy not in _STRATEGY:
+            error = kafka_errors.OffsetOutOfRangeError({tp: part.position})
+            self._moves.carry_out(tp, part, part.strand(error))
+        elif part.position < ranged.start:
+            part.resets(("retention", part.position))
+            self._moves.on(tp, part, PositionEvent.BEFORE_START, offset=ranged.start, strategy=strategy)
+        else:
+            part.resets(("beyond_end", part.position))
+            self._moves.on(tp, part, PositionEvent.AFTER_END, offset=ranged.end, strategy=strategy)
+
+    def _apply_walk(self, tp: TopicPartition, part: Part, walked: Walked) -> None:
+        outcome = walked.outcome
+        # If the leader has changed since then, `Checking` finds a newer leadership than this one.
+        seen = walked.leadership
+        part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
+        topic_id = part.history.topic_id
+        if topic_id is not None and walked.topic_id != topic_id:
+            self._port.request_metadata()
+        if isinstance(outcome, Diverged):
+            self._on_diverged(tp, part, walked, outcome)
+            return
+        part.history.adopt(walked.topic_id)
+        self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
+        self._explain(tp, part, outcome, walked.epoch)
+
+    def _explain(self, tp: TopicPartition, part: Part, outcome: Outcome, epoch: int) -> None:
+        """Report that a walk could not compare everything."""
+        if not isinstance(outcome, Unknown):
+            return
+        self._reports.log.seldom(
+            logging.INFO,
+            "unknown_lineage",
+            f"{tp.topic}-{tp.partition}",
+            "%s-%s at %s: %s",
+            tp.topic,
+            tp.partition,
+            part.position,
+            outcome.reason,
+            topic=tp.topic,
+            partition=tp.partition,
+            position=part.position,
+        )
+        start = outcome.log_start_offset
+        # A position before the log's start is reset, with an event of its own.
+        if start == part.position and epoch > part.history.lineage.newest_epoch:
+            self._reports.emit(
+                LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)
+            )
+
+    def _on_diverged(self, tp: TopicPartition, part: Part, walked: Walked, outcome: Diverged) -> None:
+        event = LogDiverged(
+            topic=tp.topic,
+            partition=tp.partition,
+            position=part.position,
+            divergent_offset=outcome.divergent_offset,
+            rolled_back=outcome.rolled_back,
+            replaced=outcome.replaced,
+            epochs=outcome.rolled_back_epochs,
+            exact=outcome.exact,
+            reason="recreated" if walked.recreated else "truncated",
+            round_trips=walked.round_trips,
+        )
+        # Do not fetch before the decision.
+        actions = part.diverged(Undecided(event, walked.topic_id), diverged_error(event))
+        self._moves.carry_out(tp, part, actions)
+        self._reports.emit(event)
+        target: int | None
+        if callable(self._policy):
+            try:
+                target = self._policy(event)
+            except Exception as error:
+                # Treat it like None, but raise the function's own error, which says more.
+                part.explain(error)
+                return
+        else:
+            target = event.divergent_offset if self._policy == "seek" else None
+        if target is not None:
+            self._seek(tp, target)
+
+
+def diverged_error(event: LogDiverged) -> LogDivergedError:
+    """Return the error that says which records are no longer in the log."""
+    first, last = event.rolled_back
+    other = (
+        "the log has no records there now"
+        if event.replaced is None
+        else f"other records are now at {event.replaced[0]} to {event.replaced[1]}"
+    )
+    what = (
+        "the topic was deleted and recreated"
+        if event.reason == "recreated"
+        else "an unclean election or a lost disk"
+    )
+    choice = (
+        f"seek to {event.divergent_offset} to go on"
+        if event.resume_offset == event.divergent_offset
+        else f"seek to {event.divergent_offset} to read the records that are there now, or to {event.resume_offset} to"
+        " skip them"
+    )
+    return LogDivergedError(
+        f"{event.topic}-{event.partition}: offsets {first} to {last}, which this consumer had read, are no longer in"
+        f" the log ({what}; {other}). Decide what this means for the results you derived from them, then {choice}.",
+        event=event,
+    )

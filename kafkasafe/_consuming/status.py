@@ -1,0 +1,93 @@
+"""What probes and metrics see of a consumer. Any thread may ask, and nothing here waits for a broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.polls import Polls
+from kafkasafe._consuming.port import KafkaPython
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._core.health import ConsumerHealth, ConsumerSeen, consumer_health
+from kafkasafe._io.metric_readings import consumer_readings
+from kafkasafe._io.stats import PartitionProgress, Reading
+from kafkasafe.offsets import EndOffsetTracker
+
+__all__ = ["Status"]
+
+
+class Status:
+    """Reads the state of one consumer.
+
+    Args:
+        port: kafka-python.
+        parts: The assigned partitions.
+        polls: The program's polls.
+        tracker: What is remembered of end offsets.
+        reports: Has the counters.
+        group_id: The option `group_id`.
+        max_poll_interval_s: The option `max_poll_interval_ms`, in seconds.
+    """
+
+    __slots__ = ("_group_id", "_max_poll_interval_s", "_parts", "_polls", "_port", "_reports", "_tracker")
+
+    def __init__(
+        self,
+        *,
+        port: KafkaPython,
+        parts: Parts,
+        polls: Polls,
+        tracker: EndOffsetTracker,
+        reports: Reports,
+        group_id: str | None,
+        max_poll_interval_s: float,
+    ) -> None:
+        self._port = port
+        self._parts = parts
+        self._polls = polls
+        self._tracker = tracker
+        self._reports = reports
+        self._group_id = group_id
+        self._max_poll_interval_s = max_poll_interval_s
+
+    def health(self, *, closed: bool) -> ConsumerHealth:
+        """Return whether the program polls and all its partitions are read."""
+        stopped = {
+            (tp.topic, tp.partition): str(part.error)
+            for tp, part in self._parts.items()
+            if part.error is not None and self._port.state(tp) is part.state
+        }
+        return consumer_health(
+            ConsumerSeen(
+                closed=closed,
+                connected=self._port.is_connected(),
+                last_poll_age_s=self._polls.age_s(),
+                max_poll_interval_s=float("inf") if self._group_id is None else self._max_poll_interval_s,
+                stopped=stopped,
+            )
+        )
+
+    def readings(self, *, closed: bool) -> Iterable[Reading]:
+        """Return the readings that `kafkasafe.metrics` collects."""
+        health = None if closed else self.health(closed=False)
+        return consumer_readings(self._reports.stats, self._progress(), self._group_id or "", health)
+
+    def _progress(self) -> dict[TopicPartition, PartitionProgress]:
+        """Return the progress on each assigned partition."""
+        now, found = time.monotonic(), {}
+        for tp, state in self._port.assigned().items():
+            part, position = self._parts.get(tp), state.position
+            known = self._tracker.end_offset(tp.topic, tp.partition, isolation_level=self._port.isolation)
+            ends = [end for end in (known, state.highwater) if end is not None]
+            failures = None if part is None or not part.failures.count else part.failures
+            found[tp] = PartitionProgress(
+                None if position is None else position.offset,
+                max(ends, default=None),
+                None if failures is None else now - failures.since,
+                part is not None and part.error is not None,
+                failures is not None and bool(failures.remote),
+            )
+        return found

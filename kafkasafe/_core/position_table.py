@@ -1,0 +1,299 @@
+"""What a consumer does about the position in one partition, and what it knows of it: `ACTIVITY` and `STANDING`.
+
+A position is at a pair of both (`At`). An event looks up one row in each table. The row of `ACTIVITY` must exist: an
+event that it does not have is a bug, and raises. `STANDING` has rows only for the events that change what is known. The
+actions of both rows are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
+
+A consumer has read a log up to its position. As soon as another broker leads, the log may be another one. So nothing is
+fetched until the position is known to be valid under the present leader:
+
+1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
+2. Records were read before it, so they are compared with the leader's log: CHECK_DUE, and the position is WALKING. If
+   none were read, nothing can be missing: UNREAD.
+3. The log agrees (AGREED), and the position is IDLE and VALID, until another leader is known (CHECK_DUE again) or a
+   batch contradicts the records read before (CONTRADICTED).
+4. Or the log does not agree (DIVERGED). The position stays DIVERGED until the application decides (SOUGHT).
+
+A broker that denies the position (OUT_OF_RANGE) is not believed at once: the position is RANGING until the bounds of
+the log are known. A failed fetch may mean that the position is in remote storage, which is found out meanwhile
+(LOCATING); only this procedure does not hold the partition.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+__all__ = [
+    "ACTIVITY",
+    "BEGIN",
+    "STANDING",
+    "Action",
+    "Activity",
+    "At",
+    "IllegalEventError",
+    "PositionEvent",
+    "Standing",
+]
+
+
+class IllegalEventError(RuntimeError):
+    """A bug in kafkasafe: something happened to a position that cannot happen in its state."""
+
+
+class Activity(enum.Enum):
+    """What is done about a position. At most one procedure runs."""
+
+    IDLE = "idle"
+    """No procedure runs."""
+    WALKING = "walking"
+    """The leader's log is compared with the records that were read."""
+    RANGING = "ranging"
+    """A broker denied the position, and the bounds of the log are asked for."""
+    LOCATING = "locating"
+    """The leader is asked whether the position is in remote storage."""
+    RESETTING = "resetting"
+    """There is no position, and the target of a reset is looked up."""
+    DIVERGED = "diverged"
+    """Records that were read are no longer in the log. The application decides."""
+    STRANDED = "stranded"
+    """The position is out of range, and no reset is allowed. The application decides."""
+
+    __hash__ = object.__hash__  # Enum's is Python
+
+
+class Standing(enum.Enum):
+    """What is known of a position."""
+
+    UNCHECKED = "unchecked"
+    """It was not compared with a log yet."""
+    VALID = "valid"
+    """The records before it are in the log, as far as that can be known."""
+    SUSPECTED = "suspected"
+    """A batch, or the broker, indicates another log than the one that was read."""
+
+    __hash__ = object.__hash__
+
+
+class PositionEvent(enum.Enum):
+    """What can happen to a position."""
+
+    SOUGHT = "sought"
+    """The application has chosen a position."""
+    MOVED = "moved"
+    """The position is another one than that of the procedure or the error, without a decision of the application."""
+    LEADER_UNKNOWN = "leader unknown"
+    """The metadata name no leader, or a topic that was deleted."""
+    UNREAD = "unread"
+    """A check is due, and nothing was read before the position."""
+    CHECK_DUE = "check due"
+    """A check is due, and records were read before the position."""
+    AGREED = "agreed"
+    """No difference was found, or none can be found."""
+    DIFFERED = "differed"
+    """The log has other records than those that were read, or none."""
+    NEW_TOPIC = "new topic"
+    """Another topic has the name, and nothing was read of the former one."""
+    CONTRADICTED = "contradicted"
+    """A batch or a broker contradicts what was read before."""
+    OTHER_TOPIC = "other topic"
+    """The broker does not know the topic. When it is back, it may be another one."""
+    OUT_OF_RANGE = "out of range"
+    """The broker denies that the position is in the log."""
+    IN_RANGE = "in range"
+    """The bounds of the log show that the position is in it."""
+    BEFORE_START = "before start"
+    """The log begins after the position, and a reset is allowed."""
+    AFTER_END = "after end"
+    """The log ends before the position, and a reset is allowed."""
+    NO_POLICY = "no policy"
+    """The position has to be reset, and no reset is allowed."""
+    REMOTE_DUE = "remote due"
+    """A fetch failed as it does while remote storage is not ready."""
+    LOCATED = "located"
+    """Whether the position is in remote storage is known."""
+    RESET_DUE = "reset due"
+    """There is no position."""
+    RESET_FOUND = "reset found"
+    """The target of the reset is the position now."""
+    FAILED = "failed"
+    """The procedure failed with an error of Kafka."""
+    ENDED = "ended"
+    """The procedure has ended, and its result is not used."""
+
+    __hash__ = object.__hash__
+
+
+class Action(enum.Enum):
+    """What is to be done. Offsets and strategies come with the event."""
+
+    HOLD = "hold"
+    """Fetch nothing from the partition."""
+    RELEASE = "release"
+    """Fetch from the partition again."""
+    PAUSE = "pause"
+    """Do not fetch from the partition for a while."""
+    CANCEL = "cancel"
+    """End the procedure, and ignore its result."""
+    UNCHECK = "uncheck"
+    """Forget under which leader the position was found valid."""
+    REQUEST_METADATA = "request metadata"
+    WALK = "walk"
+    """Begin to compare the leader's log with the records that were read."""
+    EXAMINE_RANGE = "examine range"
+    """Begin to look up the bounds of the log."""
+    LOCATE = "locate"
+    """Begin to look up where the leader's own part of the log begins."""
+    FIND_RESET = "find reset"
+    """Begin to look up the target of the reset."""
+    REQUEST_RESET = "request reset"
+    """Drop the position. The next poll looks for another one."""
+    REPOSITION = "reposition"
+    """Set the position again, without a leader epoch."""
+    CUT = "cut"
+    """The history ends at the event's offset."""
+    FORGET_BEFORE = "forget before"
+    """The history begins at the event's offset."""
+    RESTART = "restart"
+    """The history is empty, and begins at the event's offset."""
+    FORGET = "forget"
+    """The history is empty."""
+    ADOPT = "adopt"
+    """The topic that has the name now is the one that is read."""
+    FORGET_UNREAD_TOPIC = "forget unread topic"
+    """Without a history, the position belongs to the topic that has the name now."""
+
+    __hash__ = object.__hash__
+
+
+class At(NamedTuple):
+    """The state of a position."""
+
+    activity: Activity
+    standing: Standing
+
+    def after(self, event: PositionEvent) -> tuple[At, tuple[Action, ...]]:
+        """Return the next state, and what is to be done.
+
+        Raises:
+            IllegalEventError: The event cannot happen in this state.
+        """
+        row = ACTIVITY[self.activity].get(event)
+        if row is None:
+            raise IllegalEventError(
+                f"{event.name} cannot happen to a position that is {self.activity.name} and {self.standing.name}"
+            )
+        activity, actions = row
+        standing, before = STANDING[self.standing].get(event, (self.standing, ()))
+        return At(activity, standing), before + actions
+
+
+_A: Final = Activity
+_S: Final = Standing
+_E: Final = PositionEvent
+
+# A fetch that was sent before may still be answered while a procedure runs: with a batch, or with an error.
+_CONTRADICTION: Final = (Action.HOLD, Action.REQUEST_METADATA)
+_DENIED: Final = (_A.RANGING, (Action.HOLD, Action.EXAMINE_RANGE))
+_DENIED_MEANWHILE: Final = (_A.RANGING, (Action.CANCEL, Action.HOLD, Action.EXAMINE_RANGE))
+_CHOSEN: Final = (_A.IDLE, (Action.UNCHECK, Action.FORGET_UNREAD_TOPIC))
+_CHOSEN_MEANWHILE: Final = (_A.IDLE, (Action.CANCEL, Action.UNCHECK, Action.FORGET_UNREAD_TOPIC))
+_OUTDATED: Final = (_A.IDLE, (Action.UNCHECK,))
+_IN_VAIN: Final = (_A.IDLE, (Action.PAUSE, Action.RELEASE))
+
+ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action, ...]]]]] = {
+    _A.IDLE: {
+        _E.SOUGHT: _CHOSEN,
+        _E.LEADER_UNKNOWN: (_A.IDLE, (Action.HOLD, Action.REQUEST_METADATA)),
+        _E.UNREAD: (_A.IDLE, (Action.RELEASE,)),
+        _E.CHECK_DUE: (_A.WALKING, (Action.HOLD, Action.WALK)),
+        _E.NEW_TOPIC: (_A.IDLE, (Action.FORGET, Action.REQUEST_RESET)),
+        _E.NO_POLICY: (_A.STRANDED, (Action.HOLD,)),
+        _E.RESET_DUE: (_A.RESETTING, (Action.FIND_RESET,)),
+        _E.CONTRADICTED: (_A.IDLE, _CONTRADICTION),
+        _E.OTHER_TOPIC: (_A.IDLE, (Action.UNCHECK,)),
+        _E.OUT_OF_RANGE: _DENIED,
+        _E.REMOTE_DUE: (_A.LOCATING, (Action.LOCATE,)),
+    },
+    _A.WALKING: {
+        _E.SOUGHT: _CHOSEN_MEANWHILE,
+        _E.MOVED: _OUTDATED,
+        _E.AGREED: (_A.IDLE, (Action.RELEASE,)),
+        _E.DIFFERED: (_A.DIVERGED, (Action.HOLD,)),
+        _E.FAILED: _IN_VAIN,
+        _E.ENDED: (_A.IDLE, ()),
+        _E.CONTRADICTED: (_A.WALKING, _CONTRADICTION),
+        _E.OTHER_TOPIC: (_A.WALKING, (Action.UNCHECK,)),
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
+    },
+    _A.RANGING: {
+        _E.SOUGHT: _CHOSEN_MEANWHILE,
+        _E.MOVED: _OUTDATED,
+        _E.IN_RANGE: (_A.IDLE, (Action.RELEASE,)),
+        _E.BEFORE_START: (_A.IDLE, (Action.FORGET_BEFORE, Action.REQUEST_RESET)),
+        _E.AFTER_END: (_A.IDLE, (Action.CUT, Action.REQUEST_RESET)),
+        _E.NO_POLICY: (_A.STRANDED, (Action.HOLD,)),
+        _E.DIFFERED: (_A.DIVERGED, (Action.HOLD,)),
+        _E.FAILED: _IN_VAIN,
+        _E.ENDED: (_A.IDLE, ()),
+        _E.CONTRADICTED: (_A.RANGING, _CONTRADICTION),
+        _E.OTHER_TOPIC: (_A.RANGING, (Action.UNCHECK,)),
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
+    },
+    _A.LOCATING: {
+        _E.SOUGHT: _CHOSEN_MEANWHILE,
+        _E.MOVED: _OUTDATED,
+        _E.LOCATED: (_A.IDLE, ()),
+        _E.FAILED: _IN_VAIN,
+        _E.ENDED: (_A.IDLE, ()),
+        _E.CONTRADICTED: (_A.LOCATING, _CONTRADICTION),
+        _E.OTHER_TOPIC: (_A.LOCATING, (Action.UNCHECK,)),
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
+    },
+    _A.RESETTING: {
+        _E.SOUGHT: _CHOSEN_MEANWHILE,
+        _E.RESET_FOUND: (_A.IDLE, (Action.UNCHECK,)),
+        _E.FAILED: _IN_VAIN,
+        _E.ENDED: (_A.IDLE, ()),
+        _E.CONTRADICTED: (_A.RESETTING, _CONTRADICTION),
+        _E.OTHER_TOPIC: (_A.RESETTING, (Action.UNCHECK,)),
+        _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
+    },
+    _A.DIVERGED: {
+        # The application knows of the divergence, so it is never reported again, whatever position it chose.
+        _E.SOUGHT: (_A.IDLE, (Action.UNCHECK, Action.CUT, Action.ADOPT)),
+        _E.MOVED: _OUTDATED,
+    },
+    _A.STRANDED: {
+        _E.SOUGHT: _CHOSEN,
+        _E.MOVED: _OUTDATED,
+    },
+}
+
+STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action, ...]]]]] = {
+    _S.UNCHECKED: {
+        _E.UNREAD: (_S.VALID, ()),
+        _E.AGREED: (_S.VALID, ()),
+        _E.DIFFERED: (_S.VALID, ()),
+        _E.FAILED: (_S.VALID, ()),
+        _E.CONTRADICTED: (_S.SUSPECTED, ()),
+    },
+    _S.VALID: {
+        _E.SOUGHT: (_S.UNCHECKED, ()),
+        _E.MOVED: (_S.UNCHECKED, ()),
+        _E.RESET_FOUND: (_S.UNCHECKED, ()),
+        _E.OTHER_TOPIC: (_S.UNCHECKED, ()),
+        _E.CONTRADICTED: (_S.SUSPECTED, ()),
+    },
+    _S.SUSPECTED: {
+        _E.SOUGHT: (_S.UNCHECKED, ()),
+        _E.UNREAD: (_S.VALID, (Action.RESTART,)),
+        # The log agrees up to the position, so the suspicion concerns records read after it (before a seek).
+        _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
+        _E.DIFFERED: (_S.VALID, ()),
+        _E.FAILED: (_S.VALID, ()),
+    },
+}
+
+BEGIN: Final = At(Activity.IDLE, Standing.UNCHECKED)
+"""A position that was not looked at."""

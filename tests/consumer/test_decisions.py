@@ -1,0 +1,665 @@
+"""A consumer's decisions alone: no broker, no socket, no thread. The test fetches, and answers the procedures."""
+
+from __future__ import annotations
+
+import struct
+import time
+from types import SimpleNamespace
+
+import pytest
+from kafka import TopicPartition
+from kafka.errors import ClusterAuthorizationFailedError, IllegalStateError, OffsetOutOfRangeError
+from kafka.structs import OffsetAndMetadata
+
+from kafkasafe._consuming.checking import Checking
+from kafkasafe._consuming.decisions import Decisions
+from kafkasafe._consuming.following import Following
+from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.moves import Moves
+from kafkasafe._consuming.partition import Local, Ranged, ResetTo, Walked
+from kafkasafe._consuming.parts import Parts
+from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.positions import Positions
+from kafkasafe._consuming.reports import Reports
+from kafkasafe._consuming.responses import Responses
+from kafkasafe._consuming.results import Results
+from kafkasafe._core.epochs import Diverged, Lineage, Same, Unknown
+from kafkasafe._core.position_table import Activity, PositionEvent, Standing
+from kafkasafe._io.inquiry import Ask, Desk
+from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.errors import LogDivergedError
+from kafkasafe.events import (
+    LogDiverged,
+    LossCheckInconclusive,
+    PartitionNotReady,
+    PartitionReady,
+    PositionReset,
+)
+
+TP = TopicPartition("orders", 0)
+OLD, NEW = b"o" * 16, b"n" * 16
+GONE = Diverged(6, (6, 9), (6, 7), None, (2,))
+OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC = 1, 9, 3
+
+
+class State:
+    """As kafka-python's, of one assignment."""
+
+    def __init__(self):
+        self.position = self.reset_strategy = None
+        self.held = self.paused = False
+
+    @property
+    def awaiting_reset(self):
+        return self.reset_strategy is not None
+
+    def is_fetchable(self):
+        return self.position is not None and not self.held
+
+    def clear_preferred_read_replica(self):
+        return None
+
+
+class Client:
+    """A `Port` to nothing."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+        self.states = {TP: State()}
+        self.groups = {}
+        self.leader = OLD, 1, 2
+        self.requests = 0
+
+    def assigned(self):
+        return dict(self.states)
+
+    def state(self, tp):
+        return self.states.get(tp)
+
+    def place(self, tp, offset, epoch=-1):
+        state = self.states[tp]
+        state.position, state.reset_strategy, state.held = OffsetAndMetadata(offset, "", epoch), None, False
+
+    def hold(self, state):
+        state.held = True
+
+    def release(self, state):
+        state.held = False
+
+    def reposition(self, state, offset):
+        state.position = OffsetAndMetadata(offset, "", -1)
+
+    def reset(self, tp, strategy):
+        state = self.states[tp]
+        state.position, state.reset_strategy, state.held = None, strategy, False
+
+    def resetting(self):
+        return {tp for tp, state in self.states.items() if state.awaiting_reset}
+
+    def missing(self):
+        return {
+            tp for tp, state in self.states.items() if state.position is None and not state.awaiting_reset
+        }
+
+    def reset_missing(self):
+        for tp in self.missing():
+            self.reset(tp, self.strategy)
+        return self.is_placed()
+
+    def is_placed(self):
+        return all(state.position is not None for state in self.states.values())
+
+    def committed(self, partitions, timeout_ms):
+        return {tp: self.groups[tp] for tp in partitions if tp in self.groups}
+
+    def leadership(self, tp):
+        return self.leader
+
+    def request_metadata(self):
+        self.requests += 1
+
+    def learn_leader(self, tp, data):
+        pass
+
+
+class Questions:
+    """In place of the procedures: each waits for the answer that the test gives."""
+
+    def __init__(self):
+        self.asked = []
+
+    def _ask(self, *what):
+        return (yield Ask(lambda reply: self.asked.append((what, reply))))
+
+    def walk(self, tp, read, position):
+        return self._ask("walk", position)
+
+    def examine_range(self, tp, read, position):
+        return self._ask("range", position)
+
+    def local(self, tp):
+        return self._ask("local")
+
+    def reset(self, tp, strategy, reason):
+        return self._ask("reset", strategy)
+
+
+class NoBatches:
+    """There are no atomic batches, so nothing is read again."""
+
+    def __getattr__(self, name):
+        return lambda *_: 0
+
+
+class Reader:
+    def __init__(self, strategy=LATEST, policy="raise"):
+        self.events = []
+        self.client, self.questions = Client(strategy), Questions()
+        reports = Reports("me", self.events.append)
+        desk = Desk()
+        self.parts = Parts(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
+        moves = Moves(self.client, desk, self.questions)
+        pauses = Pauses(moves, reports, None)
+        self.checking = Checking(self.client, self.parts, moves)
+        self.decisions = Decisions(self.client, self.parts)
+        self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
+        self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
+        self.results = Results(
+            port=self.client,
+            desk=desk,
+            parts=self.parts,
+            moves=moves,
+            pauses=pauses,
+            checking=self.checking,
+            decisions=self.decisions,
+            rereading=NoBatches(),
+            reports=reports,
+            policy=policy,
+            seek=self.seek,
+        )
+
+    @property
+    def part(self):
+        return self.parts.of(TP)
+
+    @property
+    def at(self):
+        return self.part.at
+
+    def committed(self, offset, lineage, topic_id=OLD):
+        """The group has this offset, and the records before it were read."""
+        self.client.groups[TP] = OffsetAndMetadata(offset, lineage.encode(topic_id=topic_id), 2)
+        self.poll()
+
+    def poll(self):
+        self.positions.refresh_committed()
+        self.positions.begin_resets()
+        self.checking.begin()
+        self.results.carry_on()
+
+    def answer(self, kind, result):
+        """Answer the one procedure that waits, and poll."""
+        [((what, *_), reply)] = self.questions.asked
+        assert what == kind
+        self.questions.asked.clear()
+        reply(result)
+        self.poll()
+
+    def asks(self):
+        return [what for what, _ in self.questions.asked]
+
+    def seek(self, tp, offset):
+        self.client.place(tp, offset)
+        self.positions.sought(tp)
+
+    def fetched(self, code=0, records=b"", diverging=None):
+        at = self.part.state.position.offset
+        data = SimpleNamespace(error_code=code, records=records, diverging_epoch=diverging)
+        return self.responses.accept(
+            SimpleNamespace(topic_partition=TP, partition_data=data, fetched_offset=at)
+        )
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def walked(outcome, epoch=2, topic_id=OLD, **more):
+    return Walked(outcome, epoch, 1, topic_id=topic_id, leadership=(OLD, 1, 2), **more)
+
+
+def batch(base, count, epoch):
+    head = struct.pack(">qiibIhi", base, 49, epoch, 2, 7, 0, count - 1)
+    return head + bytes(57 - len(head)) + struct.pack(">i", count)
+
+
+@pytest.fixture
+def reader():
+    """At offset 10 of a log that it has read."""
+    found = Reader()
+    found.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    return found
+
+
+def valid(reader):
+    reader.answer("walk", walked(Same(1)))
+    assert reader.at == (Activity.IDLE, Standing.VALID)
+    return reader
+
+
+def test_nothing_is_fetched_before_the_log_was_compared(reader):
+    assert reader.at == (Activity.WALKING, Standing.UNCHECKED)
+    assert reader.asks() == [("walk", 10)]
+    assert not reader.part.state.is_fetchable()
+    valid(reader)
+    assert reader.part.state.is_fetchable()
+    reader.poll()
+    assert reader.asks() == []
+
+
+@pytest.mark.parametrize("leader", [(OLD, 3, 3), (NEW, 1, 0)], ids=["epoch", "topic"])
+def test_a_new_leader_or_topic_is_compared_with(reader, leader):
+    valid(reader).client.leader = leader
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+
+
+def test_of_the_same_leader_nothing_is_asked(reader):
+    valid(reader).client.leader = OLD, 1, 1  # older metadata
+    reader.poll()
+    assert reader.asks() == []
+
+
+def test_where_nothing_was_read_nothing_is_asked():
+    reader = Reader()
+    reader.client.place(TP, 10)
+    reader.poll()
+    assert reader.at == (Activity.IDLE, Standing.VALID)
+    assert reader.part.history.topic_id == OLD
+    assert reader.asks() == []
+
+
+def test_without_a_leader_nothing_is_fetched_of_what_must_be_checked():
+    reader = Reader()
+    reader.client.leader = None
+    reader.committed(10, Lineage([(2, 6)], 10))
+    assert not reader.part.state.is_fetchable()
+    assert reader.client.requests == 1
+    reader.client.leader = OLD, 1, 2
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+
+
+def test_a_divergence_is_raised_once_and_waits_for_the_decision(reader):
+    with pytest.raises(LogDivergedError) as told:
+        reader.answer("walk", walked(GONE))
+    assert told.value.event == reader.of(LogDiverged)[0]
+    assert (told.value.event.divergent_offset, told.value.event.rolled_back) == (6, (6, 9))
+    reader.poll()
+    assert [part.error for part in reader.decisions.due()] == [told.value]
+    assert not reader.part.state.is_fetchable()
+    reader.seek(TP, 6)
+    reader.poll()
+    assert reader.decisions.due() == []
+    assert reader.asks() == [("walk", 6)]  # what was read before it is still compared
+    valid(reader)
+    assert len(reader.of(LogDiverged)) == 1
+    assert reader.part.history.lineage.end_offset == 6
+
+
+def test_the_policy_decides_at_once():
+    reader = Reader(policy="seek")
+    reader.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    reader.answer("walk", walked(GONE))
+    assert reader.part.state.position.offset == 6
+    assert reader.at.activity is not Activity.DIVERGED
+
+
+def test_what_the_policy_raises_is_raised():
+    def policy(event):
+        raise ZeroDivisionError
+
+    reader = Reader(policy=policy)
+    reader.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    with pytest.raises(ZeroDivisionError):
+        reader.answer("walk", walked(GONE))
+    assert reader.at.activity is Activity.DIVERGED
+
+
+def test_a_position_that_moves_without_a_decision_is_compared_again(reader):
+    with pytest.raises(LogDivergedError):
+        reader.answer("walk", walked(GONE))
+    reader.client.place(TP, 8)
+    assert reader.decisions.due() == []
+    reader.poll()
+    assert reader.asks() == [("walk", 8)]
+
+
+def test_a_result_about_a_former_position_is_not_used(reader):
+    reader.client.place(TP, 8)
+    reader.answer("walk", walked(GONE))
+    assert reader.of(LogDiverged) == []
+    reader.poll()
+    assert reader.asks() == [("walk", 8)]
+
+
+def test_what_a_seek_overtakes_is_not_applied(reader):
+    [(_, reply)] = reader.questions.asked
+    reader.questions.asked.clear()
+    reader.seek(TP, 8)
+    reply(walked(GONE))
+    reader.poll()
+    assert reader.of(LogDiverged) == []
+    assert reader.asks() == [("walk", 8)]
+
+
+def test_an_interrupt_before_the_procedure_runs_does_not_stop_the_partition(reader):
+    valid(reader)
+    reader.part.place(10)
+    reader.part.check(None)
+    reader.part.on(PositionEvent.CHECK_DUE)  # and nothing begins
+    reader.poll()
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+
+
+def test_batches_of_newer_epochs_are_noted(reader):
+    valid(reader)
+    assert reader.fetched(records=batch(10, 5, 4))
+    assert reader.part.history.lineage.epoch_at(14) == 4
+
+
+@pytest.mark.parametrize(
+    "response",
+    [{"records": batch(10, 5, 1)}, {"diverging": SimpleNamespace(end_offset=7)}],
+    ids=["batch", "broker"],
+)
+def test_what_contradicts_is_not_used_before_the_log_was_compared(reader, response):
+    assert not valid(reader).fetched(**response)
+    assert reader.at == (Activity.IDLE, Standing.SUSPECTED)
+    assert reader.client.requests == 1
+    assert not reader.part.state.is_fetchable()
+    reader.poll()
+    valid(reader)
+    assert reader.part.state.is_fetchable()
+    assert reader.part.state.position == OffsetAndMetadata(10, "", -1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason", "skipped"),
+    [((12, 20), "retention", (10, 19)), ((0, 8), "beyond_end", None)],
+    ids=["retention", "beyond the end"],
+)
+def test_a_position_outside_of_the_log_is_reset_with_an_event(reader, bounds, reason, skipped):
+    assert not valid(reader).fetched(OUT_OF_RANGE)
+    assert reader.asks() == [("range", 10)]
+    assert not reader.part.state.is_fetchable()
+    reader.answer("range", Ranged(*bounds, None))
+    reader.poll()
+    assert reader.asks() == [("reset", LATEST)]
+    reader.answer("reset", ResetTo(LATEST, 20, None))
+    [event] = reader.of(PositionReset)
+    assert (event.reason, event.previous, event.position, event.skipped) == (reason, 10, 20, skipped)
+
+
+def test_where_no_reset_is_allowed_it_is_raised():
+    reader = Reader(strategy=0)
+    reader.committed(10, Lineage([(2, 0)], 10))
+    valid(reader).fetched(OUT_OF_RANGE)
+    with pytest.raises(OffsetOutOfRangeError):
+        reader.answer("range", Ranged(12, 20, None))
+    assert reader.at.activity is Activity.STRANDED
+    reader.seek(TP, 12)
+    assert reader.decisions.due() == []
+
+
+def test_a_broker_that_denies_a_position_in_the_log_may_have_it_elsewhere(reader):
+    valid(reader).fetched(OUT_OF_RANGE)
+    reader.answer("range", Ranged(0, 20, None))
+    assert reader.parts.resting(0.0) == {TP}
+    assert reader.at.activity is Activity.LOCATING
+    assert reader.part.state.is_fetchable()
+    reader.answer("local", Local(15))
+    [event] = reader.of(PartitionNotReady)
+    assert (event.code, event.remote) == (OUT_OF_RANGE, True)
+    assert reader.fetched()
+    assert [each.failures for each in reader.of(PartitionReady)] == [1]
+    assert reader.parts.resting(0.0) == set()
+
+
+def test_of_a_topic_that_is_gone_everything_is_compared_again(reader):
+    valid(reader).fetched(NO_TOPIC)
+    assert reader.at == (Activity.IDLE, Standing.UNCHECKED)
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+
+
+def test_a_fetch_that_fails_while_another_answer_is_awaited(reader):
+    """Out of range comes before it is known whether the position is in remote storage."""
+    valid(reader).fetched(NOT_AVAILABLE)
+    assert reader.at.activity is Activity.LOCATING
+    inquiry = reader.part.inquiry
+    reader.fetched(OUT_OF_RANGE)
+    assert inquiry.done  # nothing would use its answer
+    assert reader.asks() == [("local",), ("range", 10)]
+    del reader.questions.asked[0]
+    reader.answer("range", Ranged(0, 20, None))
+    assert reader.part.state.is_fetchable()
+
+
+@pytest.mark.parametrize("strategy", [LATEST, EARLIEST])
+def test_where_nothing_was_read_a_new_topic_is_read_from_its_start(strategy):
+    reader = Reader(strategy=strategy)
+    reader.client.place(TP, 10)
+    reader.poll()
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    reader.poll()
+    assert reader.asks() == [("reset", EARLIEST)]
+    reader.answer("reset", ResetTo(EARLIEST, 0, 0))
+    assert [(event.reason, event.position) for event in reader.of(PositionReset)] == [("recreated", 0)]
+    assert reader.part.history.topic_id == NEW
+
+
+def test_older_metadata_do_not_bring_the_former_topic_back():
+    reader = Reader()
+    reader.client.place(TP, 0)
+    reader.poll()
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    reader.client.leader = OLD, 1, 2
+    reader.poll()
+    assert not reader.part.state.is_fetchable()
+    assert reader.part.history.topic_id == NEW
+
+
+def test_what_cannot_be_compared_is_reported(reader):
+    reader.client.leader = OLD, 3, 5
+    reader.answer("walk", walked(Unknown("trimmed", log_start_offset=10), epoch=5))
+    assert [event.log_start_offset for event in reader.of(LossCheckInconclusive)] == [10]
+    assert reader.part.state.is_fetchable()
+
+
+def test_the_history_of_a_revoked_partition_comes_back_with_it(reader):
+    valid(reader)
+    reader.client.states.clear()
+    reader.client.groups.clear()
+    reader.poll()
+    assert reader.parts.items() == []
+    reader.client.states[TP] = State()
+    reader.client.place(TP, 10)
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+    assert reader.part.history.topic_id == OLD
+
+
+def running(activity):
+    """A reader whose procedure of this activity waits for its answer."""
+    reader = Reader()
+    reader.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    if activity is Activity.WALKING:
+        return reader
+    valid(reader)
+    if activity is Activity.RANGING:
+        reader.fetched(OUT_OF_RANGE)
+    elif activity is Activity.LOCATING:
+        reader.fetched(NOT_AVAILABLE)
+    else:
+        reader.client.reset(TP, EARLIEST)
+        reader.positions.sought(TP)
+        reader.poll()
+    return reader
+
+
+ANSWERS = {
+    Activity.WALKING: walked(GONE),
+    Activity.RANGING: Ranged(12, 20, None),
+    Activity.LOCATING: Local(15),
+    Activity.RESETTING: ResetTo(EARLIEST, 12, 12),
+}
+EACH = pytest.mark.parametrize("activity", ANSWERS, ids=lambda activity: activity.name)
+
+
+@EACH
+def test_a_seek_ends_every_procedure(activity):
+    reader = running(activity)
+    assert reader.at.activity is activity
+    inquiry = reader.part.inquiry
+    reader.seek(TP, 0)
+    assert inquiry.done
+    assert reader.at == (Activity.IDLE, Standing.UNCHECKED)
+    [(_, reply)] = reader.questions.asked
+    before = list(reader.events)
+    reply(ANSWERS[activity])
+    reader.poll()
+    assert reader.part.state.position.offset == 0
+    assert (reader.events, reader.decisions.due()) == (before, [])
+
+
+@EACH
+def test_a_procedure_of_a_revoked_partition_moves_nothing(activity):
+    reader = running(activity)
+    inquiry = reader.part.inquiry
+    reader.client.states[TP] = State()
+    reader.client.place(TP, 3)
+    reader.poll()
+    assert inquiry.done
+    assert reader.part.state.position.offset == 3
+
+
+@EACH
+def test_a_procedure_of_a_closed_consumer_ends(activity):
+    reader = running(activity)
+    reader.questions.asked.clear()
+    reader.part.inquiry.ended(error=IllegalStateError("closed"))
+    reader.results.carry_on()
+    assert reader.at.activity is Activity.IDLE
+
+
+@EACH
+def test_a_procedure_that_was_cancelled_without_an_event_ends(activity):
+    """A hook that seeks while the procedure itself calls it cannot close the procedure."""
+    reader = running(activity)
+    reader.part.inquiry.cancel()
+    reader.results.carry_on()
+    assert reader.at.activity is Activity.IDLE
+
+
+@pytest.mark.parametrize(
+    "activity", [Activity.WALKING, Activity.RANGING, Activity.LOCATING], ids=lambda it: it.name
+)
+def test_what_cannot_be_asked_does_not_stop_the_partition_for_ever(activity):
+    reader = running(activity)
+    reader.questions.asked.clear()
+    before = time.monotonic()
+    reader.part.inquiry.ended(error=ClusterAuthorizationFailedError("not you"))
+    reader.results.carry_on()
+    assert reader.at == (Activity.IDLE, Standing.VALID)
+    assert reader.part.state.is_fetchable()
+    assert reader.parts.resting(before) == {TP}
+    reader.poll()
+    assert reader.asks() == []
+
+
+def test_a_reset_that_cannot_be_asked_is_raised_and_tried_again():
+    reader = running(Activity.RESETTING)
+    reader.questions.asked.clear()
+    reader.part.inquiry.ended(error=ClusterAuthorizationFailedError("not you"))
+    with pytest.raises(ClusterAuthorizationFailedError):
+        reader.results.carry_on()
+    reader.poll()
+    assert reader.asks() == [("reset", EARLIEST)]
+
+
+def test_a_reset_with_another_strategy_is_looked_up_again():
+    reader = running(Activity.RESETTING)
+    reader.client.reset(TP, LATEST)
+    reader.answer("reset", ResetTo(EARLIEST, 0, 0))
+    reader.poll()
+    assert reader.asks() == [("reset", LATEST)]
+
+
+def test_what_retention_has_deleted_is_forgotten(reader):
+    valid(reader).fetched(OUT_OF_RANGE)
+    reader.answer("range", Ranged(12, 20, None))
+    assert reader.part.history.lineage.epoch_at(3) is None
+
+
+def test_what_was_read_after_the_end_is_forgotten(reader):
+    valid(reader).fetched(OUT_OF_RANGE)
+    reader.answer("range", Ranged(0, 8, None))
+    assert reader.part.history.lineage.end_offset == 8
+
+
+def test_a_log_that_ends_before_the_position_may_have_diverged(reader):
+    valid(reader).fetched(OUT_OF_RANGE)
+    with pytest.raises(LogDivergedError):
+        reader.answer("range", Ranged(0, 8, walked(GONE)))
+    assert reader.at.activity is Activity.DIVERGED
+    assert not reader.part.state.is_fetchable()
+
+
+def test_the_topic_that_was_read_stays_until_the_decision(reader):
+    with pytest.raises(LogDivergedError, match="deleted and recreated"):
+        reader.answer("walk", walked(GONE, topic_id=NEW, recreated=True))
+    assert reader.part.history.topic_id == OLD
+    reader.seek(TP, 6)
+    assert reader.part.history.topic_id == NEW
+    assert reader.part.history.former_ids == {OLD}
+
+
+def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():
+    reader = Reader(strategy=0)
+    reader.client.place(TP, 10)
+    reader.poll()
+    reader.client.leader = NEW, 1, 0
+    with pytest.raises(OffsetOutOfRangeError):
+        reader.poll()
+    assert reader.at.activity is Activity.STRANDED
+    assert not reader.part.state.is_fetchable()
+    reader.client.place(TP, 4)  # not by a decision
+    assert reader.decisions.due() == []
+    assert reader.at == (Activity.IDLE, Standing.UNCHECKED)
+
+
+def test_a_suspicion_about_what_was_read_after_a_seek_cuts_that(reader):
+    valid(reader)
+    reader.seek(TP, 6)
+    reader.poll()
+    valid(reader)
+    assert not reader.fetched(records=batch(6, 5, 1))  # epoch 2 was read there before
+    reader.poll()
+    valid(reader)
+    assert reader.part.history.lineage.end_offset == 6
+    assert reader.fetched(records=batch(6, 5, 1))
+
+
+def test_a_suspicion_where_nothing_was_read_begins_a_new_history(reader):
+    valid(reader)
+    reader.seek(TP, 0)
+    reader.poll()
+    assert not reader.fetched(records=batch(0, 5, 0))
+    reader.poll()
+    assert reader.at == (Activity.IDLE, Standing.VALID)
+    assert reader.part.state.is_fetchable()
+    assert reader.fetched(records=batch(0, 5, 0))
