@@ -501,8 +501,8 @@ class SafeProducer(Opening, metaclass=Tidy):
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
-        self._check_fork()
-        self._raise_closed()
+        self._lifecycle.check_fork()
+        self._lifecycle.raise_closed()
         return AtomicBatch(self, transactional_id)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:
@@ -525,7 +525,7 @@ class SafeProducer(Opening, metaclass=Tidy):
         """
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
-        self._check_fork()
+        self._lifecycle.check_fork()
         self._pump.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
@@ -588,6 +588,6 @@ class SafeProducer(Opening, metaclass=Tidy):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"

@@ -289,8 +289,8 @@ class Transactions:
     ) -> RecordFuture:
         """See `SafeProducer.send`."""
         producer = self._producer
-        producer._check_fork()
-        producer._raise_closed()
+        producer._lifecycle.check_fork()
+        producer._lifecycle.raise_closed()
         if self._error is not None:
             raise kafka_errors.KafkaError(
                 "Cannot perform send because at least one previous transactional or idempotent request has failed with"

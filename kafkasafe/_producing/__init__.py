@@ -1,8 +1,9 @@
-"""The implementation of `kafkasafe.producer.SafeProducer`, in part classes (see docs/design.md).
+"""The implementation of `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-The parts are a chain, in which each part calls only earlier ones: `state.py` (shared attributes), `placing.py`,
-`encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`, `transacting.py`,
-`looking.py`, `opening.py`. `chunk.py` is the open batch. `hold.py` lists the producers of this process, for the end of
-the process and for forks. The methods that users call most are in `kafkasafe/producer.py`, which the parts import only
-for types.
+Objects own their state: `chunk.py` is the open batch, `lifecycle.py` says whether the producer is open.
+
+What is left of the parts is a chain, in which each part calls only earlier ones: `state.py` (shared attributes),
+`placing.py`, `encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`,
+`transacting.py`, `looking.py`, `opening.py`. `hold.py` lists the producers of this process, for the end of the process
+and for forks. The methods that users call most are in `kafkasafe/producer.py`, which the parts import only for types.
 """

@@ -56,7 +56,7 @@ class Accepting(Sealing):
             if value is None and key is None:
                 # Check before serializing: a serializer may turn None into bytes such as `null`.
                 raise ValueError("Need at least one: key or value")
-            self._raise_closed()  # do not call serializers of a closed producer
+            self._lifecycle.raise_closed()  # do not call serializers of a closed producer
             headers = [] if headers is None else headers  # a serializer may add some
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
@@ -183,9 +183,9 @@ class Accepting(Sealing):
         while (chunk := self._new_chunk(topic)) is not None:
             # Fails if a signal handler came just now, and another thread opened a chunk while it waited. Then repeat.
             if self._chunks.setdefault(topic, chunk) is chunk:
-                if self._closed is not None:
+                if self._lifecycle.closed is not None:
                     self._seal(chunk)
-                    self._raise_closed()
+                    self._lifecycle.raise_closed()
                 self._pump.poke()
                 break
         return chunk
@@ -201,9 +201,9 @@ class Accepting(Sealing):
         if chunk is None:
             return None
         chunk = self._chunks.setdefault(topic, chunk)
-        if self._closed is not None:
+        if self._lifecycle.closed is not None:
             self._seal_chunk(chunk)
-            self._raise_closed()
+            self._lifecycle.raise_closed()
         self._pump.poke()
         return chunk
 
@@ -218,7 +218,7 @@ class Accepting(Sealing):
     def _check_usable(self, topic: str) -> None:
         """Raise an error if the producer accepts no records at all, or none for this topic."""
         pump = self._pump
-        self._raise_closed()
+        self._lifecycle.raise_closed()
         pump.ledger.raise_undecidable()
         pump.ledger.raise_damage(topic)
         self._raise_wrong_cluster()
@@ -299,7 +299,7 @@ class Accepting(Sealing):
         while (left := end - time.monotonic()) > 0:
             if pump.wait(lambda: ledger.ahead.has_eased, min(STEP_S, left), choosy=True):
                 return
-            if self._closed is not None or ledger.failure is not None:
+            if self._lifecycle.closed is not None or ledger.failure is not None:
                 return
             with ledger.lock:
                 ledger.ahead.expire()

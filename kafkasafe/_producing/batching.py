@@ -75,7 +75,7 @@ class Batching(Accepting):
         one step. Before this step nothing has happened. After it the batch is in `_units` until any thread hands it to
         the pump.
         """
-        self._check_fork()
+        self._lifecycle.check_fork()
         pump = self._pump
         if pump.crowded() and not pump.is_current_thread():
             # Otherwise a program that commits without a pause takes nearly all of the interpreter's time, and no batch
@@ -85,7 +85,7 @@ class Batching(Accepting):
             self._wait_for_deliveries()
         deadline: float | None = None
         while True:
-            self._raise_closed()
+            self._lifecycle.raise_closed()
             pump.ledger.raise_undecidable()
             self._raise_wrong_cluster()
             self._raise_loss()
@@ -108,12 +108,12 @@ class Batching(Accepting):
                 parcel.slip = slip
             try:
                 self._units[outcome] = None
-                # The order matters: `close` sets `_closed`, then drops the batches that are not accepted.
-                self._raise_closed()
+                # The order matters: `close` ends the lifecycle, then drops the batches that are not accepted.
+                self._lifecycle.raise_closed()
                 outcome._accept()
                 self._hand_over_units()
             finally:
                 if not outcome._accepted:
                     self._units.pop(outcome, None)
             if not outcome._accepted:
-                self._raise_closed()
+                self._lifecycle.raise_closed()

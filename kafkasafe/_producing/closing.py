@@ -77,15 +77,17 @@ class Closing(Flushing):
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
-        if self._closed is not None:
+        if self._lifecycle.closed is not None:
             return
-        self._check_fork()
+        self._lifecycle.check_fork()
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
         # Set this first: from now on no chunk is opened, and records that other threads still add are sealed below.
-        self._closed = ProducerClosedError(
-            "The producer is closed. Records accepted before close() are delivered or on disk"
+        self._lifecycle.end(
+            ProducerClosedError(
+                "The producer is closed. Records accepted before close() are delivered or on disk"
+            )
         )
         for outcome in list(self._units):
             outcome._refuse()
@@ -236,9 +238,9 @@ class Closing(Flushing):
         This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
         takes no lock, because the garbage collector may call it at any place.
         """
-        if self._closed is not None or not self._opened:
+        if not self._opened or self._lifecycle.closed is not None:
             return
-        self._closed = ProducerClosedError("The producer was collected by the garbage collector")
+        self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
         self._hold.keep(self)
         # The order matters: a producer that is being opened reads DROPPED after it has added itself to LIVE.
         DROPPED[self._pump] = self._spool_path

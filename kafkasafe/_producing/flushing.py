@@ -42,7 +42,7 @@ class Flushing(Calling):
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
                 once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
         """
-        self._check_fork()
+        self._lifecycle.check_fork()
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._seal_all()
@@ -137,7 +137,7 @@ class Flushing(Calling):
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             SpoolError: The spool failed permanently.
         """
-        self._check_fork()
+        self._lifecycle.check_fork()
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._seal_all()

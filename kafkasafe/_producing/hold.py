@@ -140,14 +140,15 @@ def _forked() -> None:
     SUCCEEDED.clear()
     # The list keeps all producers alive: one that were collected before it is marked would close as in the parent.
     for producer in list(PRODUCERS):
-        producer._closed = ForkedProcessError(
+        error = ForkedProcessError(
             "This producer was opened before os.fork(): the parent process owns it and delivers its records. Open a new"
             " SafeProducer in the child"
         )
+        producer._lifecycle.end(error)
         producer._new_lock()
         producer._chunks = {}
         producer._units = {}
-        producer._pump.forked(producer._closed)
+        producer._pump.forked(error)
         producer._callbacks = producer._callback_thread()
 
 

@@ -25,7 +25,7 @@ class Looking(Transacting):
             ProducerClosedError: `close` was called before.
             KafkaTimeoutError: The partitions were not known within `max_block_ms`.
         """
-        self._raise_closed()
+        self._lifecycle.raise_closed()
         known = self._transport.topic(topic)
         if known is None or not known.partitions:
             self._pump.refresh_topic(topic)
@@ -69,11 +69,11 @@ class Looking(Transacting):
         It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
         """
-        behind = self._closed is None and self._callbacks.full()
+        behind = self._lifecycle.closed is None and self._callbacks.full()
         return producer_health(
-            self._pump.seen(self._closed, needed_bytes=self._needed(), callbacks_behind=behind)
+            self._pump.seen(self._lifecycle.closed, needed_bytes=self._needed(), callbacks_behind=behind)
         )
 
     def _readings(self) -> Iterable[Reading]:
         """Return the readings that `kafkasafe.metrics` collects."""
-        return producer_readings(self._pump, closed=self._closed is not None)
+        return producer_readings(self._pump, closed=self._lifecycle.closed is not None)

@@ -25,6 +25,7 @@ from kafkasafe._io.pump import Pump
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
+from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.looking import Looking
 from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster
@@ -47,7 +48,7 @@ class Opening(Looking):
     send: Callable[..., RecordFuture]
 
     def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
-        self._closed: BaseException | None = None
+        self._lifecycle = Lifecycle()
         config = self._config = self._validated(configs)
         self.config: Mapping[str, Any] = config.kafka
         # Take this lock only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and

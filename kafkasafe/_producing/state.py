@@ -16,6 +16,7 @@ from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
 from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
@@ -33,7 +34,7 @@ class State(OfOneProcess):
     """Part of `SafeProducer`."""
 
     _config: ProducerConfig
-    _closed: BaseException | None
+    _lifecycle: Lifecycle
     _started: float
     _lock: threading.RLock
     _interrupted: Callable[[], bool]
@@ -99,15 +100,6 @@ class State(OfOneProcess):
         loss = self._pump.ledger.next_loss()
         if loss is not None:
             raise loss
-
-    def _raise_closed(self) -> None:
-        """Raise the error of a closed producer, without the traceback of earlier raises."""
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
-
-    def _check_fork(self) -> None:
-        if isinstance(self._closed, ForkedProcessError):
-            self._raise_closed()
 
     def _disk_cause(self) -> str:
         """Return the end of a message: why no record becomes durable for now."""

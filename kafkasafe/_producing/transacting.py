@@ -93,10 +93,10 @@ class Transacting(Closing):
         self._in_transactions().abort()
 
     def _in_transactions(self) -> Transactions:
-        self._check_fork()
+        self._lifecycle.check_fork()
         if self._transactions is None:
             raise kafka_errors.IllegalStateError(
                 "Transactional method invoked on a non-transactional producer: set transactional_id"
             )
-        self._raise_closed()
+        self._lifecycle.raise_closed()
         return self._transactions

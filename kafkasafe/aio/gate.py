@@ -172,7 +172,9 @@ class Gate:
         producer, ledger = self.producer, self.producer._pump.ledger
         await self._worker.run(producer._seal_all)
         await waits_of(producer).wait(
-            lambda: ledger.failure is not None or producer._closed is not None or ledger.ahead.has_eased,
+            lambda: (
+                ledger.failure is not None or producer._lifecycle.closed is not None or ledger.ahead.has_eased
+            ),
             max(0.0, min(STEP_S, until - time.monotonic())),
             about=_Obstacle.AHEAD,
         )
@@ -198,7 +200,7 @@ class Gate:
             await waits_of(producer).wait(
                 lambda: (
                     ledger.failure is not None
-                    or producer._closed is not None
+                    or producer._lifecycle.closed is not None
                     or (not producer._callbacks.full() and ledger.room(needed))
                 ),
                 max(0.0, min(_ROOM_S, deadline - now)),

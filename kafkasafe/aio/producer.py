@@ -177,7 +177,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     def __del__(self) -> None:
         """Close a producer that was dropped without `close()`, as `kafkasafe.SafeProducer` does, but off the loop."""
         producer = getattr(self, "_producer", None)
-        if producer is not None and producer._closed is None:
+        if producer is not None and producer._lifecycle.closed is None:
             self._producer = None
             goes_first(producer._pump, producer._spool_path)
             producer._forgo_warning()
@@ -336,7 +336,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         if timeout is not None:
             timeout = timeout_of(timeout)
         producer = self._opened
-        producer._check_fork()
+        producer._lifecycle.check_fork()
         ledger = producer._pump.ledger
         await self._seal(producer)
         producer._pump.adopt_now()
@@ -359,7 +359,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         if timeout is not None:
             timeout = timeout_of(timeout)
         producer = self._opened
-        producer._check_fork()
+        producer._lifecycle.check_fork()
         ledger = producer._pump.ledger
         await self._seal(producer)
         number = ledger.last_undurable()

@@ -198,7 +198,7 @@ def test_the_last_call_says_what_is_lost(some_wire, producers, caplog):
 
     # Nobody is there to catch it: the log has it.
     opened["exit"]._at_exit()
-    assert opened["exit"]._closed is not None
+    assert opened["exit"]._lifecycle.closed is not None
     with pytest.warns(ResourceWarning):
         collect(opened, "dropped")
     for name in ("exit", "dropped"):
