@@ -316,7 +316,7 @@ class Transactions:
         """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
         producer = self._producer
         producer._check_topic(topic)
-        if topic in self._met or topic in producer._partition_counts or not producer._transport.connected:
+        if topic in self._met or producer._partitioning.knows(topic) or not producer._transport.connected:
             return
         cluster = producer._transport
 

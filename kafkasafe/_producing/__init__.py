@@ -1,9 +1,10 @@
 """The implementation of `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-Objects own their state: `chunk.py` is the open batch, `lifecycle.py` says whether the producer is open.
+Objects own their state: `chunk.py` is the open batch, `lifecycle.py` says whether the producer is open,
+`partitioning.py` knows the partitions and chooses among them.
 
 What is left of the parts is a chain, in which each part calls only earlier ones: `state.py` (shared attributes),
-`placing.py`, `encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`,
+`encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`,
 `transacting.py`, `looking.py`, `opening.py`. `hold.py` lists the producers of this process, for the end of the process
 and for forks. The methods that users call most are in `kafkasafe/producer.py`, which the parts import only for types.
 """

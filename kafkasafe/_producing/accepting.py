@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Headers, Special
-from kafkasafe._producing.placing import as_int
+from kafkasafe._producing.partitioning import as_int
 from kafkasafe._producing.sealing import Sealing
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 
@@ -68,8 +68,8 @@ class Accepting(Sealing):
         if key is not None:
             key = _as_bytes(key, "key", "key_serializer")
             size += len(key)
-        if self._asks_partitioner and partition is None:
-            partition = self._ask_partitioner(topic, given_key, key, given_value, value)
+        if self._partitioning.asks and partition is None:
+            partition = self._partitioning.ask(topic, given_key, key, given_value, value)
         special: Special | None = None
         if headers or partition is not None or timestamp_ms is not None:
             if timestamp_ms is not None:
@@ -171,6 +171,13 @@ class Accepting(Sealing):
                     return future
             deadline = self._wait_for_room(deadline)
 
+    def _check_partition(self, topic: str, partition: Any) -> int:
+        number = self._partitioning.checked(topic, partition)
+        refused = self._pump.refused_partitions.get((topic, number))
+        if refused is not None and self._config.on_blocked_topic == "raise":
+            raise error_for_send(refused, self._config.spool_dir, of_topic=False)
+        return number
+
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:
             key = self._key_serializer(topic, headers, key)
@@ -241,7 +248,7 @@ class Accepting(Sealing):
         return Chunk(topic, time.time_ns() // 1_000_000, due, self._chunk_bytes, self._callbacks)
 
     def _check_topic(self, topic: str) -> None:
-        if topic not in self._partition_counts:
+        if not self._partitioning.knows(topic):
             if not isinstance(topic, str):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
             if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:

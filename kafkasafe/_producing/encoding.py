@@ -13,13 +13,13 @@ import numpy as np
 from kafkasafe._core import batch as codec
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, seems_given
 from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special
-from kafkasafe._producing.placing import Placing
+from kafkasafe._producing.state import State
 from kafkasafe.errors import SpoolWriteError
 
 __all__ = ["Encoding"]
 
 
-class Encoding(Placing):
+class Encoding(State):
     """Part of `SafeProducer`."""
 
     def _encoded(self, chunk: Chunk) -> Encoded:
@@ -78,19 +78,16 @@ class Encoding(Placing):
         special: dict[int, Special],
     ) -> Encoded:
         """Encode records without gaps. `keys` is empty if no record has a key."""
-        partitions = self._partition_counts.get(chunk.topic, 0)
+        partitions = self._partitioning.count(chunk.topic)
         chosen = sum(partition is not None for partition, _, _ in special.values())
         if not partitions and chosen < len(values):
-            self._unchosen.add(chunk.topic)
-        if not partitions and chosen and chunk.topic in self._unchosen:
+            self._partitioning.leave_open(chunk.topic)
+        if not partitions and chosen and self._partitioning.left_open(chunk.topic):
             # Some records wait for the choice of their partition. Records with a given one must not overtake these.
             return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
-        if chosen or (partitions > 1 and (keys or self._config.custom_partitioner)):
+        if chosen or (partitions > 1 and (keys or self._partitioning.asks)):
             return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
-        partition = UNCHOSEN
-        if partitions:
-            self._rotation += 1
-            partition = self._rotation % partitions
+        partition = self._partitioning.next_partition(partitions) if partitions else UNCHOSEN
         return Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
@@ -102,7 +99,7 @@ class Encoding(Placing):
         partitions: int,
     ) -> Encoded:
         chosen = (
-            self._choose(chunk.topic, partitions, keys, values)
+            self._partitioning.choose(chunk.topic, partitions, keys, values)
             if partitions
             else np.full(len(values), UNCHOSEN, np.int64)
         )

@@ -8,13 +8,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kafkasafe._core.patience import Patience
-from kafkasafe._io.engine.parcels import Indexes
 from kafkasafe._io.pump import Pump
 from kafkasafe.errors import ForkedProcessError
 
@@ -68,18 +66,6 @@ class Hold:
         producer = self._producer()
         # The producer is being collected: try again soon.
         return now + 0.01 if producer is None else producer._seal_due(now)
-
-    def on_topic(self, topic: str, partitions: int) -> None:
-        producer = self._producer()
-        if producer is not None:
-            producer._on_topic(topic, partitions)
-
-    def choose(
-        self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
-    ) -> Indexes:
-        while (producer := self._producer()) is None:
-            time.sleep(0.001)  # `__del__` is about to call `keep`
-        return producer._choose(topic, partitions, keys, values)
 
     def let_go(self) -> contextlib.AbstractContextManager[None]:
         producer = self._producer()

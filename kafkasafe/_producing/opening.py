@@ -6,8 +6,6 @@ This is the last part in the chain: it creates the attributes that the other par
 from __future__ import annotations
 
 import atexit
-import inspect
-import random
 import time
 import warnings
 import weakref
@@ -27,6 +25,8 @@ from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.looking import Looking
+from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe._producing.signatures import takes
 from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig, validate, volatile_reason
@@ -54,21 +54,13 @@ class Opening(Looking):
         # Take this lock only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and
         # call the producer on the same thread (see `_send_apart` and `_seal`).
         self._new_lock()
-        self._asks_partitioner = config.custom_partitioner
         self._started = time.monotonic()
         self._chunks: dict[str, Chunk] = {}
         self._units: dict[BatchOutcome, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
-        self._partition_counts: dict[str, int] = {}
-        self._unchosen: set[str] = set()
-        """Topics with records that wait, or waited, for the choice of their partitions."""
-        self._rotation = random.randrange(1 << 16)
         self._key_serializer = _serializer(config.key_serializer)
         self._value_serializer = _serializer(config.value_serializer)
-        self._partition_by = _partitioner(config.partitioner)
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
-        # `send` checks this first: True if keys and values are used as they are.
-        self._plain = not self._serializes and not self._asks_partitioner
         self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
         files: Files = MemoryFiles() if config.in_memory else OsFiles()
@@ -106,14 +98,17 @@ class Opening(Looking):
         try:
             self._transport: Cluster = connect(config.kafka)
             try:
+                self._partitioning = Partitioning(config, self._transport)
+                # `send` checks this first: True if keys and values are used as they are.
+                self._plain = not self._serializes and not self._partitioning.asks
                 self._pump = Pump(
                     config,
                     self._transport,
                     directory,
                     files,
-                    choose=self._hold.choose,
+                    choose=self._partitioning.choose,
                     seal_due=self._hold.seal_due,
-                    on_topic=self._hold.on_topic,
+                    on_topic=self._partitioning.learned,
                     let_go=self._hold.let_go,
                 )
                 self._callbacks = self._callback_thread()
@@ -121,8 +116,7 @@ class Opening(Looking):
                 if not config.in_memory:
                     _check_room(config, files, self._pump.lanes[0].spool.used_bytes)
                 # Do this before the threads start: afterwards the journal belongs to the pump.
-                self._unchosen.update(self._pump.unchosen_topics())
-                self._partition_counts.update(self._pump.remembered_topics())
+                self._partitioning.recall(self._pump.remembered_topics(), self._pump.unchosen_topics())
                 self._transactions: Transactions | None = None
                 if config.transactional_id is not None:
                     from kafkasafe.transactional import Transactions
@@ -152,22 +146,12 @@ class Opening(Looking):
         return validate(options)
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(arguments))
-    except TypeError:
-        return False
-    except ValueError:  # functions written in C may have no signature
-        return True
-    return True
-
-
 def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
     if given is None:
         return None
     if hasattr(given, "serialize"):
         serialize = given.serialize
-        if not _takes(serialize, 3) and _takes(serialize, 2):
+        if not takes(serialize, 3) and takes(serialize, 2):
             warnings.warn(
                 "serializer does not implement serialize(topic, headers, data)",
                 DeprecationWarning,
@@ -180,18 +164,6 @@ def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
     raise TypeError(
         f"A serializer must be a function or have a method serialize(topic, headers, data), not {given!r}"
     )
-
-
-def _partitioner(given: Any) -> Callable[..., Any]:
-    partition = given.partition
-    if not _takes(partition, 6) and _takes(partition, 3):
-        warnings.warn(
-            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=3
-        )
-        return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
-            topic, key_bytes, cluster
-        )
-    return partition  # type: ignore[no-any-return]
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:

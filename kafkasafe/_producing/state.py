@@ -17,6 +17,7 @@ from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
@@ -40,14 +41,10 @@ class State(OfOneProcess):
     _interrupted: Callable[[], bool]
     _chunks: dict[str, Chunk]
     _units: dict[BatchOutcome, None]
-    _partition_counts: dict[str, int]
-    _unchosen: set[str]
-    _rotation: int
-    _asks_partitioner: bool
+    _partitioning: Partitioning
     _serializes: bool
     _key_serializer: Callable[[str, Any, Any], Any] | None
     _value_serializer: Callable[[str, Any, Any], Any] | None
-    _partition_by: Callable[..., Any]
     _max_record_bytes: int
     _chunk_bytes: int
     _given_offsets: GivenOffsets
