@@ -349,7 +349,7 @@ class AtomicBatch:
                 else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
         # If the commit was interrupted, finish it.
-        self._producer._hand_over_units()
+        self._producer._accumulator.hand_over_units()
         return outcome
 
     def send(

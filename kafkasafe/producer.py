@@ -111,7 +111,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        self._producer._seal_chunk(self._chunk)
+        self._producer._accumulator.seal_one(self._chunk)
         self._producer._pump.wait(self._durable_or_never, timeout)
         return self._made_durable(timeout)
 
@@ -162,7 +162,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._producer._seal_chunk(self._chunk)
+        self._producer._accumulator.seal_one(self._chunk)
         self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
             self._producer._called(self._chunk, deadline)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
@@ -14,7 +12,7 @@ from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Headers, Special
 from kafkasafe._producing.partitioning import as_int
-from kafkasafe._producing.sealing import Sealing
+from kafkasafe._producing.state import State
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ STEP_S: Final = 0.05
 """A partition stops counting by itself when it does not answer: look this often."""
 _FRAMES: Final = 40
 """More stack frames than accepting and sealing a record need, not counting a partitioner of the application."""
-_LEFT: Final[Callable[[Chunk], int]] = attrgetter("left")
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
     "volume": "Make room on the disk, or wait for the cluster.",
@@ -38,7 +35,7 @@ _WAYS_OUT: Final = {
 }
 
 
-class Accepting(Sealing):
+class Accepting(State):
     """Part of `SafeProducer`."""
 
     def _checked(
@@ -101,25 +98,25 @@ class Accepting(Sealing):
             chunk: The chunk that `send` tried, if there is one.
             index: The record's number in it; negative if it got none.
         """
-        if size > self._max_record_bytes:
+        if size > self._accumulator.max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(self._too_large(size))
         if chunk is not None and index >= 0 and not chunk.open:
             future = self._future(chunk, index)
-            with self._lock:
-                self._seal_or_leave(chunk)
+            with self._accumulator.lock:
+                self._accumulator.seal_or_leave(chunk)
             if chunk.took(index):
                 return future
         # If the stack is nearly exhausted, raise now, before the record is accepted.
         _probe(_FRAMES)
-        if self._interrupted():
+        if self._accumulator.interrupted():
             return self._send_apart(topic, key, value, special)
         deadline: float | None = None
         may_wait = self._pump.ledger.ahead.is_far
         while True:
             # Use `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay locked.
-            with self._lock:
+            with self._accumulator.lock:
                 if chunk is None or index < 0 or not chunk.open:
-                    chunk = self._chunks.get(topic)
+                    chunk = self._accumulator.chunks.get(topic)
                     if chunk is None or not chunk.open or chunk.left < size:
                         chunk = None if may_wait else self._open_chunk(topic)
                     if chunk is not None:
@@ -130,7 +127,7 @@ class Accepting(Sealing):
                     if index < MAX_RECORDS:
                         chunk.put(index, key, value, special)
                     if index >= MAX_RECORDS - 1 or not chunk.open:
-                        self._seal_or_leave(chunk)
+                        self._accumulator.seal_or_leave(chunk)
                     if chunk.open or chunk.took(index):
                         return future
                     # A signal handler interrupted this and sealed the chunk without this record.
@@ -162,12 +159,12 @@ class Accepting(Sealing):
         """
         deadline: float | None = None
         while True:
-            with self._lock:
+            with self._accumulator.lock:
                 chunk = self._new_chunk(topic)
                 if chunk is not None:
                     future = self._future(chunk, 0)
                     chunk.put(next(chunk.numbers), key, value, special)
-                    self._seal(chunk)
+                    self._accumulator.seal(chunk)
                     return future
             deadline = self._wait_for_room(deadline)
 
@@ -189,9 +186,9 @@ class Accepting(Sealing):
         """Open a chunk. Return None while the spool has no room. Called with the lock held."""
         while (chunk := self._new_chunk(topic)) is not None:
             # Fails if a signal handler came just now, and another thread opened a chunk while it waited. Then repeat.
-            if self._chunks.setdefault(topic, chunk) is chunk:
+            if self._accumulator.chunks.setdefault(topic, chunk) is chunk:
                 if self._lifecycle.closed is not None:
-                    self._seal(chunk)
+                    self._accumulator.seal(chunk)
                     self._lifecycle.raise_closed()
                 self._pump.poke()
                 break
@@ -207,9 +204,9 @@ class Accepting(Sealing):
         chunk = self._made_chunk(topic)
         if chunk is None:
             return None
-        chunk = self._chunks.setdefault(topic, chunk)
+        chunk = self._accumulator.chunks.setdefault(topic, chunk)
         if self._lifecycle.closed is not None:
-            self._seal_chunk(chunk)
+            self._accumulator.seal_one(chunk)
             self._lifecycle.raise_closed()
         self._pump.poke()
         return chunk
@@ -217,9 +214,9 @@ class Accepting(Sealing):
     def _new_chunk(self, topic: str) -> Chunk | None:
         """Seal the topic's open chunk and make a new one. Return None while the spool has no room."""
         self._check_usable(topic)
-        chunk = self._chunks.get(topic)
+        chunk = self._accumulator.chunks.get(topic)
         if chunk is not None:
-            self._seal(chunk)
+            self._accumulator.seal(chunk)
         return self._made_chunk(topic)
 
     def _check_usable(self, topic: str) -> None:
@@ -239,13 +236,13 @@ class Accepting(Sealing):
         """Make a new chunk. Return None while the spool has no room."""
         if self._callbacks.full():
             return None
-        needed, ledger = self._needed(), self._pump.ledger
+        needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
         with ledger.lock:
             if not ledger.room(needed):
                 return None
         self._check_topic(topic)
         due = time.monotonic() + self._config.linger_s
-        return Chunk(topic, time.time_ns() // 1_000_000, due, self._chunk_bytes, self._callbacks)
+        return Chunk(topic, time.time_ns() // 1_000_000, due, self._accumulator.chunk_bytes, self._callbacks)
 
     def _check_topic(self, topic: str) -> None:
         if not self._partitioning.knows(topic):
@@ -257,17 +254,6 @@ class Accepting(Sealing):
                     " or .."
                 )
 
-    def _needed(self) -> int:
-        """Return how many bytes a new chunk and the open chunks may need.
-
-        A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
-        """
-        left = list(map(_LEFT, list(self._chunks.values())))
-        if min(left, default=0) < 0:
-            # A record did not fit.
-            left = [max(each, 0) for each in left]
-        return 2 * self._max_record_bytes + self._chunk_bytes * len(left) - sum(left)
-
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
         """Wait a while for room in the spool, without the lock. Return the deadline, to be passed to the next call.
 
@@ -277,11 +263,11 @@ class Accepting(Sealing):
         if deadline is None:
             deadline = now + self._config.max_block_s
         if now >= deadline or self._pump.is_current_thread():
-            self._raise_no_room(size + self._needed())
+            self._raise_no_room(size + self._accumulator.needed_bytes())
         pump = self._pump
         # Lingering batches also occupy room.
-        self._seal_all()
-        needed = size + self._needed()
+        self._accumulator.seal_all()
+        needed = size + self._accumulator.needed_bytes()
         # Poll: nothing notifies the producer when another process frees disk space.
         pump.wait(
             lambda: not self._callbacks.full() and pump.ledger.room(needed),
@@ -298,10 +284,10 @@ class Accepting(Sealing):
         ledger = pump.ledger
         if pump.is_current_thread():
             return
-        with self._lock:
+        with self._accumulator.lock:
             # Seal the open batches: the cluster may have nothing else to do.
-            for chunk in list(self._chunks.values()):
-                self._seal_or_leave(chunk)
+            for chunk in list(self._accumulator.chunks.values()):
+                self._accumulator.seal_or_leave(chunk)
         end = time.monotonic() + self._config.max_block_s
         while (left := end - time.monotonic()) > 0:
             if pump.wait(lambda: ledger.ahead.has_eased, min(STEP_S, left), choosy=True):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import kafka.errors as kafka_errors
 
 from kafkasafe._producing.accepting import Accepting
+from kafkasafe._producing.accumulator import NEVER
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
-from kafkasafe._producing.sealing import NEVER
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.errors import SpoolFullError
 
@@ -43,7 +43,7 @@ class Batching(Accepting):
         """
         key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
         self._check_topic(topic)
-        if size > self._max_record_bytes:
+        if size > self._accumulator.max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows"
             )
@@ -58,7 +58,9 @@ class Batching(Accepting):
             if chunk is not None and chunk.open and chunk.left >= size:
                 index = next(chunk.numbers)
         if chunk is None or not 0 <= index < MAX_RECORDS - 1:
-            chunk = Chunk(topic, time.time_ns() // 1_000_000, NEVER, self._chunk_bytes, self._callbacks)
+            chunk = Chunk(
+                topic, time.time_ns() // 1_000_000, NEVER, self._accumulator.chunk_bytes, self._callbacks
+            )
             chunk.atomic = batch
             # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
             batch._chunks.append(chunk)
@@ -69,12 +71,7 @@ class Batching(Accepting):
         return self._future(chunk, index), size
 
     def _submit_unit(self, outcome: BatchOutcome, size: int) -> None:
-        """Accept an atomic batch as one unit, unless it was dropped meanwhile. Records accepted earlier go first.
-
-        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. The batch is accepted in
-        one step. Before this step nothing has happened. After it the batch is in `_units` until any thread hands it to
-        the pump.
-        """
+        """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
         self._lifecycle.check_fork()
         pump = self._pump
         if pump.crowded() and not pump.is_current_thread():
@@ -91,29 +88,7 @@ class Batching(Accepting):
             self._raise_loss()
             self._raise_failure()
             with pump.ledger.lock:
-                if pump.ledger.room(size + self._needed()):
+                if pump.ledger.room(size + self._accumulator.needed_bytes()):
                     break
             deadline = self._wait_for_room(deadline, size)
-        slip = outcome._head.slip
-        with self._lock:
-            for topic in dict.fromkeys(chunk.topic for chunk in outcome._chunks):
-                earlier = self._chunks.get(topic)
-                if earlier is not None:
-                    self._seal(earlier)
-            for chunk in outcome._chunks:
-                chunk.open = False
-                chunk.encoded = chunk.encoded or self._encoded(chunk)
-                outcome._parcels += chunk.encoded.parcels
-            for parcel in outcome._parcels:
-                parcel.slip = slip
-            try:
-                self._units[outcome] = None
-                # The order matters: `close` ends the lifecycle, then drops the batches that are not accepted.
-                self._lifecycle.raise_closed()
-                outcome._accept()
-                self._hand_over_units()
-            finally:
-                if not outcome._accepted:
-                    self._units.pop(outcome, None)
-            if not outcome._accepted:
-                self._lifecycle.raise_closed()
+        self._accumulator.accept_unit(outcome)

@@ -34,7 +34,7 @@ class Calling(Batching):
                 return True
         if self._pump.is_current_thread():
             return True
-        with self._let_go():
+        with self._accumulator.released():
             return self._callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 

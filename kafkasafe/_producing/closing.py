@@ -89,18 +89,17 @@ class Closing(Flushing):
                 "The producer is closed. Records accepted before close() are delivered or on disk"
             )
         )
-        for outcome in list(self._units):
-            outcome._refuse()
+        self._accumulator.refuse_units()
         if self._transactions is not None:
             self._transactions.close()
         if pump.is_current_thread():
             # A hook or a log handler called this on the pump's thread, so waiting would never end. The pump writes the
             # accepted records while it stops.
-            self._seal_all()
+            self._accumulator.seal_all()
             pump.stop(0.0)
             self._closed_down(0.0)
             return
-        with self._let_go():
+        with self._accumulator.released():
             try:
                 self._seal_for_good()
                 if not self._config.in_memory:
@@ -128,18 +127,18 @@ class Closing(Flushing):
         """Seal the open chunks. If memory is short, try a few times, then seal as many as possible."""
         for attempt in range(_SEAL_TRIES):
             try:
-                self._seal_all()
+                self._accumulator.seal_all()
             except (SpoolWriteError, MemoryError):
                 self._pump.wait(lambda: False, _SEAL_PAUSE_S * attempt)
             else:
                 return
-        with self._lock:
-            for chunk in list(self._chunks.values()):
-                self._seal_or_leave(chunk)
+        with self._accumulator.lock:
+            for chunk in list(self._accumulator.chunks.values()):
+                self._accumulator.seal_or_leave(chunk)
 
     def _raise_unsealed(self) -> None:
         """Raise SpoolWriteError for records that could not be encoded: they are lost with this producer."""
-        records = self._unsealed()
+        records = self._accumulator.unsealed()
         if records:
             were, are = ("was", "is") if records == 1 else ("were", "are")
             raise SpoolWriteError(

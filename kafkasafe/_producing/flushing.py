@@ -45,7 +45,7 @@ class Flushing(Calling):
         self._lifecycle.check_fork()
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._seal_all()
+        self._accumulator.seal_all()
         pump.adopt_now()
         number = pump.ledger.last_number()
         finished = self._await_settled(number, deadline)
@@ -140,7 +140,7 @@ class Flushing(Calling):
         self._lifecycle.check_fork()
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._seal_all()
+        self._accumulator.seal_all()
         number = pump.ledger.last_undurable()
         if self._config.in_memory:
             self.flush(timeout)

@@ -47,10 +47,9 @@ SUCCEEDED: set[Pump] = set()
 
 
 class Hold:
-    """A pump's reference to its producer: weak while the application has it, strong after the application drops it."""
+    """Keeps a producer that the application dropped, until its pump has ended."""
 
-    def __init__(self, producer: Closing) -> None:
-        self._seen = weakref.ref(producer)
+    def __init__(self) -> None:
         self._kept: Closing | None = None
 
     def keep(self, producer: Closing | None) -> None:
@@ -58,18 +57,6 @@ class Hold:
 
     def keeps(self) -> bool:
         return self._kept is not None
-
-    def _producer(self) -> Closing | None:
-        return self._kept or self._seen()
-
-    def seal_due(self, now: float) -> float:
-        producer = self._producer()
-        # The producer is being collected: try again soon.
-        return now + 0.01 if producer is None else producer._seal_due(now)
-
-    def let_go(self) -> contextlib.AbstractContextManager[None]:
-        producer = self._producer()
-        return contextlib.nullcontext() if producer is None else producer._let_go()
 
 
 def goes_live(pump: Pump, path: str) -> None:
@@ -131,9 +118,7 @@ def _forked() -> None:
             " SafeProducer in the child"
         )
         producer._lifecycle.end(error)
-        producer._new_lock()
-        producer._chunks = {}
-        producer._units = {}
+        producer._accumulator.forked()
         producer._pump.forked(error)
         producer._callbacks = producer._callback_thread()
 

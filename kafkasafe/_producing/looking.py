@@ -71,7 +71,9 @@ class Looking(Transacting):
         """
         behind = self._lifecycle.closed is None and self._callbacks.full()
         return producer_health(
-            self._pump.seen(self._lifecycle.closed, needed_bytes=self._needed(), callbacks_behind=behind)
+            self._pump.seen(
+                self._lifecycle.closed, needed_bytes=self._accumulator.needed_bytes(), callbacks_behind=behind
+            )
         )
 
     def _readings(self) -> Iterable[Reading]:

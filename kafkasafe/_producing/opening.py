@@ -21,13 +21,12 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.readings import NUMBERS
-from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.looking import Looking
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe._producing.signatures import takes
-from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig, validate, volatile_reason
 from kafkasafe.logs import EventLog
@@ -51,18 +50,10 @@ class Opening(Looking):
         self._lifecycle = Lifecycle()
         config = self._config = self._validated(configs)
         self.config: Mapping[str, Any] = config.kafka
-        # Take this lock only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and
-        # call the producer on the same thread (see `_send_apart` and `_seal`).
-        self._new_lock()
         self._started = time.monotonic()
-        self._chunks: dict[str, Chunk] = {}
-        self._units: dict[BatchOutcome, None] = {}
-        """Atomic batches on their way from their callers to the pump, in order."""
         self._key_serializer = _serializer(config.key_serializer)
         self._value_serializer = _serializer(config.value_serializer)
         self._serializes = self._key_serializer is not None or self._value_serializer is not None
-        self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
-        self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
         files: Files = MemoryFiles() if config.in_memory else OsFiles()
         directory = SpoolDirectory.open(config.spool_dir, files=files)
         if config.in_memory:
@@ -93,7 +84,7 @@ class Opening(Looking):
             await_dropped(config.spool_dir)
         codec.load_codec(config.compression)
         lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
-        self._hold = Hold(self)
+        self._hold = Hold()
         self._given_offsets = GivenOffsets(NUMBERS)
         try:
             self._transport: Cluster = connect(config.kafka)
@@ -101,16 +92,10 @@ class Opening(Looking):
                 self._partitioning = Partitioning(config, self._transport)
                 # `send` checks this first: True if keys and values are used as they are.
                 self._plain = not self._serializes and not self._partitioning.asks
-                self._pump = Pump(
-                    config,
-                    self._transport,
-                    directory,
-                    files,
-                    choose=self._partitioning.choose,
-                    seal_due=self._hold.seal_due,
-                    on_topic=self._partitioning.learned,
-                    let_go=self._hold.let_go,
+                self._pump, self._accumulator = _pumped(
+                    config, self._transport, directory, files, self._lifecycle, self._partitioning
                 )
+                self._chunks = self._accumulator.chunks
                 self._callbacks = self._callback_thread()
                 self._pump.open(lock)
                 if not config.in_memory:
@@ -144,6 +129,32 @@ class Opening(Looking):
 
     def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
         return validate(options)
+
+
+def _pumped(
+    config: ProducerConfig,
+    cluster: Cluster,
+    directory: SpoolDirectory,
+    files: Files,
+    lifecycle: Lifecycle,
+    partitioning: Partitioning,
+) -> tuple[Pump, Accumulator]:
+    """Make the pump and the accumulator, which know each other.
+
+    Neither has a reference to the producer: a producer that the application drops is to be collected at once.
+    """
+    pump = Pump(
+        config,
+        cluster,
+        directory,
+        files,
+        choose=partitioning.choose,
+        seal_due=lambda now: accumulator.seal_due(now),  # noqa: PLW0108  # assigned below
+        on_topic=partitioning.learned,
+        let_go=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
+    )
+    accumulator = Accumulator(config, lifecycle, partitioning, pump)
+    return pump, accumulator
 
 
 def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:

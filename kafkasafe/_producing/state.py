@@ -6,7 +6,6 @@ here. The parts use files and the network only through the pump and the `Cluster
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from kafkasafe._io.batch_offsets import GivenOffsets
 from kafkasafe._io.callbacks import CallbackThread
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
+from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
-from kafkasafe.atomic import BatchOutcome
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import DeliveryTimeoutError, ForkedProcessError, SpoolError, WrongClusterError
@@ -37,16 +36,13 @@ class State(OfOneProcess):
     _config: ProducerConfig
     _lifecycle: Lifecycle
     _started: float
-    _lock: threading.RLock
-    _interrupted: Callable[[], bool]
+    _accumulator: Accumulator
     _chunks: dict[str, Chunk]
-    _units: dict[BatchOutcome, None]
+    """Those of the accumulator: `send` saves a step."""
     _partitioning: Partitioning
     _serializes: bool
     _key_serializer: Callable[[str, Any, Any], Any] | None
     _value_serializer: Callable[[str, Any, Any], Any] | None
-    _max_record_bytes: int
-    _chunk_bytes: int
     _given_offsets: GivenOffsets
     _hold: Hold
     _transport: Cluster

@@ -170,7 +170,7 @@ class Gate:
     async def _wait_for_deliveries(self, until: float) -> None:
         """Give a cluster that answers time to acknowledge, as `kafkasafe.SafeProducer` does. This serves only speed."""
         producer, ledger = self.producer, self.producer._pump.ledger
-        await self._worker.run(producer._seal_all)
+        await self._worker.run(producer._accumulator.seal_all)
         await waits_of(producer).wait(
             lambda: (
                 ledger.failure is not None or producer._lifecycle.closed is not None or ledger.ahead.has_eased
@@ -185,18 +185,18 @@ class Gate:
         """Wait until an obstacle is removed. Return the deadline of the wait for room, monotonic seconds."""
         producer = self.producer
         if obstacle is _Obstacle.FULL:
-            chunk = producer._chunks.get(topic)
+            chunk = producer._accumulator.chunks.get(topic)
             if chunk is not None:
-                await self._worker.run(lambda: producer._seal_chunk(chunk))
+                await self._worker.run(lambda: producer._accumulator.seal_one(chunk))
         else:
             now = time.monotonic()
             if deadline is None:
                 deadline = now + producer._config.max_block_s
             if now >= deadline:
-                producer._raise_no_room(producer._needed())
+                producer._raise_no_room(producer._accumulator.needed_bytes())
             # Lingering batches also occupy room.
-            await self._worker.run(producer._seal_all)
-            ledger, needed = producer._pump.ledger, producer._needed()
+            await self._worker.run(producer._accumulator.seal_all)
+            ledger, needed = producer._pump.ledger, producer._accumulator.needed_bytes()
             await waits_of(producer).wait(
                 lambda: (
                     ledger.failure is not None
@@ -221,9 +221,9 @@ class Gate:
     ) -> RecordFuture | _Obstacle:
         """Put a record into the topic's open batch, in one step, or return the obstacle."""
         producer = self.producer
-        if size > producer._max_record_bytes:
+        if size > producer._accumulator.max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(producer._too_large(size))
-        chunk = producer._chunks.get(topic)
+        chunk = producer._accumulator.chunks.get(topic)
         if chunk is None:
             if patient and producer._pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
@@ -231,7 +231,7 @@ class Gate:
             if chunk is None:
                 return _Obstacle.ROOM
         # A new batch has room for a record of any size.
-        if not chunk.open or chunk.left < min(size, producer._chunk_bytes):
+        if not chunk.open or chunk.left < min(size, producer._accumulator.chunk_bytes):
             return _Obstacle.FULL
         index = next(chunk.numbers)
         chunk.left -= size
@@ -249,7 +249,7 @@ class Gate:
         if index >= MAX_RECORDS - 1 or chunk.left <= 0:
             chunk.left = -1
             producer = self.producer
-            self._worker.put(lambda: producer._seal_chunk(chunk))
+            self._worker.put(lambda: producer._accumulator.seal_one(chunk))
         return index < MAX_RECORDS
 
     def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:

@@ -380,9 +380,9 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
     async def _seal(self, producer: threads.SafeProducer) -> None:
         if self._closing is None:
-            await self._worker.run(producer._seal_all)
+            await self._worker.run(producer._accumulator.seal_all)
         else:  # the worker may have ended
-            await call_in_thread("kafkasafe-aio-seal", producer._seal_all)
+            await call_in_thread("kafkasafe-aio-seal", producer._accumulator.seal_all)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

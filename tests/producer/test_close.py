@@ -72,7 +72,7 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     topic = harness.new_topic(kafka, 1)
     producer = producers(kafka.bootstrap_servers, linger_ms=1)
     producer.send(topic, b"0").get(60)
-    with producer._lock:
+    with producer._accumulator.lock:
         # As an interrupt leaves it that comes right after the batch was opened.
         producer._open_chunk(topic)
     time.sleep(0.2)
@@ -258,8 +258,8 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
                 return next(self.numbers)
 
         chunk.numbers = Handled(chunk.numbers)
-        with producer._lock:
-            producer._seal(chunk)
+        with producer._accumulator.lock:
+            producer._accumulator.seal(chunk)
         assert first.durable(60) is not None
         assert chunk.count == 1
     finally:
