@@ -124,7 +124,7 @@ class BatchOutcome(metaclass=Tidy):
         """Mark an empty batch as durable and committed."""
         self._head.durable = self._head.done = True
         if self._callbacks:
-            self._producer._callbacks.put(lambda: self._call(0))
+            self._producer._delivery.callbacks.put(lambda: self._call(0))
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -154,9 +154,9 @@ class BatchOutcome(metaclass=Tidy):
             return self._head.done or (self._head.durable and not in_memory)
 
         if not self._producer._pump.wait(kept, timeout) and not kept():
-            self._producer._raise_failure()
+            self._producer._delivery.raise_failure()
             raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{self._producer._disk_cause()}{self._because()}"
+                f"The batch was not durable after {timeout} s.{self._producer._delivery.disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
@@ -178,16 +178,16 @@ class BatchOutcome(metaclass=Tidy):
         pump = self._producer._pump
         pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
         if not self._head.done:
-            self._producer._raise_failure()
-            self._producer._raise_wrong_cluster()
+            self._producer._delivery.raise_failure()
+            self._producer._delivery.raise_wrong_cluster()
             kept = "It is kept and will be delivered as a whole."
             if not self._head.durable and not self._producer._config.in_memory:
-                kept = f"It is not on disk yet.{self._producer._disk_cause()}"
+                kept = f"It is not on disk yet.{self._producer._delivery.disk_cause()}"
             raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
-                f"{self._producer._network_cause()}{self._because()}"
+                f"{self._producer._delivery.network_cause()}{self._because()}"
             )
-        self._producer._called(None, deadline)
+        self._producer._delivery.called(None, deadline)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
         return self._metadata()
@@ -252,23 +252,23 @@ class BatchOutcome(metaclass=Tidy):
 
     def _watch(self) -> None:
         """Arrange that the callbacks are called. A second call of this method does no harm."""
-        self._producer._callbacks.start()
+        self._producer._delivery.callbacks.start()
         # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
         self._head.watcher = self._ended
         if self._head.done:
             self._head.watcher = None
-            self._producer._callbacks.put(lambda: self._call(0))
+            self._producer._delivery.callbacks.put(lambda: self._call(0))
 
     def _ended(self, _: Parcel) -> None:
         """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
-        self._producer._callbacks.hand(self._call, len(self._callbacks))
+        self._producer._delivery.callbacks.hand(self._call, len(self._callbacks))
 
     def _call(self, due: int) -> None:
         callbacks = take(self._callbacks)
         error = self._head.error
         answer: Any = self._metadata() if error is None else error
         mine = [call for wanted, call in callbacks if wanted is (error is None)]
-        self._producer._callbacks.call(mine, [answer] * len(mine), due)
+        self._producer._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
     def _metadata(self) -> BatchMetadata:
         found: dict[TopicPartition, tuple[int, int]] = {}

@@ -20,10 +20,9 @@ from kafkasafe._io.awaiting import Fates, LoopWaits
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe._producing.calling import safely
 from kafkasafe._producing.chunk import Chunk, Special
 from kafkasafe._producing.closing import Closing
-from kafkasafe._producing.flushing import Flushing
+from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.looking import Looking
 from kafkasafe._producing.opening import Opening
 from kafkasafe._producing.transacting import Transacting
@@ -131,13 +130,17 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Finish `durable`: return the future, or raise the error."""
         in_memory = self._producer._config.in_memory
         if not self._is_durable():
-            self._producer._raise_failure()
+            self._producer._delivery.raise_failure()
             if in_memory and not self.is_done:
-                self._producer._raise_wrong_cluster()
+                self._producer._delivery.raise_wrong_cluster()
             error = self.exception
             if error is not None:
                 raise error.with_traceback(None)
-            cause = self._producer._network_cause() if in_memory else self._producer._disk_cause()
+            cause = (
+                self._producer._delivery.network_cause()
+                if in_memory
+                else self._producer._delivery.disk_cause()
+            )
             raise WaitTimeoutError(f"The record was not durable after {timeout} s.{cause}{self._because()}")
         return self
 
@@ -165,7 +168,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         self._producer._accumulator.seal_one(self._chunk)
         self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
-            self._producer._called(self._chunk, deadline)
+            self._producer._delivery.called(self._chunk, deadline)
         return self._result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -209,10 +212,10 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if parcel is not None and parcel.done and parcel.error is None:
             return self._metadata()
         if not self.is_done:
-            self._producer._raise_failure()
-            self._producer._raise_wrong_cluster()
-            cause = "" if self._is_durable() else self._producer._disk_cause()
-            cause += self._producer._network_cause()
+            self._producer._delivery.raise_failure()
+            self._producer._delivery.raise_wrong_cluster()
+            cause = "" if self._is_durable() else self._producer._delivery.disk_cause()
+            cause += self._producer._delivery.network_cause()
             raise WaitTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}{self._because()}")
         error = self.exception
         if error is not None:
@@ -389,8 +392,6 @@ class SafeProducer(Opening, metaclass=Tidy):
         # The parts in `_producing` implement these public methods. Assigning them here makes help() list them under
         # this class. Type checkers see the inherited ones instead.
         __init__ = Opening.__init__
-        flush = Flushing.flush
-        durable = Flushing.durable
         close = Closing.close
         __del__ = Closing.__del__
         partitions_for = Looking.partitions_for
@@ -509,6 +510,44 @@ class SafeProducer(Opening, metaclass=Tidy):
         future: RecordFuture = RecordFuture()
         future._producer, future._chunk, future._index, future._first = self, chunk, index, True
         return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
+
+        If the cluster may have lost acknowledged records, `flush` also waits until that is decided, and until records
+        that are sent again are in the log. When called in a callback, it does not wait for callbacks. During a long
+        wait it logs the reason every 30 s (WARNING `flush_waits`).
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Raises:
+            KafkaTimeoutError: Some records have no result in time. The message says how many are on disk and will be
+                delivered, and how many are in memory only. Their callbacks will still be called.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
+            UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
+            WrongClusterError: The brokers belong to another cluster than the records. The records are on disk, and are
+                delivered when their own cluster answers again.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
+                once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
+        """
+        self._delivery.flush(timeout)
+
+    def durable(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
+
+        With `spool="never"` only the cluster makes a record durable. Then this method is like `flush`, but also waits
+        for records whose futures failed after `delivery_timeout_ms`.
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Raises:
+            KafkaTimeoutError: Some records were not durable in time.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
+            SpoolError: The spool failed permanently.
+        """
+        self._delivery.durable(timeout)
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the batches of the last UndecidableError, or, if none was raised, about all undecidable batches.

@@ -157,14 +157,14 @@ class _Transaction(AtomicBatch):
             if calls:
                 functions = [call for _, call in calls]
                 errors = [kafka_errors.TransactionAbortedError() for _ in calls]
-                self._producer._callbacks.put(_later(self._producer, functions, errors))
+                self._producer._delivery.callbacks.put(_later(self._producer, functions, errors))
             chunk.forget()
 
 
 def _later(
     producer: SafeProducer, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
 ) -> Callable[[], None]:
-    return lambda: producer._callbacks.call(list(calls), list(errors), 0)
+    return lambda: producer._delivery.callbacks.call(list(calls), list(errors), 0)
 
 
 class Transactions:
@@ -232,12 +232,12 @@ class Transactions:
         left_s = max(0.0, deadline - time.monotonic())
         if producer._pump.wait(ready, left_s):
             return
-        producer._raise_failure()
-        producer._raise_wrong_cluster()
+        producer._delivery.raise_failure()
+        producer._delivery.raise_wrong_cluster()
         raise WaitTimeoutError(
             f"transactional_id {self._id}: {what}. Call init_transactions() again to wait longer"
             f"{producer._pump.ledger.name_trouble.get(self._id, '')}.{because(producer._pump.refused())}"
-            f"{producer._network_cause()}"
+            f"{producer._delivery.network_cause()}"
         )
 
     def _last(self) -> LastTransaction | None:

@@ -225,16 +225,16 @@ class Accepting(State):
         self._lifecycle.raise_closed()
         pump.ledger.raise_undecidable()
         pump.ledger.raise_damage(topic)
-        self._raise_wrong_cluster()
-        self._raise_loss()
-        self._raise_failure()
+        self._delivery.raise_wrong_cluster()
+        self._delivery.raise_loss()
+        self._delivery.raise_failure()
         refused = pump.refused_topics.get(topic)
         if refused is not None and self._config.on_blocked_topic == "raise":
             raise error_for_send(refused, self._config.spool_dir)
 
     def _made_chunk(self, topic: str) -> Chunk | None:
         """Make a new chunk. Return None while the spool has no room."""
-        if self._callbacks.full():
+        if self._delivery.callbacks.full():
             return None
         needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
         with ledger.lock:
@@ -242,7 +242,9 @@ class Accepting(State):
                 return None
         self._check_topic(topic)
         due = time.monotonic() + self._config.linger_s
-        return Chunk(topic, time.time_ns() // 1_000_000, due, self._accumulator.chunk_bytes, self._callbacks)
+        return Chunk(
+            topic, time.time_ns() // 1_000_000, due, self._accumulator.chunk_bytes, self._delivery.callbacks
+        )
 
     def _check_topic(self, topic: str) -> None:
         if not self._partitioning.knows(topic):
@@ -270,7 +272,7 @@ class Accepting(State):
         needed = size + self._accumulator.needed_bytes()
         # Poll: nothing notifies the producer when another process frees disk space.
         pump.wait(
-            lambda: not self._callbacks.full() and pump.ledger.room(needed),
+            lambda: not self._delivery.callbacks.full() and pump.ledger.room(needed),
             min(_LOOK_EVERY_S, deadline - now),
         )
         return deadline
@@ -300,9 +302,9 @@ class Accepting(State):
     def _raise_no_room(self, needed: int) -> NoReturn:
         """Raise the error for a record that found no room in time."""
         self._pump.no_room()
-        if self._callbacks.full():
+        if self._delivery.callbacks.full():
             raise WaitTimeoutError(
-                f"{self._callbacks.due()} callbacks are due and have not run within max_block_ms="
+                f"{self._delivery.callbacks.due()} callbacks are due and have not run within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}: they are slower than the cluster. The record was not"
                 " accepted. Make callbacks shorter"
             )
@@ -314,7 +316,7 @@ class Accepting(State):
         limit, why = self._pump.ledger.lacks(needed)
         raise SpoolFullError(
             f"No room in {where} within max_block_ms={self._config.max_block_s * 1000:.0f}: {why}. The record was not"
-            f" accepted; all accepted records are kept. {_WAYS_OUT[limit]}{self._network_cause()}",
+            f" accepted; all accepted records are kept. {_WAYS_OUT[limit]}{self._delivery.network_cause()}",
             limit=limit,
         )
 

@@ -59,7 +59,11 @@ class Batching(Accepting):
                 index = next(chunk.numbers)
         if chunk is None or not 0 <= index < MAX_RECORDS - 1:
             chunk = Chunk(
-                topic, time.time_ns() // 1_000_000, NEVER, self._accumulator.chunk_bytes, self._callbacks
+                topic,
+                time.time_ns() // 1_000_000,
+                NEVER,
+                self._accumulator.chunk_bytes,
+                self._delivery.callbacks,
             )
             chunk.atomic = batch
             # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
@@ -84,9 +88,9 @@ class Batching(Accepting):
         while True:
             self._lifecycle.raise_closed()
             pump.ledger.raise_undecidable()
-            self._raise_wrong_cluster()
-            self._raise_loss()
-            self._raise_failure()
+            self._delivery.raise_wrong_cluster()
+            self._delivery.raise_loss()
+            self._delivery.raise_failure()
             with pump.ledger.lock:
                 if pump.ledger.room(size + self._accumulator.needed_bytes()):
                     break

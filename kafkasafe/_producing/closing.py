@@ -14,8 +14,8 @@ from typing import Final
 from kafkasafe._core.patience import Patience, timeout_of
 from kafkasafe._io.metric_readings import AT_CLOSE
 from kafkasafe._io.refusals import counted
-from kafkasafe._producing.calling import safely
-from kafkasafe._producing.flushing import Flushing
+from kafkasafe._producing.batching import Batching
+from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.logs import EventLog, drain, own_threads
@@ -40,7 +40,7 @@ _SEAL_PAUSE_S: Final = 0.05
 """If `close` lacks memory to encode records, it tries again. Each pause is longer by this time, seconds."""
 
 
-class Closing(Flushing):
+class Closing(Batching):
     """Part of `SafeProducer`."""
 
     def close(self, timeout: float | None = None) -> None:
@@ -119,8 +119,8 @@ class Closing(Flushing):
             if loss is not None:
                 raise loss
         finally:
-            self._raise_failure()
-            self._raise_wrong_cluster()
+            self._delivery.raise_failure()
+            self._delivery.raise_wrong_cluster()
             self._raise_unsealed()
 
     def _seal_for_good(self) -> None:
@@ -173,7 +173,7 @@ class Closing(Flushing):
 
     def _tell_left(self) -> None:
         """Log which records are undelivered, and which partitions may have lost acknowledged records."""
-        doubted = self._doubted(self._pump.left_doubted)
+        doubted = self._delivery.doubted(self._pump.left_doubted)
         if doubted:
             then = f": the next producer on {self._config.spool_dir} repeats the check"
             log.warning(
@@ -194,7 +194,7 @@ class Closing(Flushing):
                 self._config.spool_dir,
                 "it" if elsewhere.records == 1 else "them",
                 elsewhere,
-                self._disk_cause(),
+                self._delivery.disk_cause(),
                 client_id=self.client_id,
                 lane=self.lane,
                 records=elsewhere.records,
@@ -277,7 +277,9 @@ class Closing(Flushing):
     def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
         self._not_at_end_of_child()
-        left = self._callbacks.stop(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        left = self._delivery.callbacks.stop(
+            None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
         if left:
             log.warning(
                 "%d callbacks had not run when close() returned; they go on, unless the process ends",
@@ -316,7 +318,7 @@ class Closing(Flushing):
                 log.error(
                     "Not everything could be made durable within %.0f s of close().%s",
                     now - began,
-                    self._disk_cause(),
+                    self._delivery.disk_cause(),
                     client_id=self.client_id,
                     event="not_durable",
                 )

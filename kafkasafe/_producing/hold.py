@@ -119,8 +119,7 @@ def _forked() -> None:
         )
         producer._lifecycle.end(error)
         producer._accumulator.forked()
-        producer._pump.forked(error)
-        producer._callbacks = producer._callback_thread()
+        producer._delivery.forked(error)
 
 
 os.register_at_fork(after_in_child=_forked)

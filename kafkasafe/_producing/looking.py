@@ -36,7 +36,8 @@ class Looking(Transacting):
 
             if not self._pump.wait(answered, self._config.max_block_s):
                 raise WaitTimeoutError(
-                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self._network_cause()}"
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs."
+                    f"{self._delivery.network_cause()}"
                 )
             known = self._transport.topic(topic)
         return set(known.partitions) if known is not None else set()
@@ -69,7 +70,7 @@ class Looking(Transacting):
         It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
         """
-        behind = self._lifecycle.closed is None and self._callbacks.full()
+        behind = self._lifecycle.closed is None and self._delivery.callbacks.full()
         return producer_health(
             self._pump.seen(
                 self._lifecycle.closed, needed_bytes=self._accumulator.needed_bytes(), callbacks_behind=behind

@@ -22,6 +22,7 @@ from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.looking import Looking
@@ -96,7 +97,9 @@ class Opening(Looking):
                     config, self._transport, directory, files, self._lifecycle, self._partitioning
                 )
                 self._chunks = self._accumulator.chunks
-                self._callbacks = self._callback_thread()
+                self._delivery = Delivery(
+                    config, self._lifecycle, self._transport, self._pump, self._accumulator
+                )
                 self._pump.open(lock)
                 if not config.in_memory:
                     _check_room(config, files, self._pump.lanes[0].spool.used_bytes)

@@ -100,7 +100,8 @@ class BatchOutcome(metaclass=Tidy):
         )
         if not in_time:
             raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{outcome._producer._disk_cause()}{outcome._because()}"
+                f"The batch was not durable after {timeout} s.{outcome._producer._delivery.disk_cause()}"
+                f"{outcome._because()}"
             )
         outcome.durable(0.0)
         return self

@@ -201,7 +201,7 @@ class Gate:
                 lambda: (
                     ledger.failure is not None
                     or producer._lifecycle.closed is not None
-                    or (not producer._callbacks.full() and ledger.room(needed))
+                    or (not producer._delivery.callbacks.full() and ledger.room(needed))
                 ),
                 max(0.0, min(_ROOM_S, deadline - now)),
                 about=_Obstacle.ROOM,

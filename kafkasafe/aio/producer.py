@@ -342,9 +342,9 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer._pump.adopt_now()
         number = ledger.last_number()
         finished = await self._waits_here().wait(
-            lambda: producer._settled_or_never(number) or ledger.failure is not None, timeout
+            lambda: producer._delivery.settled_or_never(number) or ledger.failure is not None, timeout
         )
-        producer._raise_unsettled(number, timeout, finished=finished)
+        producer._delivery.raise_unsettled(number, timeout, finished=finished)
 
     async def durable(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until all records accepted so far are durable, as `kafkasafe.SafeProducer.durable` does.
@@ -375,8 +375,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             ),
             timeout,
         )
-        producer._raise_unspooled(number, timeout)
-        producer._raise_displaced(look, timeout)
+        producer._delivery.raise_unspooled(number, timeout)
+        producer._delivery.raise_displaced(look, timeout)
 
     async def _seal(self, producer: threads.SafeProducer) -> None:
         if self._closing is None:
