@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
@@ -32,7 +33,8 @@ from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
-from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
+from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
@@ -118,7 +120,7 @@ class BatchOutcome(metaclass=Tidy):
         """Record that the batch was handed to the pump, which decides about it from now on."""
         self._fate = None
         for chunk in self._chunks:
-            chunk.atomic = None
+            chunk.unguard()
 
     def _settle_empty(self) -> None:
         """Mark an empty batch as durable and committed."""
@@ -295,8 +297,8 @@ class AtomicBatch:
         self._producer = producer
         self._new_future = producer._new_future
         self._transactional_id = _text("transactional_id", transactional_id)
-        self._chunks: list[Any] = []
-        self._open: dict[str, Any] = {}
+        self._chunks: list[Chunk] = []
+        self._open: dict[str, Chunk] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
@@ -373,11 +375,11 @@ class AtomicBatch:
         if self._fate:
             self._check_fate(None)
         producer = self._producer
-        chunk: Any = None
+        chunk: Chunk | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
         if (
-            producer._plain
+            producer._form.plain
             and type(value) is bytes
             and headers is None
             and partition is None
@@ -405,9 +407,50 @@ class AtomicBatch:
                     return future
             except LookupError:
                 pass
-        future, size = producer._send_into(
-            self, topic, value, key, headers, partition, timestamp_ms, chunk, index
+        return self._add(topic, value, key, headers, partition, timestamp_ms, chunk, index)
+
+    def _add(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes | None]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        chunk: Chunk | None,
+        index: int,
+    ) -> RecordFuture:
+        """Finish `send` for a record that needs more than the fast path.
+
+        If `index` is not negative, the record has this number in `chunk` already, but no list entry yet.
+        """
+        producer = self._producer
+        key, value, special, size = producer._form.prepare(
+            topic, value, key, headers, partition, timestamp_ms
         )
+        producer._admission.check_topic(topic)
+        if size > producer._accumulator.max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={producer._config.max_record_bytes} allows"
+            )
+        if size > self._room:
+            raise SpoolFullError(
+                f"An atomic batch may hold {self._most:,} bytes (spool_segment_bytes): this record was not added."
+                " Commit the batch without it, or raise spool_segment_bytes"
+            )
+        if index < 0:
+            chunk = self._open.get(topic)
+            if chunk is not None and chunk.open and chunk.left >= size:
+                index = next(chunk.numbers)
+        if chunk is None or not 0 <= index < MAX_RECORDS - 1:
+            chunk = producer._admission.chunk_apart(topic, self._cannot_wait)
+            # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
+            self._chunks.append(chunk)
+            self._open[topic] = chunk
+            index = next(chunk.numbers)
+        chunk.left -= size
+        chunk.put(index, key, value, special)
+        future = producer._future(chunk, index)
         self._room -= size
         return future
 
@@ -445,7 +488,7 @@ class AtomicBatch:
             return
         given = _positions(offsets, group)
         for at in given.positions:
-            self._producer._check_topic(at.topic)
+            self._producer._admission.check_topic(at.topic)
         if not given.positions:
             return
         if _is_out(offsets, given) and self._producer._given_offsets.moves(given):
@@ -479,7 +522,7 @@ class AtomicBatch:
         if not positions:
             return
         for at in positions:
-            self._producer._check_topic(at.topic)
+            self._producer._admission.check_topic(at.topic)
         self._offsets[name] = _positions(positions, group)
         self._readings.update(((name, *at), reading) for at, reading in readings.items())
 
@@ -522,7 +565,7 @@ class AtomicBatch:
         )
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
-        self._producer._submit_unit(outcome, self._most - self._room)
+        self._producer._admission.submit_unit(outcome, self._most - self._room)
         self._check_fate(outcome)
         return outcome
 

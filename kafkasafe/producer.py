@@ -460,7 +460,9 @@ class SafeProducer(Opening, metaclass=Tidy):
             if key is not None:
                 size += len(key)
         else:
-            key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
+            key, value, special, size = self._form.prepare(
+                topic, value, key, headers, partition, timestamp_ms
+            )
         # No lock here: it would cost more than all the rest. See `Chunk`.
         chunk: Chunk | None = None
         index = -1
@@ -485,7 +487,7 @@ class SafeProducer(Opening, metaclass=Tidy):
                     return future
         except LookupError:
             pass
-        return self._accept(topic, key, value, special, size, chunk, index)
+        return self._admission.accept(self._future, topic, key, value, special, size, chunk, index)
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.

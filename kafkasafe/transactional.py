@@ -315,7 +315,7 @@ class Transactions:
     def _meet(self, topic: str, partition: int) -> None:
         """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
         producer = self._producer
-        producer._check_topic(topic)
+        producer._admission.check_topic(topic)
         if topic in self._met or producer._partitioning.knows(topic) or not producer._transport.connected:
             return
         cluster = producer._transport

@@ -195,9 +195,9 @@ class Accumulator:
             SpoolWriteError: There is not enough memory to encode.
         """
         if chunk.parcels is None:
-            batch = chunk.atomic
-            if batch is not None:
-                batch._cannot_wait()
+            guard = chunk.guard
+            if guard is not None:
+                guard()
             with self.lock:
                 if chunk.parcels is None:
                     self.seal(chunk)

@@ -14,9 +14,9 @@ from typing import Final
 from kafkasafe._core.patience import Patience, timeout_of
 from kafkasafe._io.metric_readings import AT_CLOSE
 from kafkasafe._io.refusals import counted
-from kafkasafe._producing.batching import Batching
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
+from kafkasafe._producing.state import State
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.logs import EventLog, drain, own_threads
 
@@ -40,7 +40,7 @@ _SEAL_PAUSE_S: Final = 0.05
 """If `close` lacks memory to encode records, it tries again. Each pause is longer by this time, seconds."""
 
 
-class Closing(Batching):
+class Closing(State):
     """Part of `SafeProducer`."""
 
     def close(self, timeout: float | None = None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -22,12 +21,13 @@ from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.looking import Looking
 from kafkasafe._producing.partitioning import Partitioning
-from kafkasafe._producing.signatures import takes
+from kafkasafe._producing.record_form import RecordForm, serializers_of
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig, validate, volatile_reason
 from kafkasafe.logs import EventLog
@@ -52,9 +52,7 @@ class Opening(Looking):
         config = self._config = self._validated(configs)
         self.config: Mapping[str, Any] = config.kafka
         self._started = time.monotonic()
-        self._key_serializer = _serializer(config.key_serializer)
-        self._value_serializer = _serializer(config.value_serializer)
-        self._serializes = self._key_serializer is not None or self._value_serializer is not None
+        serializers = serializers_of(config)
         files: Files = MemoryFiles() if config.in_memory else OsFiles()
         directory = SpoolDirectory.open(config.spool_dir, files=files)
         if config.in_memory:
@@ -91,8 +89,6 @@ class Opening(Looking):
             self._transport: Cluster = connect(config.kafka)
             try:
                 self._partitioning = Partitioning(config, self._transport)
-                # `send` checks this first: True if keys and values are used as they are.
-                self._plain = not self._serializes and not self._partitioning.asks
                 self._pump, self._accumulator = _pumped(
                     config, self._transport, directory, files, self._lifecycle, self._partitioning
                 )
@@ -100,6 +96,11 @@ class Opening(Looking):
                 self._delivery = Delivery(
                     config, self._lifecycle, self._transport, self._pump, self._accumulator
                 )
+                self._admission = Admission(
+                    config, self._lifecycle, self._partitioning, self._accumulator, self._delivery
+                )
+                self._form = RecordForm(serializers, self._lifecycle, self._partitioning, self._admission)
+                self._plain = self._form.plain
                 self._pump.open(lock)
                 if not config.in_memory:
                     _check_room(config, files, self._pump.lanes[0].spool.used_bytes)
@@ -158,26 +159,6 @@ def _pumped(
     )
     accumulator = Accumulator(config, lifecycle, partitioning, pump)
     return pump, accumulator
-
-
-def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
-    if given is None:
-        return None
-    if hasattr(given, "serialize"):
-        serialize = given.serialize
-        if not takes(serialize, 3) and takes(serialize, 2):
-            warnings.warn(
-                "serializer does not implement serialize(topic, headers, data)",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            return lambda topic, _headers, data: serialize(topic, data)
-        return serialize  # type: ignore[no-any-return]
-    if callable(given):
-        return lambda _topic, _headers, data: given(data)
-    raise TypeError(
-        f"A serializer must be a function or have a method serialize(topic, headers, data), not {given!r}"
-    )
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kafkasafe._io.batch_offsets import GivenOffsets
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.pump import Pump
 from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe._producing.record_form import RecordForm
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig
 
@@ -39,14 +41,15 @@ class State(OfOneProcess):
     _chunks: dict[str, Chunk]
     """Those of the accumulator: `send` saves a step."""
     _partitioning: Partitioning
-    _serializes: bool
-    _key_serializer: Callable[[str, Any, Any], Any] | None
-    _value_serializer: Callable[[str, Any, Any], Any] | None
     _given_offsets: GivenOffsets
     _hold: Hold
     _transport: Cluster
     _pump: Pump
     _delivery: Delivery
+    _admission: Admission
+    _form: RecordForm
+    _plain: bool
+    """That of the form: `send` saves a step."""
     _transactions: Transactions | None
     _at_exit: Callable[[], None]
     _not_at_end_of_child: Callable[[], object]

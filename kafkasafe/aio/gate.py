@@ -20,10 +20,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import kafka.errors as kafka_errors
-
 from kafkasafe import producer as threads
-from kafkasafe._producing.accepting import STEP_S
+from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
@@ -193,7 +191,7 @@ class Gate:
             if deadline is None:
                 deadline = now + producer._config.max_block_s
             if now >= deadline:
-                producer._raise_no_room(producer._accumulator.needed_bytes())
+                producer._admission.raise_no_room(producer._accumulator.needed_bytes())
             # Lingering batches also occupy room.
             await self._worker.run(producer._accumulator.seal_all)
             ledger, needed = producer._pump.ledger, producer._accumulator.needed_bytes()
@@ -221,13 +219,12 @@ class Gate:
     ) -> RecordFuture | _Obstacle:
         """Put a record into the topic's open batch, in one step, or return the obstacle."""
         producer = self.producer
-        if size > producer._accumulator.max_record_bytes:
-            raise kafka_errors.MessageSizeTooLargeError(producer._too_large(size))
+        producer._admission.check_size(size)
         chunk = producer._accumulator.chunks.get(topic)
         if chunk is None:
             if patient and producer._pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
-            chunk = producer._begin_chunk(topic)
+            chunk = producer._admission.begin_chunk(topic)
             if chunk is None:
                 return _Obstacle.ROOM
         # A new batch has room for a record of any size.

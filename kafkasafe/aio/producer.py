@@ -110,7 +110,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._waits = waits_of(producer)
         self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
         self._gate = Gate(producer, self._worker, loop)
-        self._plain_gate = self._gate if producer._plain else None
+        self._plain_gate = self._gate if producer._form.plain else None
 
     async def stop(self) -> None:
         """Call `close()`. This is aiokafka's name for it."""
@@ -285,7 +285,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             raise self._not_started()
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
-        key, value, special, size = producer._checked(
+        key, value, special, size = producer._form.prepare(
             topic, value, key, headers_of(headers), partition, timestamp_ms
         )
         return value, key, special, size
@@ -396,7 +396,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             ValueError: The topic name is invalid.
         """
         producer = self._opened
-        producer._check_topic(topic)
+        producer._admission.check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -474,11 +474,9 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if chunk.parcels is not None:
             return
-        batch = chunk.atomic
-        if batch is not None:
-            batch._cannot_wait(
-                "batch.send(...) is not awaited: await its future, or batch.outcome, after the block"
-            )
+        guard = chunk.guard
+        if guard is not None:
+            guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
         if not self._to_seal:
             running_loop().call_soon(self._seal_now)
         self._to_seal.add(chunk)

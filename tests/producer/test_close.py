@@ -74,7 +74,7 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     producer.send(topic, b"0").get(60)
     with producer._accumulator.lock:
         # As an interrupt leaves it that comes right after the batch was opened.
-        producer._open_chunk(topic)
+        producer._admission.open_chunk(topic)
     time.sleep(0.2)
     turn = mocker.spy(producer._pump, "_turn")
     time.sleep(0.5)

@@ -123,7 +123,7 @@ def test_a_record_that_never_came(fake_kafka, producers, keyed, known):
         assert metadata.serialized_value_size == (-1 if record.value is None else len(record.value))
     assert sorted(called) == sorted(future.get(0) for future in futures)
     # Nothing else is in a batch of its own.
-    chunk = producer._open_chunk(topic)
+    chunk = producer._admission.open_chunk(topic)
     next(chunk.numbers)
     producer.flush(60)
     assert producer.send(topic, b"1", b"1").get(60)
