@@ -37,6 +37,7 @@ from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
+    from kafkasafe._producing.opening import Parts
     from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
@@ -92,6 +93,7 @@ class BatchOutcome(metaclass=Tidy):
     def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
         self.batch_id = "" if head.slip is None else head.slip.unit_id.hex()
         self._producer = producer
+        self._parts = batch._parts
         self._head = head
         self._chunks = batch._chunks
         self._fate: dict[str, BatchOutcome | None] | None = batch._fate
@@ -126,7 +128,7 @@ class BatchOutcome(metaclass=Tidy):
         """Mark an empty batch as durable and committed."""
         self._head.durable = self._head.done = True
         if self._callbacks:
-            self._producer._delivery.callbacks.put(lambda: self._call(0))
+            self._parts.delivery.callbacks.put(lambda: self._call(0))
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -150,15 +152,15 @@ class BatchOutcome(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        in_memory = self._producer._config.in_memory
+        in_memory = self._parts.config.in_memory
 
         def kept() -> bool:
             return self._head.done or (self._head.durable and not in_memory)
 
-        if not self._producer._pump.wait(kept, timeout) and not kept():
-            self._producer._delivery.raise_failure()
+        if not self._parts.delivery.pump.wait(kept, timeout) and not kept():
+            self._parts.delivery.raise_failure()
             raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{self._producer._delivery.disk_cause()}{self._because()}"
+                f"The batch was not durable after {timeout} s.{self._parts.delivery.disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
@@ -177,26 +179,26 @@ class BatchOutcome(metaclass=Tidy):
             WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        pump = self._producer._pump
+        pump = self._parts.delivery.pump
         pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
         if not self._head.done:
-            self._producer._delivery.raise_failure()
-            self._producer._delivery.raise_wrong_cluster()
+            self._parts.delivery.raise_failure()
+            self._parts.delivery.raise_wrong_cluster()
             kept = "It is kept and will be delivered as a whole."
-            if not self._head.durable and not self._producer._config.in_memory:
-                kept = f"It is not on disk yet.{self._producer._delivery.disk_cause()}"
+            if not self._head.durable and not self._parts.config.in_memory:
+                kept = f"It is not on disk yet.{self._parts.delivery.disk_cause()}"
             raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
-                f"{self._producer._delivery.network_cause()}{self._because()}"
+                f"{self._parts.delivery.network_cause()}{self._because()}"
             )
-        self._producer._delivery.called(None, deadline)
+        self._parts.delivery.called(None, deadline)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
         return self._metadata()
 
     def _because(self) -> str:
         """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
-        return because(self._producer._pump.refused())
+        return because(self._parts.delivery.pump.refused())
 
     @property
     def is_done(self) -> bool:
@@ -254,23 +256,23 @@ class BatchOutcome(metaclass=Tidy):
 
     def _watch(self) -> None:
         """Arrange that the callbacks are called. A second call of this method does no harm."""
-        self._producer._delivery.callbacks.start()
+        self._parts.delivery.callbacks.start()
         # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
         self._head.watcher = self._ended
         if self._head.done:
             self._head.watcher = None
-            self._producer._delivery.callbacks.put(lambda: self._call(0))
+            self._parts.delivery.callbacks.put(lambda: self._call(0))
 
     def _ended(self, _: Parcel) -> None:
         """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
-        self._producer._delivery.callbacks.hand(self._call, len(self._callbacks))
+        self._parts.delivery.callbacks.hand(self._call, len(self._callbacks))
 
     def _call(self, due: int) -> None:
         callbacks = take(self._callbacks)
         error = self._head.error
         answer: Any = self._metadata() if error is None else error
         mine = [call for wanted, call in callbacks if wanted is (error is None)]
-        self._producer._delivery.callbacks.call(mine, [answer] * len(mine), due)
+        self._parts.delivery.callbacks.call(mine, [answer] * len(mine), due)
 
     def _metadata(self) -> BatchMetadata:
         found: dict[TopicPartition, tuple[int, int]] = {}
@@ -293,8 +295,10 @@ class AtomicBatch:
     _told: ClassVar[bool] = False
     """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
-    def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
+    def __init__(self, producer: SafeProducer, transactional_id: str, _parts: Parts) -> None:
         self._producer = producer
+        self._parts = _parts
+        self._plain = _parts.form.plain
         self._new_future = producer._new_future
         self._transactional_id = _text("transactional_id", transactional_id)
         self._chunks: list[Chunk] = []
@@ -304,7 +308,7 @@ class AtomicBatch:
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
         """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
         group)."""
-        self._most = producer._config.spool_segment_bytes
+        self._most = _parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
         self._fate: dict[str, BatchOutcome | None] = {}
@@ -351,7 +355,7 @@ class AtomicBatch:
                 else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
         # If the commit was interrupted, finish it.
-        self._producer._accumulator.hand_over_units()
+        self._parts.accumulator.hand_over_units()
         return outcome
 
     def send(
@@ -374,12 +378,11 @@ class AtomicBatch:
         """
         if self._fate:
             self._check_fate(None)
-        producer = self._producer
         chunk: Chunk | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
         if (
-            producer._form.plain
+            self._plain
             and type(value) is bytes
             and headers is None
             and partition is None
@@ -400,7 +403,7 @@ class AtomicBatch:
                     chunk.left = left
                     self._room -= size
                     future: RecordFuture = self._new_future()
-                    future._producer = producer
+                    future._producer = self._producer
                     future._chunk = chunk
                     future._index = index
                     future._first = True
@@ -424,14 +427,12 @@ class AtomicBatch:
 
         If `index` is not negative, the record has this number in `chunk` already, but no list entry yet.
         """
-        producer = self._producer
-        key, value, special, size = producer._form.prepare(
-            topic, value, key, headers, partition, timestamp_ms
-        )
-        producer._admission.check_topic(topic)
-        if size > producer._accumulator.max_record_bytes:
+        parts = self._parts
+        key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
+        parts.admission.check_topic(topic)
+        if size > parts.accumulator.max_record_bytes:
             raise kafka_errors.MessageSizeTooLargeError(
-                f"The record has {size} bytes, more than max_request_size={producer._config.max_record_bytes} allows"
+                f"The record has {size} bytes, more than max_request_size={parts.config.max_record_bytes} allows"
             )
         if size > self._room:
             raise SpoolFullError(
@@ -443,14 +444,14 @@ class AtomicBatch:
             if chunk is not None and chunk.open and chunk.left >= size:
                 index = next(chunk.numbers)
         if chunk is None or not 0 <= index < MAX_RECORDS - 1:
-            chunk = producer._admission.chunk_apart(topic, self._cannot_wait)
+            chunk = parts.admission.chunk_apart(topic, self._cannot_wait)
             # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
             self._chunks.append(chunk)
             self._open[topic] = chunk
             index = next(chunk.numbers)
         chunk.left -= size
         chunk.put(index, key, value, special)
-        future = producer._future(chunk, index)
+        future = self._producer._future(chunk, index)
         self._room -= size
         return future
 
@@ -488,10 +489,10 @@ class AtomicBatch:
             return
         given = _positions(offsets, group)
         for at in given.positions:
-            self._producer._admission.check_topic(at.topic)
+            self._parts.admission.check_topic(at.topic)
         if not given.positions:
             return
-        if _is_out(offsets, given) and self._producer._given_offsets.moves(given):
+        if _is_out(offsets, given) and self._parts.given_offsets.moves(given):
             self.drop()
             raise BatchDroppedError(
                 "This consumer is no member of its group for the moment, and other members may read what it has read."
@@ -500,7 +501,7 @@ class AtomicBatch:
             )
         fate = self._claim(given.group)
         try:
-            readings, claims = self._producer._given_offsets.offer(fate, given, told=self._told)
+            readings, claims = self._parts.given_offsets.offer(fate, given, told=self._told)
         except BatchDroppedError:
             self.drop()
             raise
@@ -522,7 +523,7 @@ class AtomicBatch:
         if not positions:
             return
         for at in positions:
-            self._producer._admission.check_topic(at.topic)
+            self._parts.admission.check_topic(at.topic)
         self._offsets[name] = _positions(positions, group)
         self._readings.update(((name, *at), reading) for at, reading in readings.items())
 
@@ -565,7 +566,7 @@ class AtomicBatch:
         )
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
-        self._producer._admission.submit_unit(outcome, self._most - self._room)
+        self._parts.admission.submit_unit(outcome, self._most - self._room)
         self._check_fate(outcome)
         return outcome
 

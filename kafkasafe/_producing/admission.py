@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import kafka.errors as kafka_errors
 
+from kafkasafe._core.health import ProducerHealth, producer_health
 from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.accumulator import NEVER, Accumulator
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Special
@@ -115,6 +116,13 @@ class Admission:
                 f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
                 " It was not accepted"
             )
+
+    def health(self) -> ProducerHealth:
+        """See `SafeProducer.health`."""
+        closed = self._lifecycle.closed
+        behind = closed is None and self._delivery.callbacks.full()
+        needed = self._accumulator.needed_bytes()
+        return producer_health(self._pump.seen(closed, needed_bytes=needed, callbacks_behind=behind))
 
     # -- records -----------------------------------------------------------------------------------------------------
 

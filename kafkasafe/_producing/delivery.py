@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.callbacks import CallbackThread
@@ -57,13 +57,14 @@ class Delivery:
     ) -> None:
         self.pump = pump
         self.callbacks = _callback_thread(config, pump)
+        self._started = time.monotonic()
         self._config = config
         self._lifecycle = lifecycle
         self._cluster = cluster
         self._accumulator = accumulator
 
     def forked(self, error: BaseException) -> None:
-        """In a forked child: all waits end with this error, and other threads are started where they are needed."""
+        """In a forked child: all waits end with this error, and callbacks get a thread of this process."""
         self.pump.forked(error)
         self.callbacks = _callback_thread(self._config, self.pump)
 
@@ -107,6 +108,24 @@ class Delivery:
         error = self._cluster.last_error
         return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
 
+    def counts(self, *, raw: bool) -> dict[str, Any]:
+        """See `SafeProducer.metrics`."""
+        pump = self.pump
+        values: dict[str, Any] = dict(pump.counters)
+        values["spool_bytes"] = pump.ledger.kept_bytes
+        values["unfinished_batches"] = pump.ledger.unfinished
+        values["batches_not_durable"] = len(pump.ledger.undurable)
+        if raw:
+            return values
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        sent = values.get("records_committed", 0)
+        theirs = {
+            "record-send-rate": sent / seconds,
+            "record-error-rate": values.get("records_rejected", 0) / seconds,
+            "records-per-request-avg": sent / max(values.get("batches_sent", 0), 1),
+        }
+        return {"kafkasafe": values, "producer-metrics": theirs}
+
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, chunk: Chunk | None, deadline: float | None) -> bool:
@@ -121,6 +140,24 @@ class Delivery:
             return True
         with self._accumulator.released():
             return self.callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def partitions(self, topic: str) -> set[int]:
+        """See `SafeProducer.partitions_for`."""
+        self._lifecycle.raise_closed()
+        known = self._cluster.topic(topic)
+        if known is None or not known.partitions:
+            self.pump.refresh_topic(topic)
+
+            def answered() -> bool:
+                info = self._cluster.topic(topic)
+                return info is not None and bool(info.partitions)
+
+            if not self.pump.wait(answered, self._config.max_block_s):
+                raise WaitTimeoutError(
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self.network_cause()}"
+                )
+            known = self._cluster.topic(topic)
+        return set(known.partitions) if known is not None else set()
 
     def flush(self, timeout: float | None = None) -> None:
         """See `SafeProducer.flush`."""

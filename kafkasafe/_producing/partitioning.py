@@ -229,7 +229,7 @@ def _partitioner(given: Any) -> Callable[..., Any]:
     partition = given.partition
     if not takes(partition, 6) and takes(partition, 3):
         warnings.warn(
-            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=4
+            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=6
         )
         return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
             topic, key_bytes, cluster

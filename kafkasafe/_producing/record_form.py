@@ -122,7 +122,7 @@ def _serializer(given: Any) -> _Serializer | None:
             warnings.warn(
                 "serializer does not implement serialize(topic, headers, data)",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return lambda topic, _headers, data: serialize(topic, data)
         return serialize  # type: ignore[no-any-return]

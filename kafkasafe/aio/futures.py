@@ -13,6 +13,7 @@ from kafkasafe import producer as threads
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.threads import running_loop
 
 if TYPE_CHECKING:
@@ -179,6 +180,6 @@ class RecordFuture(metaclass=Tidy):
         return repr(self._record())
 
 
-def waits_of(producer: threads.SafeProducer) -> LoopWaits:
+def waits_of(parts: Parts) -> LoopWaits:
     """Return the object with which coroutines of the running loop wait for a producer."""
-    return LoopWaits.of(producer._pump.ledger.waiters, running_loop())
+    return LoopWaits.of(parts.delivery.pump.ledger.waiters, running_loop())

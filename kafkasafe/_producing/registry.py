@@ -1,23 +1,15 @@
-"""The registry of this process's producers. Pumps, the exit of the process and forks use it.
-
-This module has the state that the producers of a process share. Of a single producer it has only the `Hold`.
-"""
+"""The registry of this process's producers: the state that they share, for the order on a directory and for forks."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.pump import Pump
 from kafkasafe.errors import ForkedProcessError
-
-if TYPE_CHECKING:
-    from kafkasafe._producing.closing import Closing
 
 __all__ = [
     "DROPPED",
@@ -25,9 +17,7 @@ __all__ = [
     "LIVE",
     "PRODUCERS",
     "SUCCEEDED",
-    "Hold",
     "await_dropped",
-    "exit_hook",
     "goes_first",
     "goes_live",
 ]
@@ -37,26 +27,22 @@ DROPPED_IDLE_S: Final = 1.0
 one also waits this long for its next delivery."""
 _DROPPED_MOST_S: Final = 300.0
 
+
+class Forked(Protocol):
+    """What a fork ends."""
+
+    def forked(self, error: BaseException) -> None:
+        """In the child: all calls raise this error."""
+
+
 LIVE: dict[Pump, str] = {}
 """Pumps of producers that accept records, with their spool directories. Producers without a directory are left out."""
-PRODUCERS: weakref.WeakSet[Closing] = weakref.WeakSet()
+PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
+"""Open producers, each with what ends it in a forked child. Both are weak: the second may lead back to the first."""
 DROPPED: dict[Pump, str] = {}
 """Pumps of producers that were dropped without `close()` and still run, with their spool directories."""
 SUCCEEDED: set[Pump] = set()
 """The pumps in `DROPPED` whose lanes a new producer takes over."""
-
-
-class Hold:
-    """Keeps a producer that the application dropped, until its pump has ended."""
-
-    def __init__(self) -> None:
-        self._kept: Closing | None = None
-
-    def keep(self, producer: Closing | None) -> None:
-        self._kept = producer
-
-    def keeps(self) -> bool:
-        return self._kept is not None
 
 
 def goes_live(pump: Pump, path: str) -> None:
@@ -91,16 +77,6 @@ def await_dropped(spool_dir: os.PathLike[str]) -> None:
             pump.hurry(Patience(DROPPED_IDLE_S, 0.0), _DROPPED_MOST_S)
 
 
-def exit_hook(reference: weakref.ref[Closing]) -> Callable[[], None]:
-    def close() -> None:
-        producer = reference()
-        if producer is not None:
-            with contextlib.suppress(Exception):
-                producer._close(None, Patience(producer._idle_s, 0.0))
-
-    return close
-
-
 @atexit.register
 def _await_all_dropped() -> None:
     for pump in list(DROPPED):
@@ -112,14 +88,15 @@ def _forked() -> None:
     DROPPED.clear()
     SUCCEEDED.clear()
     # The list keeps all producers alive: one that were collected before it is marked would close as in the parent.
-    for producer in list(PRODUCERS):
-        error = ForkedProcessError(
-            "This producer was opened before os.fork(): the parent process owns it and delivers its records. Open a new"
-            " SafeProducer in the child"
-        )
-        producer._lifecycle.end(error)
-        producer._accumulator.forked()
-        producer._delivery.forked(error)
+    for _, reference in list(PRODUCERS.items()):
+        ends = reference()
+        if ends is not None:
+            ends.forked(
+                ForkedProcessError(
+                    "This producer was opened before os.fork(): the parent process owns it and delivers its records."
+                    " Open a new SafeProducer in the child"
+                )
+            )
 
 
 os.register_at_fork(after_in_child=_forked)
