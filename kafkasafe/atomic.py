@@ -108,6 +108,10 @@ class BatchOutcome(metaclass=Tidy):
         fate = self._fate
         return fate is None or fate.get(_FATE) is self
 
+    def _carry(self, parcels: list[Parcel]) -> None:
+        """Note the batch's records, which are encoded."""
+        self._parcels = parcels
+
     def _accept(self) -> None:
         """Mark the batch as accepted, unless it is accepted or dropped already."""
         if self._fate is not None:

@@ -192,7 +192,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
             if self._chunk.parcels is None:
                 # Let the pump's thread seal the chunk: choosing partitions and encoding records would block the event
                 # loop.
-                self._chunk.due = 0.0
+                self._chunk.hurry()
                 self._producer._pump.poke()
             waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
             yield from self._wait_in_loop(waits)

@@ -100,12 +100,13 @@ class Accumulator:
                 earlier = self.chunks.get(topic)
                 if earlier is not None:
                     self.seal(earlier)
+            parcels: list[Parcel] = []
             for chunk in outcome._chunks:
-                chunk.open = False
-                chunk.encoded = chunk.encoded or self._encoder.encoded(chunk)
-                outcome._parcels += chunk.encoded.parcels
-            for parcel in outcome._parcels:
+                chunk.shut()
+                parcels += chunk.keep(chunk.encoded or self._encoder.encoded(chunk)).parcels
+            for parcel in parcels:
                 parcel.slip = slip
+            outcome._carry(parcels)
             try:
                 self._units[outcome] = None
                 # The order matters: `close` ends the lifecycle, then drops the batches that are not accepted.
@@ -138,11 +139,8 @@ class Accumulator:
         elif not head.done:
             outcome._settle_empty()
         for chunk in outcome._chunks:
-            encoded = chunk.encoded
-            if chunk.parcels is None and encoded is not None:
-                chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
-                chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
-                chunk.parcels = encoded.parcels
+            if chunk.parcels is None and chunk.encoded is not None:
+                chunk.submitted(chunk.encoded.parcels)
             chunk.forget()
             if chunk.firsts or chunk.callbacks or chunk.errbacks:
                 chunk.watch(chunk.parcels or ())
@@ -258,27 +256,25 @@ class Accumulator:
         forgotten, and none is submitted twice. A handler may also call this method while it interrupts the method
         itself, or `send`. Then the first encoding counts.
         """
-        chunk.open = False
+        chunk.shut()
         if self._units:
             self.hand_over_units()  # batches accepted by an interrupted commit come first
         if chunk.parcels is None:
-            encoded = chunk.encoded or self._encoder.encoded(chunk)
-            if chunk.encoded is None:
+            encoded = chunk.encoded
+            if encoded is None:
+                encoded = self._encoder.encoded(chunk)
                 if self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
-                chunk.encoded = encoded
-                chunk.count, chunk.absent, chunk.sizes = encoded.count, encoded.absent, encoded.sizes
-                chunk.parcel_of, chunk.index_in = encoded.parcel_of, encoded.index_in
+                encoded = chunk.keep(encoded)
             # Submit the parcels before other threads can see them in `chunk.parcels` and wait for them.
-            head = chunk.encoded.head
-            parcels = chunk.encoded.parcels
+            head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
-            chunk.parcels = chunk.encoded.parcels
-            if any(parcel.durable or parcel.done for parcel in chunk.parcels):
+            chunk.submitted(parcels)
+            if any(parcel.durable or parcel.done for parcel in parcels):
                 self._pump.nudge()  # done already: wake waiting callers, which could not see these parcels before
             chunk.forget()
         if chunk.firsts or chunk.callbacks or chunk.errbacks:
-            chunk.watch(chunk.parcels)
+            chunk.watch(chunk.parcels or ())
         if self.chunks.get(chunk.topic) is chunk:
             other = self.chunks.pop(chunk.topic, None)
             if (

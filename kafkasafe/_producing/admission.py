@@ -170,8 +170,7 @@ class Admission:
                     if chunk is None or not chunk.open or chunk.left < size:
                         chunk = None if may_wait else self.open_chunk(topic)
                     if chunk is not None:
-                        chunk.left -= size
-                        index = next(chunk.numbers)
+                        index = chunk.enter(size)
                 if chunk is not None:
                     future = new_future(chunk, index)
                     if index < MAX_RECORDS:

@@ -182,6 +182,40 @@ class Chunk:
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
+    def enter(self, size: int) -> int:
+        """Take room for a record of this size, bytes. Return the record's number."""
+        self.left -= size
+        return next(self.numbers)
+
+    def fill(self) -> None:
+        """Leave no room for other records."""
+        self.left = -1
+
+    def hurry(self) -> None:
+        """Make the chunk due: the pump seals it in its next turn."""
+        self.due = 0.0
+
+    def shut(self) -> None:
+        """Accept no more records."""
+        self.open = False
+
+    def keep(self, encoded: Encoded) -> Encoded:
+        """Note how the records are encoded, and return the encoding that counts.
+
+        It is the first one, because its parcels may have been submitted: a signal handler may seal the chunk while it
+        interrupts the thread that seals it. The attribute that decides is set last, so this may be repeated after a
+        Ctrl-C.
+        """
+        if self.encoded is None:
+            self.count, self.absent, self.sizes = encoded.count, encoded.absent, encoded.sizes
+            self.parcel_of, self.index_in = encoded.parcel_of, encoded.index_in
+            self.encoded = encoded
+        return self.encoded
+
+    def submitted(self, parcels: list[Parcel]) -> None:
+        """Note that the pump has the parcels: from now on callers see them."""
+        self.parcels = parcels
+
     @property
     def waiting(self) -> int:
         """Number of records in it while it is not sealed."""

@@ -230,8 +230,7 @@ class Gate:
         # A new batch has room for a record of any size.
         if not chunk.open or chunk.left < min(size, parts.accumulator.chunk_bytes):
             return _Obstacle.FULL
-        index = next(chunk.numbers)
-        chunk.left -= size
+        index = chunk.enter(size)
         if self.put(chunk, index, key, value, special):
             return self.future(owner, chunk, index)
         # Another thread has just sealed the batch without this record.
@@ -244,7 +243,7 @@ class Gate:
             if not chunk.open:
                 return chunk.took(index)
         if index >= MAX_RECORDS - 1 or chunk.left <= 0:
-            chunk.left = -1
+            chunk.fill()
             parts = self.parts
             self._worker.put(lambda: parts.accumulator.seal_one(chunk))
         return index < MAX_RECORDS

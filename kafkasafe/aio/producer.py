@@ -495,7 +495,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             for chunk in chunks:
                 # The pump seals the chunk. So records that are sent while the pump writes are included, and no other
                 # thread must be woken.
-                chunk.due = 0.0
+                chunk.hurry()
             parts.delivery.pump.poke()
 
     def _call_when_done(
