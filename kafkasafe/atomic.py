@@ -299,11 +299,13 @@ class AtomicBatch:
     _told: ClassVar[bool] = False
     """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
-    def __init__(self, producer: SafeProducer, transactional_id: str, _parts: Parts) -> None:
+    def __init__(
+        self, producer: SafeProducer, transactional_id: str, _parts: Parts, _future: type[RecordFuture]
+    ) -> None:
         self._producer = producer
         self._parts = _parts
         self._plain = _parts.form.plain
-        self._new_future = producer._new_future
+        self._new_future = _future
         self._transactional_id = _text("transactional_id", transactional_id)
         self._chunks: list[Chunk] = []
         self._open: dict[str, Chunk] = {}
@@ -455,7 +457,8 @@ class AtomicBatch:
             index = next(chunk.numbers)
         chunk.left -= size
         chunk.put(index, key, value, special)
-        future = self._producer._future(chunk, index)
+        future: RecordFuture = self._new_future()
+        future._producer, future._chunk, future._index, future._first = self._producer, chunk, index, True
         self._room -= size
         return future
 

@@ -394,7 +394,6 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     """Options and their defaults."""
     __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
-    _new_future: Final = RecordFuture
 
     if not TYPE_CHECKING:
         max_usable_produce_magic = not_for_callers("records have format 2, which brokers know since 0.11")
@@ -529,7 +528,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
         self._parts.lifecycle.raise_closed()
-        return AtomicBatch(self, transactional_id, self._parts)
+        return AtomicBatch(self, transactional_id, self._parts, RecordFuture)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:
         future: RecordFuture = RecordFuture()
@@ -601,9 +600,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Let a producer that was dropped without `close()` go on delivering as long as `close()` would.
+        """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
 
-        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later.
+        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
+        takes no lock, because the garbage collector may call it at any place.
         """
         if "_parts" in vars(self) and self._parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
@@ -804,6 +804,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         state = "closed" if self._parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
+
+
+def future_of(producer: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
+    """Return a future of record `index` of a chunk."""
+    return producer._future(chunk, index)
 
 
 def parts_of(producer: SafeProducer) -> Parts:

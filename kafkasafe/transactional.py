@@ -269,7 +269,7 @@ class Transactions:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(producer, self._id, self._parts)
+        self._open = _Transaction(producer, self._id, self._parts, RecordFuture)
         self._move(State.IN_TRANSACTION)
 
     def send(

@@ -66,7 +66,7 @@ class RecordFuture(metaclass=Tidy):
         add_both = Absent(ADD_DONE_CALLBACK)
 
     def _record(self) -> threads.RecordFuture:
-        return self._owner._opened._future(self._chunk, self._index)
+        return threads.future_of(self._owner._opened, self._chunk, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
