@@ -34,10 +34,11 @@ from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.delivery import Delivery
+from kafkasafe._producing.opening import Parts
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
-    from kafkasafe._producing.opening import Parts
     from kafkasafe.producer import RecordFuture, SafeProducer
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
@@ -95,44 +96,7 @@ class BatchOutcome(metaclass=Tidy):
         self._producer = producer
         self._parts = batch._parts
         self._head = head
-        self._chunks = batch._chunks
-        self._fate: dict[str, BatchOutcome | None] | None = batch._fate
-        """The batch's `_fate`; None once the pump (the thread that writes and delivers) has the batch. The reset to
-        None breaks a reference cycle, because the dict refers back to this object. The cycle would keep both, and the
-        producer, alive until the next garbage collection."""
-        self._parcels: list[Parcel] = []
-        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
-
-    @property
-    def _accepted(self) -> bool:
-        fate = self._fate
-        return fate is None or fate.get(_FATE) is self
-
-    def _carry(self, parcels: list[Parcel]) -> None:
-        """Note the batch's records, which are encoded."""
-        self._parcels = parcels
-
-    def _accept(self) -> None:
-        """Mark the batch as accepted, unless it is accepted or dropped already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, self)
-
-    def _refuse(self) -> None:
-        """Mark the batch as dropped, unless it is accepted already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, None)
-
-    def _handed_over(self) -> None:
-        """Record that the batch was handed to the pump, which decides about it from now on."""
-        self._fate = None
-        for chunk in self._chunks:
-            chunk.unguard()
-
-    def _settle_empty(self) -> None:
-        """Mark an empty batch as durable and committed."""
-        self._head.durable = self._head.done = True
-        if self._callbacks:
-            self._parts.delivery.callbacks.put(lambda: self._call(0))
+        self._unit = _Unit(head, batch._chunks, batch._fate, batch._parts.delivery)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -254,39 +218,115 @@ class BatchOutcome(metaclass=Tidy):
         return self.add_callback(f, *args, **kwargs).add_errback(f, *args, **kwargs)
 
     def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
-        self._callbacks.append((wanted, call))
-        self._watch()
+        self._unit.add(wanted, call, self._producer)
         return self
 
-    def _watch(self) -> None:
+    def _metadata(self) -> BatchMetadata:
+        return self._unit.metadata()
+
+
+class _Unit:
+    """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
+
+    Args:
+        head: The parcel that stands for the whole batch.
+        chunks: The chunks of its records.
+        fate: The batch's `_fate`.
+        delivery: Has the thread that calls back.
+
+    Attributes:
+        parcels: The parcels of its records, once they are encoded.
+        callbacks: (whether it is for a committed batch, function).
+    """
+
+    def __init__(
+        self,
+        head: Parcel,
+        chunks: list[Chunk],
+        fate: dict[str, _Unit | None],
+        delivery: Delivery,
+    ) -> None:
+        self.head = head
+        self.chunks = chunks
+        self.parcels: list[Parcel] = []
+        self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
+        self._delivery = delivery
+        self._owner: object = None
+        self._fate: dict[str, _Unit | None] | None = fate
+        """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
+        cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
+        next garbage collection."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the producer has accepted the batch."""
+        fate = self._fate
+        return fate is None or fate.get(_FATE) is self
+
+    def carry(self, parcels: list[Parcel]) -> None:
+        """Note the parcels of the batch's records."""
+        self.parcels = parcels
+
+    def accept(self) -> None:
+        """Mark the batch as accepted, unless it is accepted or dropped already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, self)
+
+    def refuse(self) -> None:
+        """Mark the batch as dropped, unless it is accepted already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, None)
+
+    def handed_over(self) -> None:
+        """Record that the batch was handed to the pump, which decides about it from now on."""
+        self._fate = None
+        for chunk in self.chunks:
+            chunk.unguard()
+
+    def settle_empty(self) -> None:
+        """Mark an empty batch as durable and committed."""
+        self.head.durable = self.head.done = True
+        if self.callbacks:
+            self._delivery.callbacks.put(lambda: self.call(0))
+
+    def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
+        """Call this when the batch is committed (`wanted`) or dropped. Its owner, the producer, lives until then."""
+        self._owner = owner
+        self.callbacks.append((wanted, call))
+        self.watch()
+
+    def watch(self) -> None:
         """Arrange that the callbacks are called. A second call of this method does no harm."""
-        self._parts.delivery.callbacks.start()
+        self._delivery.callbacks.start()
         # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
-        self._head.watcher = self._ended
-        if self._head.done:
-            self._head.watcher = None
-            self._parts.delivery.callbacks.put(lambda: self._call(0))
+        self.head.watcher = self._ended
+        if self.head.done:
+            self.head.watcher = None
+            self._delivery.callbacks.put(lambda: self.call(0))
 
     def _ended(self, _: Parcel) -> None:
         """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
-        self._parts.delivery.callbacks.hand(self._call, len(self._callbacks))
+        self._delivery.callbacks.hand(self.call, len(self.callbacks))
 
-    def _call(self, due: int) -> None:
-        callbacks = take(self._callbacks)
-        error = self._head.error
-        answer: Any = self._metadata() if error is None else error
+    def call(self, due: int) -> None:
+        """Call the callbacks, on the callback thread."""
+        callbacks = take(self.callbacks)
+        error = self.head.error
+        answer: Any = self.metadata() if error is None else error
         mine = [call for wanted, call in callbacks if wanted is (error is None)]
-        self._parts.delivery.callbacks.call(mine, [answer] * len(mine), due)
+        self._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
-    def _metadata(self) -> BatchMetadata:
+    def metadata(self) -> BatchMetadata:
+        """Return what is known of the committed batch."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         records = 0
-        for parcel in (leaf for each in self._parcels for leaf in leaves(each)):
+        for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
             at = TopicPartition(parcel.topic, parcel.partition)
             last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
             found[at] = found.get(at, (parcel.base_offset, -1))[0], last
             records += parcel.count
-        return BatchMetadata(self.batch_id, found, records)
+        slip = self.head.slip
+        return BatchMetadata("" if slip is None else slip.unit_id.hex(), found, records)
 
 
 class AtomicBatch:
@@ -317,9 +357,10 @@ class AtomicBatch:
         self._most = _parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        self._fate: dict[str, BatchOutcome | None] = {}
-        """A dict with one entry, the decision about the batch: its outcome if accepted, None if dropped. Empty while
-        open.
+        self._attempts: dict[_Unit, BatchOutcome] = {}
+        """The outcome of each commit that was tried. One of them may be accepted."""
+        self._fate: dict[str, _Unit | None] = {}
+        """A dict with one entry, the decision about the batch: its unit if accepted, None if dropped. Empty while open.
 
         `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
         handler or another thread interrupts a commit at any moment.
@@ -331,7 +372,8 @@ class AtomicBatch:
 
     @property
     def _outcome(self) -> BatchOutcome | None:
-        return self._fate.get(_FATE)
+        unit = self._fate.get(_FATE)
+        return None if unit is None else self._attempts[unit]
 
     def __enter__(self) -> Self:
         return self
@@ -573,7 +615,8 @@ class AtomicBatch:
         )
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
-        self._parts.admission.submit_unit(outcome, self._most - self._room)
+        self._attempts[outcome._unit] = outcome
+        self._parts.admission.submit_unit(outcome._unit, self._most - self._room)
         self._check_fate(outcome)
         return outcome
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kafkasafe._core import batch as codec
 from kafkasafe._io.engine.parcels import Parcel
@@ -22,12 +22,11 @@ from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
-from kafkasafe.atomic import BatchOutcome
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
 
-__all__ = ["NEVER", "Accumulator"]
+__all__ = ["NEVER", "Accumulator", "Unit"]
 
 log = EventLog("producer")
 
@@ -35,6 +34,48 @@ NEVER: Final = float("inf")
 _LEFT: Final[Callable[[Chunk], int]] = attrgetter("left")
 _NO_MEMORY_S: Final = 0.1
 """If memory is short, the producer's thread tries again to encode after this time, seconds."""
+
+
+class Unit(Protocol):
+    """An atomic batch on its way to the pump."""
+
+    @property
+    def head(self) -> Parcel:
+        """The parcel that stands for the whole batch."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """The chunks of its records. No other thread adds to them."""
+
+    @property
+    def parcels(self) -> list[Parcel]:
+        """What `carry` got."""
+
+    @property
+    def callbacks(self) -> Sequence[object]:
+        """Calls that wait for the end of the batch."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the decision is that the batch is accepted."""
+
+    def carry(self, parcels: list[Parcel]) -> None:
+        """Note the parcels of the records."""
+
+    def accept(self) -> None:
+        """Decide that the batch is accepted, unless there is a decision. This is one call into C."""
+
+    def refuse(self) -> None:
+        """Decide that the batch is dropped, unless there is a decision."""
+
+    def watch(self) -> None:
+        """Have the callbacks called at the end of the batch."""
+
+    def settle_empty(self) -> None:
+        """End a batch without records and offsets."""
+
+    def handed_over(self) -> None:
+        """Note that the pump has the batch."""
 
 
 class Accumulator:
@@ -67,7 +108,7 @@ class Accumulator:
         self._lifecycle = lifecycle
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression)
-        self._units: dict[BatchOutcome, None] = {}
+        self._units: dict[Unit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
     def interrupted(self) -> bool:
@@ -85,38 +126,38 @@ class Accumulator:
 
     def refuse_units(self) -> None:
         """Drop the atomic batches that are not accepted yet."""
-        for outcome in list(self._units):
-            outcome._refuse()
+        for unit in list(self._units):
+            unit.refuse()
 
-    def accept_unit(self, outcome: BatchOutcome) -> None:
+    def accept_unit(self, unit: Unit) -> None:
         """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier go first.
 
         A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Before the step nothing
         has happened. After it the batch is in `_units` until any thread hands it to the pump.
         """
-        slip = outcome._head.slip
+        slip = unit.head.slip
         with self.lock:
-            for topic in dict.fromkeys(chunk.topic for chunk in outcome._chunks):
+            for topic in dict.fromkeys(chunk.topic for chunk in unit.chunks):
                 earlier = self.chunks.get(topic)
                 if earlier is not None:
                     self.seal(earlier)
             parcels: list[Parcel] = []
-            for chunk in outcome._chunks:
+            for chunk in unit.chunks:
                 chunk.shut()
                 parcels += chunk.keep(chunk.encoded or self._encoder.encoded(chunk)).parcels
             for parcel in parcels:
                 parcel.slip = slip
-            outcome._carry(parcels)
+            unit.carry(parcels)
             try:
-                self._units[outcome] = None
+                self._units[unit] = None
                 # The order matters: `close` ends the lifecycle, then drops the batches that are not accepted.
                 self._lifecycle.raise_closed()
-                outcome._accept()
+                unit.accept()
                 self.hand_over_units()
             finally:
-                if not outcome._accepted:
-                    self._units.pop(outcome, None)
-            if not outcome._accepted:
+                if not unit.accepted:
+                    self._units.pop(unit, None)
+            if not unit.accepted:
                 self._lifecycle.raise_closed()
 
     def hand_over_units(self) -> None:
@@ -124,21 +165,21 @@ class Accumulator:
         if not self._units:
             return
         with self.lock:
-            for outcome in list(self._units):
-                if outcome._accepted:
-                    self._hand_over(outcome)
-                    self._units.pop(outcome, None)
-                    outcome._handed_over()
+            for unit in list(self._units):
+                if unit.accepted:
+                    self._hand_over(unit)
+                    self._units.pop(unit, None)
+                    unit.handed_over()
 
-    def _hand_over(self, outcome: BatchOutcome) -> None:
-        head, parcels = outcome._head, outcome._parcels
-        if outcome._callbacks:
-            outcome._watch()
+    def _hand_over(self, unit: Unit) -> None:
+        head, parcels = unit.head, unit.parcels
+        if unit.callbacks:
+            unit.watch()
         if parcels or (head.slip is not None and head.slip.offsets):
             self._pump.submit([head, *parcels])
         elif not head.done:
-            outcome._settle_empty()
-        for chunk in outcome._chunks:
+            unit.settle_empty()
+        for chunk in unit.chunks:
             if chunk.parcels is None and chunk.encoded is not None:
                 chunk.submitted(chunk.encoded.parcels)
             chunk.forget()

@@ -14,12 +14,11 @@ import kafka.errors as kafka_errors
 
 from kafkasafe._core.health import ProducerHealth, producer_health
 from kafkasafe._io.refusals import error_for_send
-from kafkasafe._producing.accumulator import NEVER, Accumulator
+from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Special
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
-from kafkasafe.atomic import BatchOutcome
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
 
@@ -317,7 +316,7 @@ class Admission:
             with ledger.lock:
                 ledger.ahead.expire()
 
-    def submit_unit(self, outcome: BatchOutcome, size: int) -> None:
+    def submit_unit(self, unit: Unit, size: int) -> None:
         """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
         self._lifecycle.check_fork()
         pump = self._pump
@@ -334,7 +333,7 @@ class Admission:
                 if pump.ledger.room(size + self._accumulator.needed_bytes()):
                     break
             deadline = self._wait_for_room(deadline, size)
-        self._accumulator.accept_unit(outcome)
+        self._accumulator.accept_unit(unit)
 
     def raise_no_room(self, needed: int) -> NoReturn:
         """Raise the error for a record that found no room in time."""
