@@ -499,8 +499,7 @@ class AtomicBatch:
             index = next(chunk.numbers)
         chunk.left -= size
         chunk.put(index, key, value, special)
-        future: RecordFuture = self._new_future()
-        future._producer, future._chunk, future._index, future._first = self._producer, chunk, index, True
+        future: RecordFuture = self._new_future._of(self._producer, chunk, index)
         self._room -= size
         return future
 

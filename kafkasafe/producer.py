@@ -82,6 +82,13 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
+    @classmethod
+    def _of(cls, producer: SafeProducer, chunk: Chunk, index: int) -> Self:
+        """Return a future of record `index` of a chunk. `send` does the same without a call."""
+        future: Self = cls()
+        future._producer, future._chunk, future._index, future._first = producer, chunk, index, True
+        return future
+
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
 
@@ -531,8 +538,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return AtomicBatch(self, transactional_id, self._parts, RecordFuture)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture()
-        future._producer, future._chunk, future._index, future._first = self, chunk, index, True
+        future: RecordFuture = RecordFuture._of(self, chunk, index)
         return future
 
     def flush(self, timeout: float | None = None) -> None:

@@ -299,9 +299,7 @@ class Transactions:
         if type(partition) is int:
             self._meet(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
-        future: TransactionFuture = TransactionFuture()
-        future._producer, future._chunk, future._index = producer, accepted._chunk, accepted._index
-        future._first = True
+        future: TransactionFuture = TransactionFuture._of(producer, accepted._chunk, accepted._index)
         future._transaction, future._partition = batch, -1 if partition is None else partition
         return future
 
