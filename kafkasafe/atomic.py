@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
 from kafkasafe._core import marks as m
@@ -32,7 +33,10 @@ from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
-from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
+from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.delivery import Delivery
+from kafkasafe._producing.opening import Parts
+from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer
@@ -90,41 +94,9 @@ class BatchOutcome(metaclass=Tidy):
     def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
         self.batch_id = "" if head.slip is None else head.slip.unit_id.hex()
         self._producer = producer
+        self._parts = batch._parts
         self._head = head
-        self._chunks = batch._chunks
-        self._fate: dict[str, BatchOutcome | None] | None = batch._fate
-        """The batch's `_fate`; None once the pump (the thread that writes and delivers) has the batch. The reset to
-        None breaks a reference cycle, because the dict refers back to this object. The cycle would keep both, and the
-        producer, alive until the next garbage collection."""
-        self._parcels: list[Parcel] = []
-        self._callbacks: list[tuple[bool, Callable[[Any], object]]] = []
-
-    @property
-    def _accepted(self) -> bool:
-        fate = self._fate
-        return fate is None or fate.get(_FATE) is self
-
-    def _accept(self) -> None:
-        """Mark the batch as accepted, unless it is accepted or dropped already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, self)
-
-    def _refuse(self) -> None:
-        """Mark the batch as dropped, unless it is accepted already."""
-        if self._fate is not None:
-            self._fate.setdefault(_FATE, None)
-
-    def _handed_over(self) -> None:
-        """Record that the batch was handed to the pump, which decides about it from now on."""
-        self._fate = None
-        for chunk in self._chunks:
-            chunk.atomic = None
-
-    def _settle_empty(self) -> None:
-        """Mark an empty batch as durable and committed."""
-        self._head.durable = self._head.done = True
-        if self._callbacks:
-            self._producer._callbacks.put(lambda: self._call(0))
+        self._unit = _Unit(head, batch._chunks, batch._fate, batch._parts.delivery)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -148,15 +120,15 @@ class BatchOutcome(metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        in_memory = self._producer._config.in_memory
+        in_memory = self._parts.config.in_memory
 
         def kept() -> bool:
             return self._head.done or (self._head.durable and not in_memory)
 
-        if not self._producer._pump.wait(kept, timeout) and not kept():
-            self._producer._raise_failure()
+        if not self._parts.delivery.pump.wait(kept, timeout) and not kept():
+            self._parts.delivery.raise_failure()
             raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{self._producer._disk_cause()}{self._because()}"
+                f"The batch was not durable after {timeout} s.{self._parts.delivery.disk_cause()}{self._because()}"
             )
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
@@ -175,26 +147,26 @@ class BatchOutcome(metaclass=Tidy):
             WrongClusterError: The brokers belong to another cluster than the one that the batch is meant for.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        pump = self._producer._pump
+        pump = self._parts.delivery.pump
         pump.wait(lambda: self._head.done or pump.ledger.wrong_cluster is not None, timeout)
         if not self._head.done:
-            self._producer._raise_failure()
-            self._producer._raise_wrong_cluster()
+            self._parts.delivery.raise_failure()
+            self._parts.delivery.raise_wrong_cluster()
             kept = "It is kept and will be delivered as a whole."
-            if not self._head.durable and not self._producer._config.in_memory:
-                kept = f"It is not on disk yet.{self._producer._disk_cause()}"
+            if not self._head.durable and not self._parts.config.in_memory:
+                kept = f"It is not on disk yet.{self._parts.delivery.disk_cause()}"
             raise WaitTimeoutError(
                 f"The batch was not committed after {timeout} s. {kept}"
-                f"{self._producer._network_cause()}{self._because()}"
+                f"{self._parts.delivery.network_cause()}{self._because()}"
             )
-        self._producer._called(None, deadline)
+        self._parts.delivery.called(None, deadline)
         if self._head.error is not None:
             raise self._head.error.with_traceback(None)
         return self._metadata()
 
     def _because(self) -> str:
         """Return a sentence about blocked records: this batch's own, or earlier ones that the batch waits for."""
-        return because(self._producer._pump.refused())
+        return because(self._parts.delivery.pump.refused())
 
     @property
     def is_done(self) -> bool:
@@ -246,39 +218,115 @@ class BatchOutcome(metaclass=Tidy):
         return self.add_callback(f, *args, **kwargs).add_errback(f, *args, **kwargs)
 
     def _add(self, wanted: bool, call: Callable[[Any], object]) -> BatchOutcome:
-        self._callbacks.append((wanted, call))
-        self._watch()
+        self._unit.add(wanted, call, self._producer)
         return self
 
-    def _watch(self) -> None:
+    def _metadata(self) -> BatchMetadata:
+        return self._unit.metadata()
+
+
+class _Unit:
+    """The records of an atomic batch on their way to the pump, the decision about them, and the calls after their end.
+
+    Args:
+        head: The parcel that stands for the whole batch.
+        chunks: The chunks of its records.
+        fate: The batch's `_fate`.
+        delivery: Has the thread that calls back.
+
+    Attributes:
+        parcels: The parcels of its records, once they are encoded.
+        callbacks: (whether it is for a committed batch, function).
+    """
+
+    def __init__(
+        self,
+        head: Parcel,
+        chunks: list[Chunk],
+        fate: dict[str, _Unit | None],
+        delivery: Delivery,
+    ) -> None:
+        self.head = head
+        self.chunks = chunks
+        self.parcels: list[Parcel] = []
+        self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
+        self._delivery = delivery
+        self._owner: object = None
+        self._fate: dict[str, _Unit | None] | None = fate
+        """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
+        cycle, because the dict refers back to this object. The cycle would keep both, and the producer, alive until the
+        next garbage collection."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the producer has accepted the batch."""
+        fate = self._fate
+        return fate is None or fate.get(_FATE) is self
+
+    def carry(self, parcels: list[Parcel]) -> None:
+        """Note the parcels of the batch's records."""
+        self.parcels = parcels
+
+    def accept(self) -> None:
+        """Mark the batch as accepted, unless it is accepted or dropped already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, self)
+
+    def refuse(self) -> None:
+        """Mark the batch as dropped, unless it is accepted already."""
+        if self._fate is not None:
+            self._fate.setdefault(_FATE, None)
+
+    def handed_over(self) -> None:
+        """Record that the batch was handed to the pump, which decides about it from now on."""
+        self._fate = None
+        for chunk in self.chunks:
+            chunk.unguard()
+
+    def settle_empty(self) -> None:
+        """Mark an empty batch as durable and committed."""
+        self.head.durable = self.head.done = True
+        if self.callbacks:
+            self._delivery.callbacks.put(lambda: self.call(0))
+
+    def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
+        """Call this when the batch is committed (`wanted`) or dropped. Its owner, the producer, lives until then."""
+        self._owner = owner
+        self.callbacks.append((wanted, call))
+        self.watch()
+
+    def watch(self) -> None:
         """Arrange that the callbacks are called. A second call of this method does no harm."""
-        self._producer._callbacks.start()
+        self._delivery.callbacks.start()
         # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
-        self._head.watcher = self._ended
-        if self._head.done:
-            self._head.watcher = None
-            self._producer._callbacks.put(lambda: self._call(0))
+        self.head.watcher = self._ended
+        if self.head.done:
+            self.head.watcher = None
+            self._delivery.callbacks.put(lambda: self.call(0))
 
     def _ended(self, _: Parcel) -> None:
         """Hand the callbacks to the callback thread. The pump calls this method while it holds its own lock."""
-        self._producer._callbacks.hand(self._call, len(self._callbacks))
+        self._delivery.callbacks.hand(self.call, len(self.callbacks))
 
-    def _call(self, due: int) -> None:
-        callbacks = take(self._callbacks)
-        error = self._head.error
-        answer: Any = self._metadata() if error is None else error
+    def call(self, due: int) -> None:
+        """Call the callbacks, on the callback thread."""
+        callbacks = take(self.callbacks)
+        error = self.head.error
+        answer: Any = self.metadata() if error is None else error
         mine = [call for wanted, call in callbacks if wanted is (error is None)]
-        self._producer._callbacks.call(mine, [answer] * len(mine), due)
+        self._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
-    def _metadata(self) -> BatchMetadata:
+    def metadata(self) -> BatchMetadata:
+        """Return what is known of the committed batch."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         records = 0
-        for parcel in (leaf for each in self._parcels for leaf in leaves(each)):
+        for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
             at = TopicPartition(parcel.topic, parcel.partition)
             last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
             found[at] = found.get(at, (parcel.base_offset, -1))[0], last
             records += parcel.count
-        return BatchMetadata(self.batch_id, found, records)
+        slip = self.head.slip
+        return BatchMetadata("" if slip is None else slip.unit_id.hex(), found, records)
 
 
 class AtomicBatch:
@@ -291,23 +339,28 @@ class AtomicBatch:
     _told: ClassVar[bool] = False
     """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
-    def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
+    def __init__(
+        self, producer: SafeProducer, transactional_id: str, _parts: Parts, _future: type[RecordFuture]
+    ) -> None:
         self._producer = producer
-        self._new_future = producer._new_future
+        self._parts = _parts
+        self._plain = _parts.form.plain
+        self._new_future = _future
         self._transactional_id = _text("transactional_id", transactional_id)
-        self._chunks: list[Any] = []
-        self._open: dict[str, Any] = {}
+        self._chunks: list[Chunk] = []
+        self._open: dict[str, Chunk] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
         """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
         group)."""
-        self._most = producer._config.spool_segment_bytes
+        self._most = _parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        self._fate: dict[str, BatchOutcome | None] = {}
-        """A dict with one entry, the decision about the batch: its outcome if accepted, None if dropped. Empty while
-        open.
+        self._attempts: dict[_Unit, BatchOutcome] = {}
+        """The outcome of each commit that was tried. One of them may be accepted."""
+        self._fate: dict[str, _Unit | None] = {}
+        """A dict with one entry, the decision about the batch: its unit if accepted, None if dropped. Empty while open.
 
         `setdefault`, a single call into C, makes the decision. So the first decision wins, even if Ctrl-C, a signal
         handler or another thread interrupts a commit at any moment.
@@ -319,7 +372,8 @@ class AtomicBatch:
 
     @property
     def _outcome(self) -> BatchOutcome | None:
-        return self._fate.get(_FATE)
+        unit = self._fate.get(_FATE)
+        return None if unit is None else self._attempts[unit]
 
     def __enter__(self) -> Self:
         return self
@@ -349,7 +403,7 @@ class AtomicBatch:
                 else "This batch is still open: commit it, or leave its with block, before you use its outcome"
             )
         # If the commit was interrupted, finish it.
-        self._producer._hand_over_units()
+        self._parts.accumulator.hand_over_units()
         return outcome
 
     def send(
@@ -372,12 +426,11 @@ class AtomicBatch:
         """
         if self._fate:
             self._check_fate(None)
-        producer = self._producer
-        chunk: Any = None
+        chunk: Chunk | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
         if (
-            producer._plain
+            self._plain
             and type(value) is bytes
             and headers is None
             and partition is None
@@ -398,16 +451,55 @@ class AtomicBatch:
                     chunk.left = left
                     self._room -= size
                     future: RecordFuture = self._new_future()
-                    future._producer = producer
+                    future._producer = self._producer
                     future._chunk = chunk
                     future._index = index
                     future._first = True
                     return future
             except LookupError:
                 pass
-        future, size = producer._send_into(
-            self, topic, value, key, headers, partition, timestamp_ms, chunk, index
-        )
+        return self._add(topic, value, key, headers, partition, timestamp_ms, chunk, index)
+
+    def _add(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes | None]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        chunk: Chunk | None,
+        index: int,
+    ) -> RecordFuture:
+        """Finish `send` for a record that needs more than the fast path.
+
+        If `index` is not negative, the record has this number in `chunk` already, but no list entry yet.
+        """
+        parts = self._parts
+        key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
+        parts.admission.check_topic(topic)
+        if size > parts.accumulator.max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={parts.config.max_record_bytes} allows"
+            )
+        if size > self._room:
+            raise SpoolFullError(
+                f"An atomic batch may hold {self._most:,} bytes (spool_segment_bytes): this record was not added."
+                " Commit the batch without it, or raise spool_segment_bytes"
+            )
+        if index < 0:
+            chunk = self._open.get(topic)
+            if chunk is not None and chunk.open and chunk.left >= size:
+                index = next(chunk.numbers)
+        if chunk is None or not 0 <= index < MAX_RECORDS - 1:
+            chunk = parts.admission.chunk_apart(topic, self._cannot_wait)
+            # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
+            self._chunks.append(chunk)
+            self._open[topic] = chunk
+            index = next(chunk.numbers)
+        chunk.left -= size
+        chunk.put(index, key, value, special)
+        future: RecordFuture = self._new_future._of(self._producer, chunk, index)
         self._room -= size
         return future
 
@@ -445,10 +537,10 @@ class AtomicBatch:
             return
         given = _positions(offsets, group)
         for at in given.positions:
-            self._producer._check_topic(at.topic)
+            self._parts.admission.check_topic(at.topic)
         if not given.positions:
             return
-        if _is_out(offsets, given) and self._producer._given_offsets.moves(given):
+        if _is_out(offsets, given) and self._parts.given_offsets.moves(given):
             self.drop()
             raise BatchDroppedError(
                 "This consumer is no member of its group for the moment, and other members may read what it has read."
@@ -457,7 +549,7 @@ class AtomicBatch:
             )
         fate = self._claim(given.group)
         try:
-            readings, claims = self._producer._given_offsets.offer(fate, given, told=self._told)
+            readings, claims = self._parts.given_offsets.offer(fate, given, told=self._told)
         except BatchDroppedError:
             self.drop()
             raise
@@ -479,7 +571,7 @@ class AtomicBatch:
         if not positions:
             return
         for at in positions:
-            self._producer._check_topic(at.topic)
+            self._parts.admission.check_topic(at.topic)
         self._offsets[name] = _positions(positions, group)
         self._readings.update(((name, *at), reading) for at, reading in readings.items())
 
@@ -522,7 +614,8 @@ class AtomicBatch:
         )
         head = Parcel("", -1, None, 0, 0, 0, slip=slip)
         outcome = BatchOutcome(self._producer, head, self)
-        self._producer._submit_unit(outcome, self._most - self._room)
+        self._attempts[outcome._unit] = outcome
+        self._parts.admission.submit_unit(outcome._unit, self._most - self._room)
         self._check_fate(outcome)
         return outcome
 

@@ -28,7 +28,7 @@ from kafkasafe.config import DEFAULT_CLIENT_ID, take_locks_early
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
 from kafkasafe.logs import apart
 from kafkasafe.options import ProducerOptions
-from kafkasafe.producer import SafeProducer
+from kafkasafe.producer import SafeProducer, parts_of
 
 __all__ = ["KafkaHandler"]
 
@@ -291,13 +291,13 @@ class KafkaHandler(logging.Handler):
         if self._producer is None:
             producer = SafeProducer(**self._configs)
             # `close` closes the producer, after all other exit handlers have logged.
-            atexit.unregister(producer._at_exit)
+            parts_of(producer).shutdown.forgo_exit()
             self._producer = producer
         return self._producer
 
     def _reopen_after(self, error: Exception) -> None:
         producer = self._producer
-        ended = producer is not None and producer._pump.ledger.failure is not None
+        ended = producer is not None and parts_of(producer).delivery.pump.ledger.failure is not None
         if isinstance(error, (ProducerClosedError, SpoolError)) and ended and producer is not None:
             with contextlib.suppress(Exception):
                 producer.close(0.0)

@@ -5,32 +5,41 @@ This module has the public interface and `send`. The implementation is in `kafka
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
+import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 
 from kafkasafe._core.batch import RECORD_OVERHEAD
+from kafkasafe._core.health import ProducerHealth
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import Fates, LoopWaits
 from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.metric_readings import producer_readings
+from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe._producing.calling import safely
+from kafkasafe._io.stats import Reading
 from kafkasafe._producing.chunk import Chunk, Special
-from kafkasafe._producing.closing import Closing
-from kafkasafe._producing.flushing import Flushing
-from kafkasafe._producing.looking import Looking
-from kafkasafe._producing.opening import Opening
-from kafkasafe._producing.transacting import Transacting
+from kafkasafe._producing.delivery import safely
+from kafkasafe._producing.opening import Parts, opened
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
-from kafkasafe.config import DEFAULTS, DEPRECATED
+from kafkasafe.config import DEFAULTS, DEPRECATED, ProducerConfig, validate
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.logs import EventLog
+from kafkasafe.options import ProducerOptions
+
+if TYPE_CHECKING:
+    from kafka.structs import TopicPartition
+
+    from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -73,6 +82,13 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancel = Absent(NEVER_CANCELLED)
         cancelled = Absent(NEVER_CANCELLED)
 
+    @classmethod
+    def _of(cls, producer: SafeProducer, chunk: Chunk, index: int) -> Self:
+        """Return a future of record `index` of a chunk. `send` does the same without a call."""
+        future: Self = cls()
+        future._producer, future._chunk, future._index, future._first = producer, chunk, index, True
+        return future
+
     def _parcel(self) -> Parcel | None:
         return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
 
@@ -111,7 +127,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        self._producer._seal_chunk(self._chunk)
+        self._producer._parts.accumulator.seal_one(self._chunk)
         self._producer._pump.wait(self._durable_or_never, timeout)
         return self._made_durable(timeout)
 
@@ -131,13 +147,17 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Finish `durable`: return the future, or raise the error."""
         in_memory = self._producer._config.in_memory
         if not self._is_durable():
-            self._producer._raise_failure()
+            self._producer._parts.delivery.raise_failure()
             if in_memory and not self.is_done:
-                self._producer._raise_wrong_cluster()
+                self._producer._parts.delivery.raise_wrong_cluster()
             error = self.exception
             if error is not None:
                 raise error.with_traceback(None)
-            cause = self._producer._network_cause() if in_memory else self._producer._disk_cause()
+            cause = (
+                self._producer._parts.delivery.network_cause()
+                if in_memory
+                else self._producer._parts.delivery.disk_cause()
+            )
             raise WaitTimeoutError(f"The record was not durable after {timeout} s.{cause}{self._because()}")
         return self
 
@@ -162,10 +182,10 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._producer._seal_chunk(self._chunk)
+        self._producer._parts.accumulator.seal_one(self._chunk)
         self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
-            self._producer._called(self._chunk, deadline)
+            self._producer._parts.delivery.called(self._chunk, deadline)
         return self._result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -179,7 +199,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
             if self._chunk.parcels is None:
                 # Let the pump's thread seal the chunk: choosing partitions and encoding records would block the event
                 # loop.
-                self._chunk.due = 0.0
+                self._chunk.hurry()
                 self._producer._pump.poke()
             waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
             yield from self._wait_in_loop(waits)
@@ -209,10 +229,10 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if parcel is not None and parcel.done and parcel.error is None:
             return self._metadata()
         if not self.is_done:
-            self._producer._raise_failure()
-            self._producer._raise_wrong_cluster()
-            cause = "" if self._is_durable() else self._producer._disk_cause()
-            cause += self._producer._network_cause()
+            self._producer._parts.delivery.raise_failure()
+            self._producer._parts.delivery.raise_wrong_cluster()
+            cause = "" if self._is_durable() else self._producer._parts.delivery.disk_cause()
+            cause += self._producer._parts.delivery.network_cause()
             raise WaitTimeoutError(f"Timeout after waiting for {timeout} secs.{cause}{self._because()}")
         error = self.exception
         if error is not None:
@@ -308,7 +328,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return f"<RecordFuture {self.exception or self._metadata()}>"
 
 
-class SafeProducer(Opening, metaclass=Tidy):
+class SafeProducer(OfOneProcess, metaclass=Tidy):
     """A KafkaProducer that keeps every record on disk until Kafka has it.
 
     Once `future.durable()` or `producer.durable()` has returned, the record arrives exactly once and in order, even if
@@ -381,27 +401,36 @@ class SafeProducer(Opening, metaclass=Tidy):
     """Options and their defaults."""
     __dir__ = tidy_dir
     DEPRECATED_CONFIGS: ClassVar[Iterable[str]] = tuple(DEPRECATED)
-    _opened = False
-    _warned = False
-    _new_future: Final = RecordFuture
 
     if not TYPE_CHECKING:
-        # The parts in `_producing` implement these public methods. Assigning them here makes help() list them under
-        # this class. Type checkers see the inherited ones instead.
-        __init__ = Opening.__init__
-        flush = Flushing.flush
-        durable = Flushing.durable
-        close = Closing.close
-        __del__ = Closing.__del__
-        partitions_for = Looking.partitions_for
-        metrics = Looking.metrics
-        health = Looking.health
-        init_transactions = Transacting.init_transactions
-        begin_transaction = Transacting.begin_transaction
-        send_offsets_to_transaction = Transacting.send_offsets_to_transaction
-        commit_transaction = Transacting.commit_transaction
-        abort_transaction = Transacting.abort_transaction
         max_usable_produce_magic = not_for_callers("records have format 2, which brokers know since 0.11")
+
+    def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
+        config = self._validated(configs)
+        self.config: Mapping[str, Any] = config.kafka
+        self._config = config
+        self._transactions: Transactions | None = None
+        parts = opened(config, self._before_start)
+        self._pump = parts.delivery.pump
+        # `send` looks at these two. They spare it a step for each record.
+        self._plain = parts.form.plain and self._transactions is None
+        self._chunks = parts.accumulator.chunks
+        self._parts = parts
+        if config.prometheus:
+            from kafkasafe.metrics import install
+
+            install(self)
+        parts.shutdown.begin(self)
+
+    def _before_start(self, parts: Parts) -> None:
+        if parts.config.transactional_id is not None:
+            from kafkasafe.transactional import Transactions  # imports this module
+
+            self._transactions = Transactions(parts)
+            parts.shutdown.end_first(self._transactions)
+
+    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
+        return validate(options)
 
     def send(
         self,
@@ -459,7 +488,11 @@ class SafeProducer(Opening, metaclass=Tidy):
             if key is not None:
                 size += len(key)
         else:
-            key, value, special, size = self._checked(topic, value, key, headers, partition, timestamp_ms)
+            if self._transactions is not None:
+                return self._transactions.send(self, topic, value, key, headers, partition, timestamp_ms)
+            key, value, special, size = self._parts.form.prepare(
+                topic, value, key, headers, partition, timestamp_ms
+            )
         # No lock here: it would cost more than all the rest. See `Chunk`.
         chunk: Chunk | None = None
         index = -1
@@ -484,7 +517,7 @@ class SafeProducer(Opening, metaclass=Tidy):
                     return future
         except LookupError:
             pass
-        return self._accept(topic, key, value, special, size, chunk, index)
+        return self._parts.admission.accept(self._future, topic, key, value, special, size, chunk, index)
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
@@ -501,14 +534,200 @@ class SafeProducer(Opening, metaclass=Tidy):
         Args:
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
-        self._check_fork()
-        self._raise_closed()
-        return AtomicBatch(self, transactional_id)
+        self._parts.lifecycle.raise_closed()
+        return AtomicBatch(self, transactional_id, self._parts, RecordFuture)
 
     def _future(self, chunk: Chunk, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture()
-        future._producer, future._chunk, future._index, future._first = self, chunk, index, True
+        future: RecordFuture = RecordFuture._of(self, chunk, index)
         return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
+
+        If the cluster may have lost acknowledged records, `flush` also waits until that is decided, and until records
+        that are sent again are in the log. When called in a callback, it does not wait for callbacks. During a long
+        wait it logs the reason every 30 s (WARNING `flush_waits`).
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Raises:
+            KafkaTimeoutError: Some records have no result in time. The message says how many are on disk and will be
+                delivered, and how many are in memory only. Their callbacks will still be called.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
+            UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
+            WrongClusterError: The brokers belong to another cluster than the records. The records are on disk, and are
+                delivered when their own cluster answers again.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
+                once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
+        """
+        self._parts.delivery.flush(timeout)
+
+    def durable(self, timeout: float | None = None) -> None:
+        """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
+
+        With `spool="never"` only the cluster makes a record durable. Then this method is like `flush`, but also waits
+        for records whose futures failed after `delivery_timeout_ms`.
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Raises:
+            KafkaTimeoutError: Some records were not durable in time.
+            SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
+            SpoolError: The spool failed permanently.
+        """
+        self._parts.delivery.durable(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Make all accepted records durable, wait for deliveries, and release the spool.
+
+        This includes records of earlier producers that this one adopted, in its directory and in directories next to a
+        default one. Undelivered records stay on disk, and the next producer on the directory delivers them; a warning
+        for each directory gives their number. With `spool="never"` they are lost, and `close` raises an error.
+        Calling it again does nothing. At the end of the interpreter, open producers are closed automatically.
+
+        Args:
+            timeout: Seconds to wait for deliveries, and for a disk that fails. A disk that is only slow gets ten
+                seconds at least. Default: until no delivery was made for 5 s (30 s with `spool="never"`). If records
+                must wait until a known time before they may be sent, `close` waits until then, but at most two request
+                timeouts longer.
+
+        Raises:
+            SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
+            DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
+                futures have the same error.
+            WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
+            DataLossError: As for `flush`. One error for all losses that were not raised yet (`others`). If a check
+                for losses did not end in time, a WARNING says so (`data_loss_unknown`), and the next producer on the
+                directory repeats the check.
+            ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
+        """
+        self._parts.shutdown.close(timeout)
+
+    def __del__(self) -> None:
+        """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
+
+        This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
+        takes no lock, because the garbage collector may call it at any place.
+        """
+        if "_parts" in vars(self) and self._parts.shutdown.drop(self):
+            with contextlib.suppress(Exception):
+                # An application may turn warnings into errors, but no caller could catch one here.
+                text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
+                warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Return the partitions of a topic.
+
+        Raises:
+            ProducerClosedError: `close` was called before.
+            KafkaTimeoutError: The partitions were not known within `max_block_ms`.
+        """
+        return self._parts.delivery.partitions(topic)
+
+    def metrics(self, raw: bool = False) -> dict[str, Any]:
+        """Return counters since the start, {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
+
+        The latter are in "producer-metrics". They are rates and averages since the start; KafkaProducer's cover the
+        last minute only.
+        """
+        return self._parts.delivery.counts(raw=raw)
+
+    def health(self) -> ProducerHealth:
+        """Return whether the producer can accept records, and why not; separately, whether the cluster answers.
+
+        It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
+        it at any time, even after `close`.
+        """
+        return self._parts.admission.health()
+
+    def _readings(self) -> Iterable[Reading]:
+        """Return the readings that `kafkasafe.metrics` collects."""
+        return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
+
+    def init_transactions(self) -> LastTransaction | None:
+        """Take over the transactional id. Call it once, before the first transaction.
+
+        The cluster fences older producers with the same id. If an earlier producer on this spool called
+        `commit_transaction` and then stopped, for any reason, that transaction is finished first.
+
+        Returns:
+            The result of the last such transaction, if this spool knows one; else None. (Transactions without a call of
+            `commit_transaction` were never sent.) A second call does nothing and returns None.
+
+        Raises:
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaTimeoutError: Not finished within `max_block_ms`. Nothing is lost; call it again to wait longer.
+            TransactionalIdAuthorizationFailedError, InvalidTransactionTimeoutError: The cluster refuses the id.
+        """
+        return self._in_transactions().init()
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. From now on `send` and `send_offsets_to_transaction` belong to it.
+
+        Raises:
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: `init_transactions` was not called, a transaction is open, the producer is fenced, or an error
+                was not followed by `abort_transaction`.
+        """
+        self._in_transactions().begin(self)
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, Any],
+        group_metadata: Any,
+    ) -> None:
+        """Commit a consumer's offsets in the transaction. `commit_transaction` raises errors of the group.
+
+        Args:
+            offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.
+            group_metadata: The consumer's `group_metadata()`, or the name of a group that has no members.
+
+        Raises:
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: No transaction is open.
+            TypeError, ValueError: `group_metadata` has another type, or is inconsistent.
+        """
+        self._in_transactions().send_offsets(offsets, group_metadata)
+
+    def commit_transaction(self) -> None:
+        """Commit the transaction. Once it is on disk, the decision to commit is final and survives any crash.
+
+        The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
+        interrupted, call it again; or a later producer's `init_transactions` finishes the transaction.
+
+        Raises:
+            IllegalStateError: The producer has no `transactional_id`.
+            ProducerFencedError: Another producer has taken over the id. Nothing of the transaction is delivered, and
+                this producer can only be closed.
+            CommitFailedError: The consumer whose offsets are part of the transaction is no longer in its group. Nothing
+                is delivered: call `abort_transaction`.
+            BatchDroppedError: The cluster rejected the transaction permanently, and its records are in `rejected/`:
+                call `abort_transaction`.
+            SpoolFullError: There was no room within `max_block_ms`. The transaction is still open.
+            KafkaError: No transaction is open.
+        """
+        self._in_transactions().commit()
+
+    def abort_transaction(self) -> None:
+        """Abort the transaction. None of its records was sent; their futures have a TransactionAbortedError.
+
+        Raises:
+            IllegalStateError: The producer has no `transactional_id`.
+            KafkaError: No transaction is open, or the producer is fenced.
+        """
+        self._in_transactions().abort()
+
+    def _in_transactions(self) -> Transactions:
+        self._parts.lifecycle.check_fork()
+        transactions = self._transactions
+        if transactions is None:
+            raise kafka_errors.IllegalStateError(
+                "Transactional method invoked on a non-transactional producer: set transactional_id"
+            )
+        self._parts.lifecycle.raise_closed()
+        return transactions
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the batches of the last UndecidableError, or, if none was raised, about all undecidable batches.
@@ -525,7 +744,7 @@ class SafeProducer(Opening, metaclass=Tidy):
         """
         if not isinstance(resend, bool):
             raise TypeError(f"resend must be True or False, not {resend!r}: nothing was decided")
-        self._check_fork()
+        self._parts.lifecycle.check_fork()
         self._pump.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
@@ -535,7 +754,7 @@ class SafeProducer(Opening, metaclass=Tidy):
         The constructor does not fail if no broker can be reached, because records wait on disk. With a wrong password,
         CA or address this method keeps returning False, and `last_network_error` says why.
         """
-        return self._transport.connected
+        return self._parts.cluster.connected
 
     @property
     def last_network_error(self) -> BaseException | None:
@@ -543,7 +762,7 @@ class SafeProducer(Opening, metaclass=Tidy):
 
         None while the cluster answers, and before the first attempt.
         """
-        return self._transport.last_error
+        return self._parts.cluster.last_error
 
     @property
     def client_id(self) -> str:
@@ -588,6 +807,16 @@ class SafeProducer(Opening, metaclass=Tidy):
             )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._parts.lifecycle.closed else "open"
         where = "never" if self._config.in_memory else self._config.spool_dir
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
+
+
+def future_of(producer: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
+    """Return a future of record `index` of a chunk."""
+    return producer._future(chunk, index)
+
+
+def parts_of(producer: SafeProducer) -> Parts:
+    """Return the objects of a producer, for other clients that are built on them."""
+    return producer._parts

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +21,14 @@ from kafka.structs import ConsumerGroupMetadata
 from kafkasafe._core import marks as m
 from kafkasafe._io.refusals import because
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
-from kafkasafe.errors import BatchDroppedError, ProducerClosedError, WaitTimeoutError, dropped_for_code
+from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer
 
 if TYPE_CHECKING:
+    from kafkasafe._io.callbacks import CallbackThread
     from kafkasafe._io.engine.parcels import Parcel
+    from kafkasafe._producing.opening import Parts
 
 __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
 
@@ -157,46 +158,39 @@ class _Transaction(AtomicBatch):
             if calls:
                 functions = [call for _, call in calls]
                 errors = [kafka_errors.TransactionAbortedError() for _ in calls]
-                self._producer._callbacks.put(_later(self._producer, functions, errors))
+                callbacks = self._parts.delivery.callbacks
+                callbacks.put(_later(callbacks, functions, errors))
             chunk.forget()
 
 
 def _later(
-    producer: SafeProducer, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
+    callbacks: CallbackThread, calls: Sequence[Callable[[Any], object]], errors: Sequence[Any]
 ) -> Callable[[], None]:
-    return lambda: producer._callbacks.call(list(calls), list(errors), 0)
+    return lambda: callbacks.call(list(calls), list(errors), 0)
 
 
 class Transactions:
     """The transactions of a producer with a `transactional_id`. Only for one thread at a time, like KafkaProducer's."""
 
-    def __init__(self, producer: SafeProducer, transactional_id: str) -> None:
-        # A weak reference: otherwise a cycle would keep a producer alive that the application no longer references.
-        self._reference = weakref.ref(producer)
-        self._id = transactional_id
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._id = parts.config.transactional_id or ""
         self._state = State.UNINITIALIZED
         self._error: BaseException | None = None
         self._open: _Transaction | None = None
-        pump = producer._pump
-        self._log = log.bind(client_id=producer._config.client_id)
+        pump = parts.delivery.pump
+        self._log = log.bind(client_id=parts.config.client_id)
         # List these batches before the pump starts: later, some might have ended and would be missing from the list.
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.open.values()
-            if head.slip is not None and head.slip.transactional_id == transactional_id and not head.count
+            if head.slip is not None and head.slip.transactional_id == self._id and not head.count
         ]
-        self._ended = pump.earlier(transactional_id)
+        self._ended = pump.earlier(self._id)
         self._asked = False
         self._met: set[str] = set()
         """Topics whose partitions were looked up. `send` looks up a topic at its first record with a `partition`
         argument."""
-
-    @property
-    def _producer(self) -> SafeProducer:
-        producer = self._reference()
-        if producer is None:
-            raise ProducerClosedError("The producer of this transaction no longer exists: open a new one")
-        return producer
 
     # -- the methods -------------------------------------------------------------------------------------------------
 
@@ -204,7 +198,7 @@ class Transactions:
         """See `SafeProducer.init_transactions`."""
         if self._state is not State.UNINITIALIZED:
             return None
-        pump, limit_s = self._producer._pump, self._producer._config.max_block_s
+        pump, limit_s = self._parts.delivery.pump, self._parts.config.max_block_s
         deadline = time.monotonic() + limit_s
         waiting = (
             f"the last transaction was not finished within {limit_s:g} s. It is on disk, and the producer goes on with"
@@ -228,16 +222,16 @@ class Transactions:
         return self._last()
 
     def _await(self, ready: Callable[[], bool], deadline: float, what: str) -> None:
-        producer = self._producer
+        parts = self._parts
         left_s = max(0.0, deadline - time.monotonic())
-        if producer._pump.wait(ready, left_s):
+        if parts.delivery.pump.wait(ready, left_s):
             return
-        producer._raise_failure()
-        producer._raise_wrong_cluster()
+        parts.delivery.raise_failure()
+        parts.delivery.raise_wrong_cluster()
         raise WaitTimeoutError(
             f"transactional_id {self._id}: {what}. Call init_transactions() again to wait longer"
-            f"{producer._pump.ledger.name_trouble.get(self._id, '')}.{because(producer._pump.refused())}"
-            f"{producer._network_cause()}"
+            f"{parts.delivery.pump.ledger.name_trouble.get(self._id, '')}.{because(parts.delivery.pump.refused())}"
+            f"{parts.delivery.network_cause()}"
         )
 
     def _last(self) -> LastTransaction | None:
@@ -271,26 +265,25 @@ class Transactions:
         self._earlier = []
         return last
 
-    def begin(self) -> None:
+    def begin(self, producer: SafeProducer) -> None:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(self._producer, self._id)
+        self._open = _Transaction(producer, self._id, self._parts, RecordFuture)
         self._move(State.IN_TRANSACTION)
 
     def send(
         self,
+        producer: SafeProducer,
         topic: str,
-        value: Any = None,
-        key: Any = None,
-        headers: list[tuple[str, bytes | None]] | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
+        value: Any,
+        key: Any,
+        headers: list[tuple[str, bytes | None]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
     ) -> RecordFuture:
-        """See `SafeProducer.send`."""
-        producer = self._producer
-        producer._check_fork()
-        producer._raise_closed()
+        """See `SafeProducer.send`. The future refers to this producer."""
+        self._parts.lifecycle.raise_closed()
         if self._error is not None:
             raise kafka_errors.KafkaError(
                 "Cannot perform send because at least one previous transactional or idempotent request has failed with"
@@ -306,27 +299,25 @@ class Transactions:
         if type(partition) is int:
             self._meet(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
-        future: TransactionFuture = TransactionFuture()
-        future._producer, future._chunk, future._index = producer, accepted._chunk, accepted._index
-        future._first = True
+        future: TransactionFuture = TransactionFuture._of(producer, accepted._chunk, accepted._index)
         future._transaction, future._partition = batch, -1 if partition is None else partition
         return future
 
     def _meet(self, topic: str, partition: int) -> None:
         """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
-        producer = self._producer
-        producer._check_topic(topic)
-        if topic in self._met or topic in producer._partition_counts or not producer._transport.connected:
+        parts = self._parts
+        parts.admission.check_topic(topic)
+        if topic in self._met or parts.partitioning.knows(topic) or not parts.cluster.connected:
             return
-        cluster = producer._transport
+        cluster = parts.cluster
 
         def partitions() -> Mapping[int, object]:
             found = cluster.topic(topic)
             return {} if found is None else found.partitions
 
         if not partitions():
-            producer._pump.refresh_topic(topic)
-            producer._pump.wait(lambda: bool(partitions()), min(_MEET_S, producer._config.max_block_s))
+            parts.delivery.pump.refresh_topic(topic)
+            parts.delivery.pump.wait(lambda: bool(partitions()), min(_MEET_S, parts.config.max_block_s))
         known = partitions()
         if known and partition not in known:
             raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {len(known)}")

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kafkasafe
+from kafkasafe import SafeProducer, _producing
+from kafkasafe._io.one_process import OfOneProcess
 
 PACKAGE = Path(kafkasafe.__file__).parent
 EXCEPTIONS = {
@@ -19,6 +24,7 @@ EXCEPTIONS = {
     "_core/journal": 0,
     "_core/units": 0,
     "_io/engine": 71,
+    "_producing": 3,
 }
 
 
@@ -71,6 +77,47 @@ def test_a_field_is_written_by_its_own_class(folder):
     assert len(found) == EXCEPTIONS[folder], (
         f"fewer are: write {len(found)} into EXCEPTIONS, so that it stays so"
     )
+
+
+def private_of_producers(tree: ast.Module) -> Iterator[str]:
+    """Expressions that name a private attribute of something called a producer."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr[:2] != "__":
+            _, _, of = f".{ast.unparse(node.value)}".rpartition(".")
+            if of.lstrip("_") == "producer":
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(PACKAGE / name for name in ("atomic.py", "transactional.py", "logging_handler.py")),
+        *sorted((PACKAGE / "aio").glob("*.py")),
+        *sorted((PACKAGE / "_producing").glob("*.py")),
+    ],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_what_is_built_on_a_producers_objects_looks_into_no_private_of_the_producer(path):
+    """It gets the objects (`producer.parts_of`)."""
+    assert [*private_of_producers(ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+def test_what_counts_as_a_private_of_a_producer():
+    tree = ast.parse(
+        "producer._pump, self._producer._seal(1), producer.__class__, self._producer, p._producer.send"
+    )
+    assert [*private_of_producers(tree)] == ["producer._pump", "self._producer._seal"]
+
+
+def test_a_producer_and_its_objects_have_no_chain_of_base_classes():
+    assert SafeProducer.__mro__[1:] == (OfOneProcess, object)
+    for each in pkgutil.iter_modules(_producing.__path__):
+        module = importlib.import_module(f"kafkasafe._producing.{each.name}")
+        for kind in vars(module).values():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__:
+                assert [base for base in kind.__bases__ if base.__module__.startswith("kafkasafe")] == [], (
+                    kind
+                )
 
 
 def test_what_counts_as_a_write_from_outside():

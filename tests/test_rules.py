@@ -85,7 +85,7 @@ TESTS = {
     "−1 proves nothing": "test_an_appended_batch_is_delivered_whatever_is_answered",
     "Ctrl-C may raise": "test_ctrl_c_anywhere_in_send",
     "A signal handler may call": "test_signal_handler_in_the_middle_of_send",
-    "The pump knows its producer weakly": "test_dropped_producers",
+    "Neither the pump nor an object of the producer": "test_dropped_producers",
     "The age of the log": "test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is",
     "The patience of `close()`": "test_close_after_an_idle_time",
     "`send` takes no lock": "test_threads_that_send_to_one_topic",

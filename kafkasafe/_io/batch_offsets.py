@@ -20,7 +20,7 @@ class BatchFate:
     """What becomes of an atomic batch whose offsets a consumer, or a program, gave. From any thread.
 
     Args:
-        decided: What the batch decides first: its outcome, None once it is dropped; empty while it is open.
+        decided: What the batch decides first: its unit, None once it is dropped; empty while it is open.
     """
 
     __slots__ = ("_decided", "_head", "_replaced")
@@ -41,11 +41,11 @@ class BatchFate:
                 return Fate.FORGOTTEN
             if not self._decided:
                 return Fate.OPEN
-            [outcome] = self._decided.values()
-            if outcome is None:
+            [unit] = self._decided.values()
+            if unit is None:
                 return Fate.FORGOTTEN
-            # The outcome keeps the producer; a consumer does not.
-            self._head, self._decided = outcome._head, None
+            # The unit may keep the producer; a consumer does not.
+            self._head, self._decided = unit.head, None
         if not self._head.done:
             return Fate.WAITING
         fate = None if self._head.slip is None else self._head.slip.fate

@@ -1,8 +1,10 @@
-"""The implementation of `kafkasafe.producer.SafeProducer`, in part classes (see docs/design.md).
+"""The objects of a `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-The parts are a chain, in which each part calls only earlier ones: `state.py` (shared attributes), `placing.py`,
-`encoding.py`, `sealing.py`, `accepting.py`, `batching.py`, `calling.py`, `flushing.py`, `closing.py`, `transacting.py`,
-`looking.py`, `opening.py`. `chunk.py` is the open batch. `hold.py` lists the producers of this process, for the end of
-the process and for forks. The methods that users call most are in `kafkasafe/producer.py`, which the parts import only
-for types.
+Each owns its state, and knows only those named before it: `chunk.py` is the open batch, `lifecycle.py` says whether the
+producer is open, `partitioning.py` knows the partitions and chooses among them, `accumulator.py` has the open batches
+and the lock under which they are sealed (it encodes them with `encoding.py`), `delivery.py` is what calls wait for,
+`admission.py` accepts records, `record_form.py` checks and serializes them, `shutdown.py` closes the producer.
+
+`opening.py` makes them. `registry.py` has what the producers of a process share, for the order on a directory and for
+forks. `SafeProducer`, atomic batches, transactions and coroutines are built on these objects, which know none of them.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._io.callbacks import CallbackThread, take
 from kafkasafe._io.engine.parcels import Indexes, Parcel
-from kafkasafe.atomic import AtomicBatch
 
 __all__ = ["ABSENT", "MAX_RECORDS", "Chunk", "Encoded", "Headers", "Sizes", "Special"]
 
@@ -78,7 +77,8 @@ class Chunk:
         callbacks, errbacks: Other callbacks that were added and not handled yet: record, function, record, function and
             so on. One object for each would cost the garbage collector more than the records do.
         thread: The thread that calls them.
-        atomic: The atomic batch to which it belongs; only this batch has it sealed.
+        guard: Raises UsageError while the chunk belongs to an atomic batch that is not committed, because only the
+            commit seals it. An argument replaces the end of the message. None for other chunks.
         watched: Whether any callback was added.
     """
 
@@ -91,13 +91,13 @@ class Chunk:
         "_taken",
         "absent",
         "acked",
-        "atomic",
         "callbacks",
         "count",
         "due",
         "encoded",
         "errbacks",
         "firsts",
+        "guard",
         "index_in",
         "keys",
         "left",
@@ -114,7 +114,15 @@ class Chunk:
         "watched",
     )
 
-    def __init__(self, topic: str, timestamp_ms: int, due: float, left: int, thread: CallbackThread) -> None:
+    def __init__(
+        self,
+        topic: str,
+        timestamp_ms: int,
+        due: float,
+        left: int,
+        thread: CallbackThread,
+        guard: Callable[..., None] | None = None,
+    ) -> None:
         self.topic = topic
         self.open = True
         self.left = left
@@ -136,7 +144,7 @@ class Chunk:
         self.errbacks: list[Any] = []
         self.thread = thread
         self.watched = False
-        self.atomic: AtomicBatch | None = None
+        self.guard = guard
         self.acked: tuple[str, int, TopicPartition, int, int, int, int] | None = None
         self._taken: list[list[bytes | None]] = []
         self._first_calls: list[Sequence[Any]] = []
@@ -174,6 +182,40 @@ class Chunk:
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
+    def enter(self, size: int) -> int:
+        """Take room for a record of this size, bytes. Return the record's number."""
+        self.left -= size
+        return next(self.numbers)
+
+    def fill(self) -> None:
+        """Leave no room for other records."""
+        self.left = -1
+
+    def hurry(self) -> None:
+        """Make the chunk due: the pump seals it in its next turn."""
+        self.due = 0.0
+
+    def shut(self) -> None:
+        """Accept no more records."""
+        self.open = False
+
+    def keep(self, encoded: Encoded) -> Encoded:
+        """Note how the records are encoded, and return the encoding that counts.
+
+        It is the first one, because its parcels may have been submitted: a signal handler may seal the chunk while it
+        interrupts the thread that seals it. The attribute that decides is set last, so this may be repeated after a
+        Ctrl-C.
+        """
+        if self.encoded is None:
+            self.count, self.absent, self.sizes = encoded.count, encoded.absent, encoded.sizes
+            self.parcel_of, self.index_in = encoded.parcel_of, encoded.index_in
+            self.encoded = encoded
+        return self.encoded
+
+    def submitted(self, parcels: list[Parcel]) -> None:
+        """Note that the pump has the parcels: from now on callers see them."""
+        self.parcels = parcels
+
     @property
     def waiting(self) -> int:
         """Number of records in it while it is not sealed."""
@@ -201,6 +243,10 @@ class Chunk:
         if encoded is None:
             return index < len(taken) and taken[index] is not ABSENT
         return index < encoded.count and index not in encoded.absent
+
+    def unguard(self) -> None:
+        """Note that the chunk's atomic batch was handed to the pump."""
+        self.guard = None
 
     def forget(self) -> None:
         """Drop the records after they are encoded."""

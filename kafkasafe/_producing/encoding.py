@@ -6,23 +6,32 @@ Encoding has no side effects and does not wait, so it may be repeated after a Ct
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kafkasafe._core import batch as codec
 from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, seems_given
 from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special
-from kafkasafe._producing.placing import Placing
+from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.errors import SpoolWriteError
 
-__all__ = ["Encoding"]
+__all__ = ["Encoder"]
 
 
-class Encoding(Placing):
-    """Part of `SafeProducer`."""
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Encodes the open batches of one producer.
 
-    def _encoded(self, chunk: Chunk) -> Encoded:
+    Attributes:
+        partitioning: Chooses the partitions.
+        compression: Of each batch.
+    """
+
+    partitioning: Partitioning
+    compression: codec.Compression
+
+    def encoded(self, chunk: Chunk) -> Encoded:
         """Encode a chunk. Encoding has no side effects, so it may be repeated.
 
         Raises:
@@ -78,19 +87,16 @@ class Encoding(Placing):
         special: dict[int, Special],
     ) -> Encoded:
         """Encode records without gaps. `keys` is empty if no record has a key."""
-        partitions = self._partition_counts.get(chunk.topic, 0)
+        partitions = self.partitioning.count(chunk.topic)
         chosen = sum(partition is not None for partition, _, _ in special.values())
         if not partitions and chosen < len(values):
-            self._unchosen.add(chunk.topic)
-        if not partitions and chosen and chunk.topic in self._unchosen:
+            self.partitioning.leave_open(chunk.topic)
+        if not partitions and chosen and self.partitioning.left_open(chunk.topic):
             # Some records wait for the choice of their partition. Records with a given one must not overtake these.
             return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
-        if chosen or (partitions > 1 and (keys or self._config.custom_partitioner)):
+        if chosen or (partitions > 1 and (keys or self.partitioning.asks)):
             return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
-        partition = UNCHOSEN
-        if partitions:
-            self._rotation += 1
-            partition = self._rotation % partitions
+        partition = self.partitioning.next_partition(partitions) if partitions else UNCHOSEN
         return Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
@@ -102,7 +108,7 @@ class Encoding(Placing):
         partitions: int,
     ) -> Encoded:
         chosen = (
-            self._choose(chunk.topic, partitions, keys, values)
+            self.partitioning.choose(chunk.topic, partitions, keys, values)
             if partitions
             else np.full(len(values), UNCHOSEN, np.int64)
         )
@@ -158,7 +164,7 @@ class Encoding(Placing):
                     if special[2] is not None:
                         timestamps[at] = special[2]
         data = codec.encode(
-            keys, values, timestamps=timestamps, headers=headers, compression=self._config.compression
+            keys, values, timestamps=timestamps, headers=headers, compression=self.compression
         )
         newest = timestamps if isinstance(timestamps, int) else max(timestamps)
         return Parcel(chunk.topic, partition, data, len(data), len(values), newest, given=given)

@@ -1,21 +1,15 @@
-"""The start of a producer: its options, the spool with its lane, the records that earlier runs left there, the pump.
+"""The start of a producer: the spool with its lane, the records that earlier runs left there, the pump, the objects.
 
-This is the last part in the chain: it creates the attributes that the other parts use.
+Here is the only place that knows which object of a producer knows which.
 """
 
 from __future__ import annotations
 
-import atexit
-import inspect
-import random
 import time
-import warnings
-import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from kafkasafe._core import batch as codec
-from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe._io.batch_offsets import GivenOffsets
 from kafkasafe._io.connect import connect
 from kafkasafe._io.files import Files, OsFiles
@@ -23,174 +17,158 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.memory import MemoryFiles
 from kafkasafe._io.pump import Pump
 from kafkasafe._io.readings import NUMBERS
-from kafkasafe._producing.chunk import Chunk
-from kafkasafe._producing.hold import PRODUCERS, Hold, await_dropped, exit_hook, goes_live
-from kafkasafe._producing.looking import Looking
-from kafkasafe.atomic import BatchOutcome
+from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.admission import Admission
+from kafkasafe._producing.delivery import Delivery
+from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe._producing.record_form import RecordForm, Serializers, serializers_of
+from kafkasafe._producing.registry import await_dropped
+from kafkasafe._producing.shutdown import Shutdown
 from kafkasafe.cluster.api import Cluster
-from kafkasafe.config import ProducerConfig, validate, volatile_reason
+from kafkasafe.config import ProducerConfig, volatile_reason
 from kafkasafe.logs import EventLog
-from kafkasafe.options import ProducerOptions
 
-if TYPE_CHECKING:
-    from kafkasafe.producer import RecordFuture, SafeProducer
-    from kafkasafe.transactional import Transactions
-
-__all__ = ["Opening"]
+__all__ = ["Parts", "opened"]
 
 log = EventLog("producer")
 
 
-class Opening(Looking):
-    """Part of `SafeProducer`."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects of an open producer. Each owns its state."""
 
-    send: Callable[..., RecordFuture]
-
-    def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
-        self._closed: BaseException | None = None
-        config = self._config = self._validated(configs)
-        self.config: Mapping[str, Any] = config.kafka
-        # Take this lock only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and
-        # call the producer on the same thread (see `_send_apart` and `_seal`).
-        self._new_lock()
-        self._asks_partitioner = config.custom_partitioner
-        self._started = time.monotonic()
-        self._chunks: dict[str, Chunk] = {}
-        self._units: dict[BatchOutcome, None] = {}
-        """Atomic batches on their way from their callers to the pump, in order."""
-        self._partition_counts: dict[str, int] = {}
-        self._unchosen: set[str] = set()
-        """Topics with records that wait, or waited, for the choice of their partitions."""
-        self._rotation = random.randrange(1 << 16)
-        self._key_serializer = _serializer(config.key_serializer)
-        self._value_serializer = _serializer(config.value_serializer)
-        self._partition_by = _partitioner(config.partitioner)
-        self._serializes = self._key_serializer is not None or self._value_serializer is not None
-        # `send` checks this first: True if keys and values are used as they are.
-        self._plain = not self._serializes and not self._asks_partitioner
-        self._max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
-        self._chunk_bytes = min(config.batch_bytes, self._max_record_bytes)
-        files: Files = MemoryFiles() if config.in_memory else OsFiles()
-        directory = SpoolDirectory.open(config.spool_dir, files=files)
-        if config.in_memory:
-            log.info(
-                "spool='never': records that the cluster has not acknowledged are lost when this process ends",
-                client_id=config.client_id,
-                event="spool_never",
-            )
-        elif config.spool_dir_is_default:
-            log.info(
-                "The spool directory is %s (set spool_dir or KAFKASAFE_SPOOL_DIR to change it)",
-                config.spool_dir,
-                client_id=config.client_id,
-                path=str(config.spool_dir),
-                event="spool_directory",
-            )
-        reason = None if config.in_memory else volatile_reason(config.spool_dir)
-        if reason is not None:
-            log.warning(
-                "The spool %s may not survive a restart: %s",
-                config.spool_dir,
-                reason,
-                client_id=config.client_id,
-                path=str(config.spool_dir),
-                event="spool_volatile",
-            )
-        if not config.in_memory:
-            await_dropped(config.spool_dir)
-        codec.load_codec(config.compression)
-        lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
-        self._hold = Hold(self)
-        self._given_offsets = GivenOffsets(NUMBERS)
-        try:
-            self._transport: Cluster = connect(config.kafka)
-            try:
-                self._pump = Pump(
-                    config,
-                    self._transport,
-                    directory,
-                    files,
-                    choose=self._hold.choose,
-                    seal_due=self._hold.seal_due,
-                    on_topic=self._hold.on_topic,
-                    let_go=self._hold.let_go,
-                )
-                self._callbacks = self._callback_thread()
-                self._pump.open(lock)
-                if not config.in_memory:
-                    _check_room(config, files, self._pump.lanes[0].spool.used_bytes)
-                # Do this before the threads start: afterwards the journal belongs to the pump.
-                self._unchosen.update(self._pump.unchosen_topics())
-                self._partition_counts.update(self._pump.remembered_topics())
-                self._transactions: Transactions | None = None
-                if config.transactional_id is not None:
-                    from kafkasafe.transactional import Transactions
-
-                    self._transactions = Transactions(cast("SafeProducer", self), config.transactional_id)
-                    self.send = self._transactions.send
-                self._pump.start()
-            except BaseException:
-                self._transport.close(0.0)
-                raise
-        except BaseException:
-            lock.release()
-            raise
-        if config.prometheus:
-            from kafkasafe.metrics import install
-
-            install(self)
-        PRODUCERS.add(self)
-        if not config.in_memory:
-            goes_live(self._pump, self._spool_path)
-        self._at_exit = exit_hook(weakref.ref(self))
-        atexit.register(self._at_exit)
-        self._not_at_end_of_child = at_end_of_child(self._at_exit)
-        self._opened = True
-
-    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
-        return validate(options)
+    config: ProducerConfig
+    cluster: Cluster
+    lifecycle: Lifecycle
+    partitioning: Partitioning
+    accumulator: Accumulator
+    delivery: Delivery
+    admission: Admission
+    form: RecordForm
+    given_offsets: GivenOffsets
+    shutdown: Shutdown
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
+def opened(config: ProducerConfig, before_start: Callable[[Parts], None]) -> Parts:
+    """Open the spool and start the pump. Nothing stays open if this raises.
+
+    Args:
+        config: Options.
+        before_start: Called when the lane is open, and its journal does not belong to the pump's thread yet.
+
+    Raises:
+        SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+    """
+    serializers = serializers_of(config)
+    files: Files = MemoryFiles() if config.in_memory else OsFiles()
+    directory = SpoolDirectory.open(config.spool_dir, files=files)
+    _log_directory(config)
+    if not config.in_memory:
+        await_dropped(config.spool_dir)
+    codec.load_codec(config.compression)
+    lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
     try:
-        inspect.signature(function).bind(*range(arguments))
-    except TypeError:
-        return False
-    except ValueError:  # functions written in C may have no signature
-        return True
-    return True
+        cluster: Cluster = connect(config.kafka)
+        try:
+            parts = _made(config, cluster, directory, files, serializers)
+            pump = parts.delivery.pump
+            pump.open(lock)
+            if not config.in_memory:
+                _check_room(config, files, pump.lanes[0].spool.used_bytes)
+            # Do this before the threads start: afterwards the journal belongs to the pump.
+            parts.partitioning.recall(pump.remembered_topics(), pump.unchosen_topics())
+            before_start(parts)
+            pump.start()
+        except BaseException:
+            cluster.close(0.0)
+            raise
+    except BaseException:
+        lock.release()
+        raise
+    return parts
 
 
-def _serializer(given: Any) -> Callable[[str, Any, Any], Any] | None:
-    if given is None:
-        return None
-    if hasattr(given, "serialize"):
-        serialize = given.serialize
-        if not _takes(serialize, 3) and _takes(serialize, 2):
-            warnings.warn(
-                "serializer does not implement serialize(topic, headers, data)",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            return lambda topic, _headers, data: serialize(topic, data)
-        return serialize  # type: ignore[no-any-return]
-    if callable(given):
-        return lambda _topic, _headers, data: given(data)
-    raise TypeError(
-        f"A serializer must be a function or have a method serialize(topic, headers, data), not {given!r}"
+def _log_directory(config: ProducerConfig) -> None:
+    if config.in_memory:
+        log.info(
+            "spool='never': records that the cluster has not acknowledged are lost when this process ends",
+            client_id=config.client_id,
+            event="spool_never",
+        )
+    elif config.spool_dir_is_default:
+        log.info(
+            "The spool directory is %s (set spool_dir or KAFKASAFE_SPOOL_DIR to change it)",
+            config.spool_dir,
+            client_id=config.client_id,
+            path=str(config.spool_dir),
+            event="spool_directory",
+        )
+    reason = None if config.in_memory else volatile_reason(config.spool_dir)
+    if reason is not None:
+        log.warning(
+            "The spool %s may not survive a restart: %s",
+            config.spool_dir,
+            reason,
+            client_id=config.client_id,
+            path=str(config.spool_dir),
+            event="spool_volatile",
+        )
+
+
+def _made(
+    config: ProducerConfig,
+    cluster: Cluster,
+    directory: SpoolDirectory,
+    files: Files,
+    serializers: Serializers,
+) -> Parts:
+    """Make the objects; each gets those that it knows."""
+    lifecycle = Lifecycle()
+    partitioning = Partitioning(config, cluster)
+    pump, accumulator = _pumped(config, cluster, directory, files, lifecycle, partitioning)
+    delivery = Delivery(config, lifecycle, cluster, pump, accumulator)
+    admission = Admission(config, lifecycle, partitioning, accumulator, delivery)
+    form = RecordForm(serializers, lifecycle, partitioning, admission)
+    shutdown = Shutdown(config, lifecycle, accumulator, delivery)
+    return Parts(
+        config,
+        cluster,
+        lifecycle,
+        partitioning,
+        accumulator,
+        delivery,
+        admission,
+        form,
+        GivenOffsets(NUMBERS),
+        shutdown,
     )
 
 
-def _partitioner(given: Any) -> Callable[..., Any]:
-    partition = given.partition
-    if not _takes(partition, 6) and _takes(partition, 3):
-        warnings.warn(
-            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=3
-        )
-        return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
-            topic, key_bytes, cluster
-        )
-    return partition  # type: ignore[no-any-return]
+def _pumped(
+    config: ProducerConfig,
+    cluster: Cluster,
+    directory: SpoolDirectory,
+    files: Files,
+    lifecycle: Lifecycle,
+    partitioning: Partitioning,
+) -> tuple[Pump, Accumulator]:
+    """Make the pump and the accumulator, which know each other.
+
+    Neither has a reference to the producer: a producer that the application drops is to be collected at once.
+    """
+    pump = Pump(
+        config,
+        cluster,
+        directory,
+        files,
+        choose=partitioning.choose,
+        seal_due=lambda now: accumulator.seal_due(now),  # noqa: PLW0108  # assigned below
+        on_topic=partitioning.learned,
+        let_go=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
+    )
+    accumulator = Accumulator(config, lifecycle, partitioning, pump)
+    return pump, accumulator
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:

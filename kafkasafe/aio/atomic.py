@@ -69,8 +69,8 @@ class BatchOutcome(metaclass=Tidy):
         return self._get().__await__()
 
     async def _get(self) -> atomic.BatchMetadata:
-        outcome, ledger = self._outcome, self._outcome._producer._pump.ledger
-        await waits_of(outcome._producer).wait(
+        outcome, ledger = self._outcome, self._outcome._parts.delivery.pump.ledger
+        await waits_of(outcome._parts).wait(
             lambda: outcome.is_done or ledger.wrong_cluster is not None or ledger.failure is not None
         )
         return outcome.get(0.0)
@@ -91,8 +91,8 @@ class BatchOutcome(metaclass=Tidy):
         if timeout is not None:
             timeout = timeout_of(timeout)
         outcome = self._outcome
-        ledger, in_memory = outcome._producer._pump.ledger, outcome._producer._config.in_memory
-        in_time = await waits_of(outcome._producer).wait(
+        ledger, in_memory = outcome._parts.delivery.pump.ledger, outcome._parts.config.in_memory
+        in_time = await waits_of(outcome._parts).wait(
             lambda: (
                 outcome.is_done or (outcome._head.durable and not in_memory) or ledger.failure is not None
             ),
@@ -100,7 +100,8 @@ class BatchOutcome(metaclass=Tidy):
         )
         if not in_time:
             raise WaitTimeoutError(
-                f"The batch was not durable after {timeout} s.{outcome._producer._disk_cause()}{outcome._because()}"
+                f"The batch was not durable after {timeout} s.{outcome._parts.delivery.disk_cause()}"
+                f"{outcome._because()}"
             )
         outcome.durable(0.0)
         return self

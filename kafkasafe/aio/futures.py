@@ -13,6 +13,7 @@ from kafkasafe import producer as threads
 from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.threads import running_loop
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class RecordFuture(metaclass=Tidy):
         add_both = Absent(ADD_DONE_CALLBACK)
 
     def _record(self) -> threads.RecordFuture:
-        return self._owner._opened._future(self._chunk, self._index)
+        return threads.future_of(self._owner._opened, self._chunk, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -179,6 +180,6 @@ class RecordFuture(metaclass=Tidy):
         return repr(self._record())
 
 
-def waits_of(producer: threads.SafeProducer) -> LoopWaits:
+def waits_of(parts: Parts) -> LoopWaits:
     """Return the object with which coroutines of the running loop wait for a producer."""
-    return LoopWaits.of(producer._pump.ledger.waiters, running_loop())
+    return LoopWaits.of(parts.delivery.pump.ledger.waiters, running_loop())

@@ -20,11 +20,9 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import kafka.errors as kafka_errors
-
-from kafkasafe import producer as threads
-from kafkasafe._producing.accepting import STEP_S
+from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
 
@@ -89,15 +87,14 @@ class Gate:
     """Accepts records in turn; see the module. Its methods run on the loop's own thread.
 
     Args:
-        producer: The inner producer, which accepts the records.
+        parts: The objects of the inner producer, which accept the records.
         worker: Thread that encodes batches.
         loop: The producer's event loop.
     """
 
-    def __init__(
-        self, producer: threads.SafeProducer, worker: Worker, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.producer = producer
+    def __init__(self, parts: Parts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self.parts = parts
+        self.chunks = parts.accumulator.chunks
         self.lines: dict[str, _Line] = {}
         """Waiting tasks, by topic."""
         self.left = 0
@@ -126,7 +123,7 @@ class Gate:
         turn = _Turn()
         line = self.lines.setdefault(topic, _Line())
         deadline: float | None = None
-        patient_until = time.monotonic() + self.producer._config.max_block_s
+        patient_until = time.monotonic() + self.parts.config.max_block_s
         try:
             line.enter(turn)
             while True:
@@ -169,10 +166,13 @@ class Gate:
 
     async def _wait_for_deliveries(self, until: float) -> None:
         """Give a cluster that answers time to acknowledge, as `kafkasafe.SafeProducer` does. This serves only speed."""
-        producer, ledger = self.producer, self.producer._pump.ledger
-        await self._worker.run(producer._seal_all)
-        await waits_of(producer).wait(
-            lambda: ledger.failure is not None or producer._closed is not None or ledger.ahead.has_eased,
+        parts = self.parts
+        ledger = parts.delivery.pump.ledger
+        await self._worker.run(parts.accumulator.seal_all)
+        await waits_of(parts).wait(
+            lambda: (
+                ledger.failure is not None or parts.lifecycle.closed is not None or ledger.ahead.has_eased
+            ),
             max(0.0, min(STEP_S, until - time.monotonic())),
             about=_Obstacle.AHEAD,
         )
@@ -181,25 +181,25 @@ class Gate:
 
     async def _clear(self, obstacle: _Obstacle, topic: str, deadline: float | None) -> float | None:
         """Wait until an obstacle is removed. Return the deadline of the wait for room, monotonic seconds."""
-        producer = self.producer
+        parts = self.parts
         if obstacle is _Obstacle.FULL:
-            chunk = producer._chunks.get(topic)
+            chunk = parts.accumulator.chunks.get(topic)
             if chunk is not None:
-                await self._worker.run(lambda: producer._seal_chunk(chunk))
+                await self._worker.run(lambda: parts.accumulator.seal_one(chunk))
         else:
             now = time.monotonic()
             if deadline is None:
-                deadline = now + producer._config.max_block_s
+                deadline = now + parts.config.max_block_s
             if now >= deadline:
-                producer._raise_no_room(producer._needed())
+                parts.admission.raise_no_room(parts.accumulator.needed_bytes())
             # Lingering batches also occupy room.
-            await self._worker.run(producer._seal_all)
-            ledger, needed = producer._pump.ledger, producer._needed()
-            await waits_of(producer).wait(
+            await self._worker.run(parts.accumulator.seal_all)
+            ledger, needed = parts.delivery.pump.ledger, parts.accumulator.needed_bytes()
+            await waits_of(parts).wait(
                 lambda: (
                     ledger.failure is not None
-                    or producer._closed is not None
-                    or (not producer._callbacks.full() and ledger.room(needed))
+                    or parts.lifecycle.closed is not None
+                    or (not parts.delivery.callbacks.full() and ledger.room(needed))
                 ),
                 max(0.0, min(_ROOM_S, deadline - now)),
                 about=_Obstacle.ROOM,
@@ -218,21 +218,19 @@ class Gate:
         patient: bool,
     ) -> RecordFuture | _Obstacle:
         """Put a record into the topic's open batch, in one step, or return the obstacle."""
-        producer = self.producer
-        if size > producer._max_record_bytes:
-            raise kafka_errors.MessageSizeTooLargeError(producer._too_large(size))
-        chunk = producer._chunks.get(topic)
+        parts = self.parts
+        parts.admission.check_size(size)
+        chunk = parts.accumulator.chunks.get(topic)
         if chunk is None:
-            if patient and producer._pump.ledger.ahead.is_far:
+            if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
-            chunk = producer._begin_chunk(topic)
+            chunk = parts.admission.begin_chunk(topic)
             if chunk is None:
                 return _Obstacle.ROOM
         # A new batch has room for a record of any size.
-        if not chunk.open or chunk.left < min(size, producer._chunk_bytes):
+        if not chunk.open or chunk.left < min(size, parts.accumulator.chunk_bytes):
             return _Obstacle.FULL
-        index = next(chunk.numbers)
-        chunk.left -= size
+        index = chunk.enter(size)
         if self.put(chunk, index, key, value, special):
             return self.future(owner, chunk, index)
         # Another thread has just sealed the batch without this record.
@@ -245,9 +243,9 @@ class Gate:
             if not chunk.open:
                 return chunk.took(index)
         if index >= MAX_RECORDS - 1 or chunk.left <= 0:
-            chunk.left = -1
-            producer = self.producer
-            self._worker.put(lambda: producer._seal_chunk(chunk))
+            chunk.fill()
+            parts = self.parts
+            self._worker.put(lambda: parts.accumulator.seal_one(chunk))
         return index < MAX_RECORDS
 
     def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:

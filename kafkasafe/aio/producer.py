@@ -20,7 +20,7 @@ from kafkasafe._core.patience import timeout_of
 from kafkasafe._io.awaiting import LoopWaits
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._producing.chunk import Special
-from kafkasafe._producing.hold import goes_first
+from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.gate import Gate
@@ -72,6 +72,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             )
         self._configs = cast("ProducerOptions", configs)
         self._producer: threads.SafeProducer | None = None
+        self._parts: Parts | None = None
         self._gate: Gate | None = None
         self._plain_gate: Gate | None = None
         """The same gate, if no serializer is set; else None."""
@@ -106,11 +107,13 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         producer = await call_in_thread(
             "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
         )
+        parts = threads.parts_of(producer)
         self._producer = producer
-        self._waits = waits_of(producer)
+        self._parts = parts
+        self._waits = waits_of(parts)
         self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
-        self._gate = Gate(producer, self._worker, loop)
-        self._plain_gate = self._gate if producer._plain else None
+        self._gate = Gate(parts, self._worker, loop)
+        self._plain_gate = self._gate if parts.form.plain else None
 
     async def stop(self) -> None:
         """Call `close()`. This is aiokafka's name for it."""
@@ -176,11 +179,10 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
     def __del__(self) -> None:
         """Close a producer that was dropped without `close()`, as `kafkasafe.SafeProducer` does, but off the loop."""
-        producer = getattr(self, "_producer", None)
-        if producer is not None and producer._closed is None:
+        producer, parts = getattr(self, "_producer", None), getattr(self, "_parts", None)
+        if producer is not None and parts is not None and parts.lifecycle.closed is None:
             self._producer = None
-            goes_first(producer._pump, producer._spool_path)
-            producer._forgo_warning()
+            parts.shutdown.forgo_warning()
             # The inner producer's `__del__` waits a moment, so run it on the worker's thread.
             self._worker.put(_Last(producer))
             self._worker.stop()
@@ -247,7 +249,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             if key is not None:
                 size += len(key)
             try:
-                chunk = gate.producer._chunks[topic]
+                chunk = gate.chunks[topic]
                 chunk.left = left = chunk.left - size
                 if left >= 0:
                     index = next(chunk.numbers)
@@ -280,12 +282,10 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
         """Check and serialize a record. Return value, key, the other fields, and the approximate size in bytes."""
-        producer = self._producer
-        if producer is None:
-            raise self._not_started()
+        parts = self._opened_parts
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
-        key, value, special, size = producer._checked(
+        key, value, special, size = parts.form.prepare(
             topic, value, key, headers_of(headers), partition, timestamp_ms
         )
         return value, key, special, size
@@ -335,16 +335,16 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        producer = self._opened
-        producer._check_fork()
-        ledger = producer._pump.ledger
-        await self._seal(producer)
-        producer._pump.adopt_now()
+        parts = self._opened_parts
+        parts.lifecycle.check_fork()
+        ledger = parts.delivery.pump.ledger
+        await self._seal()
+        parts.delivery.pump.adopt_now()
         number = ledger.last_number()
         finished = await self._waits_here().wait(
-            lambda: producer._settled_or_never(number) or ledger.failure is not None, timeout
+            lambda: parts.delivery.settled_or_never(number) or ledger.failure is not None, timeout
         )
-        producer._raise_unsettled(number, timeout, finished=finished)
+        parts.delivery.raise_unsettled(number, timeout, finished=finished)
 
     async def durable(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until all records accepted so far are durable, as `kafkasafe.SafeProducer.durable` does.
@@ -358,31 +358,32 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        producer = self._opened
-        producer._check_fork()
-        ledger = producer._pump.ledger
-        await self._seal(producer)
+        parts = self._opened_parts
+        parts.lifecycle.check_fork()
+        ledger = parts.delivery.pump.ledger
+        await self._seal()
         number = ledger.last_undurable()
-        if producer._config.spool == "on_error":
-            producer._pump.spill_all()
-        pump = producer._pump
-        look = 0 if producer._config.in_memory else pump.ask_look()
+        if parts.config.spool == "on_error":
+            parts.delivery.pump.spill_all()
+        pump = parts.delivery.pump
+        look = 0 if parts.config.in_memory else pump.ask_look()
         await self._waits_here().wait(
             lambda: (
                 (ledger.spooled(number) and pump.has_looked(look))
                 or ledger.failure is not None
-                or (producer._config.in_memory and (ledger.undecidable or ledger.wrong_cluster is not None))
+                or (parts.config.in_memory and (ledger.undecidable or ledger.wrong_cluster is not None))
             ),
             timeout,
         )
-        producer._raise_unspooled(number, timeout)
-        producer._raise_displaced(look, timeout)
+        parts.delivery.raise_unspooled(number, timeout)
+        parts.delivery.raise_displaced(look, timeout)
 
-    async def _seal(self, producer: threads.SafeProducer) -> None:
+    async def _seal(self) -> None:
+        seal_all = self._opened_parts.accumulator.seal_all
         if self._closing is None:
-            await self._worker.run(producer._seal_all)
+            await self._worker.run(seal_all)
         else:  # the worker may have ended
-            await call_in_thread("kafkasafe-aio-seal", producer._seal_all)
+            await call_in_thread("kafkasafe-aio-seal", seal_all)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -396,7 +397,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             ValueError: The topic name is invalid.
         """
         producer = self._opened
-        producer._check_topic(topic)
+        self._opened_parts.admission.check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -442,6 +443,12 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         return self._producer
 
     @property
+    def _opened_parts(self) -> Parts:
+        if self._parts is None:
+            raise self._not_started()
+        return self._parts
+
+    @property
     def _opened_gate(self) -> Gate:
         if self._gate is None:
             raise self._not_started()
@@ -465,7 +472,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         It may be another loop than the producer's: a future may be awaited after the producer's loop has ended.
         """
         loop = running_loop()
-        return self._waits if loop is self._loop else waits_of(self._opened)
+        return self._waits if loop is self._loop else waits_of(self._opened_parts)
 
     def _seal_soon(self, chunk: Any) -> None:
         """Seal an open batch (a chunk) for which a task waits.
@@ -474,24 +481,22 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if chunk.parcels is not None:
             return
-        batch = chunk.atomic
-        if batch is not None:
-            batch._cannot_wait(
-                "batch.send(...) is not awaited: await its future, or batch.outcome, after the block"
-            )
+        guard = chunk.guard
+        if guard is not None:
+            guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
         if not self._to_seal:
             running_loop().call_soon(self._seal_now)
         self._to_seal.add(chunk)
 
     def _seal_now(self) -> None:
-        producer, chunks = self._producer, self._to_seal
+        parts, chunks = self._parts, self._to_seal
         self._to_seal = set()
-        if producer is not None:
+        if parts is not None:
             for chunk in chunks:
                 # The pump seals the chunk. So records that are sent while the pump writes are included, and no other
                 # thread must be woken.
-                chunk.due = 0.0
-            producer._pump.poke()
+                chunk.hurry()
+            parts.delivery.pump.poke()
 
     def _call_when_done(
         self,

@@ -16,7 +16,7 @@ from helpers import LONG_S, Ticks, cancelled_at, longest_callback, run, until
 import kafkasafe
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._producing.encoding import Encoding
+from kafkasafe._producing.encoding import Encoder
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.aio.threads import _Place
@@ -287,7 +287,7 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
         elif case == "busy":
             held = threading.Event()
             ended = threading.Event()
-            lock = producer.client._lock
+            lock = producer.client._parts.accumulator.lock
 
             def hold():
                 with lock:
@@ -378,7 +378,7 @@ def test_the_loop_waits_for_no_disk_no_lock_and_no_opening(options, fake_kafka, 
 
     monkeypatch.setattr(OsFiles, "sync_data", patient(OsFiles.sync_data, "fsync"))
     monkeypatch.setattr(SpoolDirectory, "open", patient(SpoolDirectory.open, "open"))
-    monkeypatch.setattr(Encoding, "_encoded", patient(Encoding._encoded, "encoding"))
+    monkeypatch.setattr(Encoder, "encoded", patient(Encoder.encoded, "encoding"))
 
     async def main():
         ticking = asyncio.create_task(ticks.run())

@@ -285,10 +285,11 @@ def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(prod
     outcome = batch.outcome
     outcome.get(60)
     called = []
-    calls = outcome._callbacks
-    outcome._call(0)
+    unit = outcome._unit
+    calls = unit.callbacks
+    unit.call(0)
     calls.append((True, called.append))
-    outcome._watch()
+    unit.watch()
     producer.flush(60)
     assert called == [outcome.get(60)]
 

@@ -30,7 +30,7 @@ def values_of(servers, topic) -> list[int]:
 
 def test_close_after_an_idle_time(kafka, producers, tmp_path, monkeypatch):
     """Its patience was counted from the last delivery, or the constructor: it gave up at once, on a healthy broker."""
-    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 3.0)
+    monkeypatch.setattr("kafkasafe._producing.shutdown._CLOSE_IDLE_S", 3.0)
     topic = harness.new_topic(kafka, 1)
     used = producers(kafka.bootstrap_servers, spool_dir=tmp_path / "used")
     used.send(topic, b"0").get(60)
@@ -72,9 +72,9 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     topic = harness.new_topic(kafka, 1)
     producer = producers(kafka.bootstrap_servers, linger_ms=1)
     producer.send(topic, b"0").get(60)
-    with producer._lock:
+    with producer._parts.accumulator.lock:
         # As an interrupt leaves it that comes right after the batch was opened.
-        producer._open_chunk(topic)
+        producer._parts.admission.open_chunk(topic)
     time.sleep(0.2)
     turn = mocker.spy(producer._pump, "_turn")
     time.sleep(0.5)
@@ -131,7 +131,7 @@ def left(caplog) -> list[logging.LogRecord]:
 
 def test_what_is_left_on_disk_is_said_once(producers, tmp_path, monkeypatch, caplog):
     """close() returned without a word, and a program ended so, though nothing had been delivered."""
-    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 0.2)
+    monkeypatch.setattr("kafkasafe._producing.shutdown._CLOSE_IDLE_S", 0.2)
     producer = producers(harness.dead_address())
     for number in range(7):
         producer.send("t", b"%d" % number)
@@ -258,8 +258,8 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
                 return next(self.numbers)
 
         chunk.numbers = Handled(chunk.numbers)
-        with producer._lock:
-            producer._seal(chunk)
+        with producer._parts.accumulator.lock:
+            producer._parts.accumulator.seal(chunk)
         assert first.durable(60) is not None
         assert chunk.count == 1
     finally:

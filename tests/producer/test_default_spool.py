@@ -142,7 +142,7 @@ def test_in_an_outage_the_directory_of_another_spelling_is_named_as_well(
     with lives(localhost(some_broker)) as job:  # from now on its directory knows its cluster
         job.send(topic, b"own").get(60)
     former = left_behind(some_broker, lives, topic)
-    monkeypatch.setattr("kafkasafe._producing.closing._CLOSE_IDLE_S", 0.2)
+    monkeypatch.setattr("kafkasafe._producing.shutdown._CLOSE_IDLE_S", 0.2)
     some_broker.proxy.refuse()
     caplog.clear()
     with caplog.at_level(logging.WARNING, "kafkasafe"):

@@ -10,7 +10,7 @@ from waiting import until
 
 from kafkasafe import SafeProducer, logs
 from kafkasafe._io.engine.waits import Bell, Waiting
-from kafkasafe._producing import flushing
+from kafkasafe._producing import delivery
 
 
 def said(caplog) -> list[str]:
@@ -20,7 +20,7 @@ def said(caplog) -> list[str]:
 
 def test_flush_says_what_it_waits_for(fake_kafka, tmp_path, monkeypatch, caplog):
     """An acknowledgement stepped back, and without READ nobody may look: flush() waited for ever without a word."""
-    monkeypatch.setattr(flushing, "_SAY_EVERY_S", 0.3)
+    monkeypatch.setattr(delivery, "_SAY_EVERY_S", 0.3)
     fake_kafka.create_topic("t", partitions=1)
     with SafeProducer(
         bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool", retry_backoff_ms=50

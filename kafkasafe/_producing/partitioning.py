@@ -1,4 +1,4 @@
-"""Choose the partition of a record: a given one, the application's partitioner's choice, or KafkaProducer's.
+"""The partition of a record: a given one, the choice of the application's partitioner, or KafkaProducer's.
 
 Nothing here seals a chunk or waits.
 """
@@ -6,7 +6,9 @@ Nothing here seals a chunk or waits.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import random
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,60 +16,114 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._core.partition import partition_for_key, partitions_for_keys
 from kafkasafe._io.engine.parcels import Indexes
-from kafkasafe._io.refusals import error_for_send
-from kafkasafe._producing.state import State
+from kafkasafe._producing.signatures import takes
 from kafkasafe.cluster.api import Broker, Cluster
+from kafkasafe.config import ProducerConfig
 from kafkasafe.logs import EventLog, apart
 
-__all__ = ["Placing", "as_int"]
+__all__ = ["Partitioning", "as_int"]
 
 log = EventLog("producer")
 
 _MAX_PARTITION: Final = 2**31 - 1
 
 
-class Placing(State):
-    """Part of `SafeProducer`."""
+class Partitioning:
+    """The partition counts of topics, and the choice of each record's partition.
 
-    def _check_partition(self, topic: str, partition: Any) -> int:
+    Threads that seal an open batch choose under the producer's lock. The pump chooses for records that were accepted
+    before their topic was known, and reports what it learned of a topic.
+
+    Args:
+        config: Options.
+        cluster: Has the metadata of topics.
+
+    Attributes:
+        asks: Whether the application has a partitioner of its own, which is asked for each record.
+    """
+
+    def __init__(self, config: ProducerConfig, cluster: Cluster) -> None:
+        self.asks = config.custom_partitioner
+        self._partition_by = _partitioner(config.partitioner)
+        self._client_id = config.client_id
+        self._cluster = cluster
+        self._counts: dict[str, int] = {}
+        """By topic; set once no record of the topic waits for the choice of its partition."""
+        self._unchosen: set[str] = set()
+        """Topics with records that wait, or waited, for the choice of their partitions."""
+        self._rotation = random.randrange(1 << 16)
+
+    def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
+        """Begin with what earlier incarnations knew: partition counts, and topics with records without a partition."""
+        self._unchosen.update(unchosen)
+        self._counts.update(counts)
+
+    def knows(self, topic: str) -> bool:
+        """Return whether the number of partitions is known, and no record waits for the choice of its partition."""
+        return topic in self._counts
+
+    def count(self, topic: str) -> int:
+        """Return the number of partitions from which to choose; 0 if it is not known yet."""
+        return self._counts.get(topic, 0)
+
+    def learned(self, topic: str, partitions: int) -> None:
+        """Note the number of a topic's partitions."""
+        if self._counts.get(topic) != partitions:
+            self._counts[topic] = partitions
+
+    def leave_open(self, topic: str) -> None:
+        """Note that records of this topic wait for the choice of their partitions."""
+        self._unchosen.add(topic)
+
+    def left_open(self, topic: str) -> bool:
+        """Return whether records of this topic waited, or wait, for the choice of their partitions."""
+        return topic in self._unchosen
+
+    def checked(self, topic: str, partition: Any) -> int:
+        """Return the partition that a caller gives, as an int.
+
+        Raises:
+            TypeError: It is no number.
+            ValueError: The topic has no such partition.
+        """
         number = as_int(partition, "partition", _MAX_PARTITION)
-        known = self._partition_counts.get(topic)
-        if known is None and (info := self._transport.topic(topic)) is not None and info.partitions:
-            known = (
-                max(info.partitions) + 1
-            )  # `_partition_counts` is set after records that wait for a choice
+        known = self._counts.get(topic)
+        if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
+            known = max(info.partitions) + 1  # `_counts` is set after records that wait for a choice
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
-        refused = self._pump.refused_partitions.get((topic, number))
-        if refused is not None and self._config.on_blocked_topic == "raise":
-            raise error_for_send(refused, self._config.spool_dir, of_topic=False)
         return number
 
-    def _ask_partitioner(
+    def ask(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
         """Ask the application's partitioner at once, with the key and value objects that it expects.
 
         Return None if the topic is not known yet. Then the partitioner is asked later, with bytes.
         """
-        count = self._partition_counts.get(topic)
+        count = self._counts.get(topic)
         if count is None:
             return None
-        cluster = _Cluster(topic, count, self._transport)
-        chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, cluster)
+        view = _ClusterView(topic, count, self._cluster)
+        chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, view)
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
-    def _choose(
+    def next_partition(self, partitions: int) -> int:
+        """Return the partition of the next batch without keys: all its records go to one (KIP-480)."""
+        self._rotation += 1
+        return self._rotation % partitions
+
+    def choose(
         self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
     ) -> Indexes:
         """Return the partition of each record: by the application's partitioner, or as KafkaProducer chooses it."""
-        if self._config.custom_partitioner:
-            cluster = _Cluster(topic, partitions, self._transport)
+        if self.asks:
+            view = _ClusterView(topic, partitions, self._cluster)
             try:
                 return np.array(
                     [
                         as_int(
-                            self._partition_by(topic, key, key, value, value, cluster),
+                            self._partition_by(topic, key, key, value, value, view),
                             "the partitioner's choice",
                             partitions - 1,
                         )
@@ -81,28 +137,24 @@ class Placing(State):
                     log.exception(
                         "%s: the partitioner failed; KafkaProducer's default partitioner is used instead",
                         topic,
-                        client_id=self.client_id,
+                        client_id=self._client_id,
                         topic=topic,
                         event="partitioner_failed",
                     )
         # All records of a batch without a key go to one partition; the next batch goes to another one (KIP-480).
-        self._rotation += 1
+        rotated = self.next_partition(partitions)
         if None not in keys:
             if len(keys) == 1:
                 return np.array([partition_for_key(keys[0] or b"", partitions)], np.int64)
             return np.asarray(partitions_for_keys([key or b"" for key in keys], partitions), np.int64)
-        chosen = np.full(len(keys), self._rotation % partitions, np.int64)
+        chosen = np.full(len(keys), rotated, np.int64)
         keyed = [i for i, key in enumerate(keys) if key is not None]
         if keyed:
             chosen[keyed] = partitions_for_keys([keys[i] or b"" for i in keyed], partitions)
         return chosen
 
-    def _on_topic(self, topic: str, partitions: int) -> None:
-        if self._partition_counts.get(topic) != partitions:
-            self._partition_counts[topic] = partitions
 
-
-class _Cluster:
+class _ClusterView:
     """The part of kafka-python's ClusterMetadata that partitioners use.
 
     Args:
@@ -171,6 +223,18 @@ class _Cluster:
         info = self._transport.topic(topic)
         known = None if info is None else info.partitions.get(partition)
         return (-1, -1) if known is None else (known.leader, known.leader_epoch)
+
+
+def _partitioner(given: Any) -> Callable[..., Any]:
+    partition = given.partition
+    if not takes(partition, 6) and takes(partition, 3):
+        warnings.warn(
+            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=6
+        )
+        return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
+            topic, key_bytes, cluster
+        )
+    return partition  # type: ignore[no-any-return]
 
 
 def as_int(item: Any, what: str, most: int) -> int:

@@ -8,19 +8,31 @@ import os
 import shlex
 import threading
 import time
-import warnings
-from typing import Final
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from kafkasafe._core.patience import Patience, timeout_of
+from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe._io.metric_readings import AT_CLOSE
 from kafkasafe._io.refusals import counted
-from kafkasafe._producing.calling import safely
-from kafkasafe._producing.flushing import Flushing
-from kafkasafe._producing.hold import DROPPED, DROPPED_IDLE_S, LIVE, PRODUCERS, SUCCEEDED, goes_first
+from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.delivery import Delivery, safely
+from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.registry import (
+    DROPPED,
+    DROPPED_IDLE_S,
+    LIVE,
+    PRODUCERS,
+    SUCCEEDED,
+    goes_first,
+    goes_live,
+)
+from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.logs import EventLog, drain, own_threads
 
-__all__ = ["Closing"]
+__all__ = ["Shutdown"]
 
 log = EventLog("producer")
 
@@ -40,36 +52,83 @@ _SEAL_PAUSE_S: Final = 0.05
 """If `close` lacks memory to encode records, it tries again. Each pause is longer by this time, seconds."""
 
 
-class Closing(Flushing):
-    """Part of `SafeProducer`."""
+class Ends(Protocol):
+    """Something that ends before the producer does."""
 
-    def close(self, timeout: float | None = None) -> None:
-        """Make all accepted records durable, wait for deliveries, and release the spool.
+    def close(self) -> None:
+        """End."""
 
-        This includes records of earlier producers that this one adopted, in its directory and in directories next to a
-        default one. Undelivered records stay on disk, and the next producer on the directory delivers them; a warning
-        for each directory gives their number. With `spool="never"` they are lost, and `close` raises an error.
-        Calling it again does nothing. At the end of the interpreter, open producers are closed automatically.
 
-        Args:
-            timeout: Seconds to wait for deliveries, and for a disk that fails. A disk that is only slow gets ten
-                seconds at least. Default: until no delivery was made for 5 s (30 s with `spool="never"`). If records
-                must wait until a known time before they may be sent, `close` waits until then, but at most two request
-                timeouts longer.
+class Shutdown:
+    """Closes a producer, lets a dropped one deliver what it has, and ends one in a forked child.
 
-        Raises:
-            SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
-            DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
-                futures have the same error.
-            WrongClusterError: The brokers belong to another cluster than the pending records. The records are on disk.
-            DataLossError: As for `flush`. One error for all losses that were not raised yet (`others`). If a check
-                for losses did not end in time, a WARNING says so (`data_loss_unknown`), and the next producer on the
-                directory repeats the check.
-            ValueError: The timeout is negative or nan. The producer is still open. After all other errors it is closed.
-        """
+    Args:
+        config: Options.
+        lifecycle: Ends here.
+        accumulator: Has the open batches, which are sealed first.
+        delivery: Has the pump and the callbacks.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        lifecycle: Lifecycle,
+        accumulator: Accumulator,
+        delivery: Delivery,
+    ) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._accumulator = accumulator
+        self._delivery = delivery
+        self._pump = delivery.pump
+        self._first: Ends | None = None
+        self._producer: weakref.ref[object] | None = None
+        """The producer, once it is open."""
+        self._kept: object | None = None
+        """The producer, from the moment in which it was dropped until its pump has ended."""
+        self._warned = False
+        self._at_exit = _exit_hook(weakref.ref(self))
+        self._not_at_end_of_child: Callable[[], object] = lambda: None
+
+    @property
+    def spool_path(self) -> str:
+        """The real path of the spool directory, the same for all producers on it; empty without a directory."""
+        return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
+
+    def end_first(self, ends: Ends) -> None:
+        """End this when the producer is closed: the transactions of a producer with a `transactional_id`."""
+        self._first = ends
+
+    def begin(self, producer: object) -> None:
+        """From now on, the producer is closed at the end of the process, and ended in a forked child."""
+        PRODUCERS[producer] = weakref.ref(self)
+        if not self._config.in_memory:
+            goes_live(self._pump, self.spool_path)
+        atexit.register(self._at_exit)
+        self._not_at_end_of_child = at_end_of_child(self._at_exit)
+        self._producer = weakref.ref(producer)
+
+    def forgo_exit(self) -> None:
+        """The owner of the producer closes it at the end of the process."""
+        atexit.unregister(self._at_exit)
+
+    def forked(self, error: BaseException) -> None:
+        """In a forked child: the parent owns the producer, and all calls raise this error."""
+        self._lifecycle.end(error)
+        self._accumulator.forked()
+        self._delivery.forked(error)
+
+    # -- close -------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None) -> None:
+        """See `SafeProducer.close`."""
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
+
+    def at_exit(self) -> None:
+        """Close the producer at the end of the process, without a wait for pauses."""
+        self._close(None, Patience(self._idle_s, 0.0))
 
     @property
     def _idle_s(self) -> float:
@@ -77,28 +136,28 @@ class Closing(Flushing):
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
-        if self._closed is not None:
+        if self._lifecycle.closed is not None:
             return
-        self._check_fork()
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
         # Set this first: from now on no chunk is opened, and records that other threads still add are sealed below.
-        self._closed = ProducerClosedError(
-            "The producer is closed. Records accepted before close() are delivered or on disk"
+        self._lifecycle.end(
+            ProducerClosedError(
+                "The producer is closed. Records accepted before close() are delivered or on disk"
+            )
         )
-        for outcome in list(self._units):
-            outcome._refuse()
-        if self._transactions is not None:
-            self._transactions.close()
+        self._accumulator.refuse_units()
+        if self._first is not None:
+            self._first.close()
         if pump.is_current_thread():
             # A hook or a log handler called this on the pump's thread, so waiting would never end. The pump writes the
             # accepted records while it stops.
-            self._seal_all()
+            self._accumulator.seal_all()
             pump.stop(0.0)
             self._closed_down(0.0)
             return
-        with self._let_go():
+        with self._accumulator.released():
             try:
                 self._seal_for_good()
                 if not self._config.in_memory:
@@ -118,26 +177,26 @@ class Closing(Flushing):
             if loss is not None:
                 raise loss
         finally:
-            self._raise_failure()
-            self._raise_wrong_cluster()
+            self._delivery.raise_failure()
+            self._delivery.raise_wrong_cluster()
             self._raise_unsealed()
 
     def _seal_for_good(self) -> None:
         """Seal the open chunks. If memory is short, try a few times, then seal as many as possible."""
         for attempt in range(_SEAL_TRIES):
             try:
-                self._seal_all()
+                self._accumulator.seal_all()
             except (SpoolWriteError, MemoryError):
                 self._pump.wait(lambda: False, _SEAL_PAUSE_S * attempt)
             else:
                 return
-        with self._lock:
-            for chunk in list(self._chunks.values()):
-                self._seal_or_leave(chunk)
+        with self._accumulator.lock:
+            for chunk in list(self._accumulator.chunks.values()):
+                self._accumulator.seal_or_leave(chunk)
 
     def _raise_unsealed(self) -> None:
         """Raise SpoolWriteError for records that could not be encoded: they are lost with this producer."""
-        records = self._unsealed()
+        records = self._accumulator.unsealed()
         if records:
             were, are = ("was", "is") if records == 1 else ("were", "are")
             raise SpoolWriteError(
@@ -172,14 +231,14 @@ class Closing(Flushing):
 
     def _tell_left(self) -> None:
         """Log which records are undelivered, and which partitions may have lost acknowledged records."""
-        doubted = self._doubted(self._pump.left_doubted)
+        doubted = self._delivery.doubted(self._pump.left_doubted)
         if doubted:
             then = f": the next producer on {self._config.spool_dir} repeats the check"
             log.warning(
                 "The producer closed before it could check whether %s still has all acknowledged records%s",
                 doubted,
                 "" if self._config.in_memory else then,
-                client_id=self.client_id,
+                client_id=self._config.client_id,
                 event="data_loss_unknown",
             )
         left = dict(self._pump.left)
@@ -193,9 +252,9 @@ class Closing(Flushing):
                 self._config.spool_dir,
                 "it" if elsewhere.records == 1 else "them",
                 elsewhere,
-                self._disk_cause(),
-                client_id=self.client_id,
-                lane=self.lane,
+                self._delivery.disk_cause(),
+                client_id=self._config.client_id,
+                lane=self._pump.lane,
                 records=elsewhere.records,
                 path=str(elsewhere),
                 event="records_left",
@@ -214,35 +273,36 @@ class Closing(Flushing):
                 path,
                 shlex.quote(str(path)),
                 servers,
-                client_id=self.client_id,
-                lane=self.lane,
+                client_id=self._config.client_id,
+                lane=self._pump.lane,
                 records=records,
                 path=str(path),
                 event="records_left",
             )
 
-    @property
-    def _spool_path(self) -> str:
-        """The real path of the spool directory, the same for all producers on it; empty without a directory."""
-        return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
+    # -- dropped -----------------------------------------------------------------------------------------------------
 
-    def _forgo_warning(self) -> None:
-        """The ResourceWarning has been given: its owner was dropped, and this follows."""
+    def forgo_warning(self) -> None:
+        """Note that the owner of the producer was dropped and has given the ResourceWarning: this producer follows."""
+        goes_first(self._pump, self.spool_path)
         self._warned = True
 
-    def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
+    def drop(self, producer: object) -> bool:
+        """Let the pump of a dropped producer go on delivering as long as `close()` would.
 
         This method waits a second at most, as KafkaProducer's does, so that records of the next producer come later. It
         takes no lock, because the garbage collector may call it at any place.
+
+        Returns:
+            Whether the producer was dropped without `close()`, and the program is to be warned.
         """
-        if self._closed is not None or not self._opened:
-            return
-        self._closed = ProducerClosedError("The producer was collected by the garbage collector")
-        self._hold.keep(self)
+        if self._producer is None or self._lifecycle.closed is not None:
+            return False
+        self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
+        self._kept = producer
         # The order matters: a producer that is being opened reads DROPPED after it has added itself to LIVE.
-        DROPPED[self._pump] = self._spool_path
-        goes_first(self._pump, self._spool_path)
+        DROPPED[self._pump] = self.spool_path
+        goes_first(self._pump, self.spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
         if (
             not threading.current_thread().name.startswith("kafkasafe-")
@@ -251,37 +311,34 @@ class Closing(Flushing):
             self._pump.join(DROPPED_IDLE_S)
         if self._pump.ended():
             self._dropped()
-        if self._warned:
-            return
-        with contextlib.suppress(Exception):
-            # An application may turn warnings into errors, but no caller could catch one here.
-            text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+        return not self._warned
 
     def _dropped(self) -> None:
         """Finish a dropped producer, on the pump's thread."""
-        if not self._hold.keeps():
+        if self._kept is None:
             return  # finished before
         if self._pump not in SUCCEEDED:
             self._tell_left()
         try:
             self._raise_unsealed()
         except SpoolWriteError as error:
-            log.error("%s", error, client_id=self.client_id, event="not_encoded")  # noqa: TRY400
+            log.error("%s", error, client_id=self._config.client_id, event="not_encoded")  # noqa: TRY400
         self._closed_down(time.monotonic() + DROPPED_IDLE_S)
-        self._hold.keep(None)
+        self._kept = None
         DROPPED.pop(self._pump, None)
         SUCCEEDED.discard(self._pump)
 
     def _closed_down(self, deadline: float | None) -> None:
         atexit.unregister(self._at_exit)
         self._not_at_end_of_child()
-        left = self._callbacks.stop(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        left = self._delivery.callbacks.stop(
+            None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
         if left:
             log.warning(
                 "%d callbacks had not run when close() returned; they go on, unless the process ends",
                 left,
-                client_id=self.client_id,
+                client_id=self._config.client_id,
                 event="callbacks_left",
             )
         for serializer in (self._config.key_serializer, self._config.value_serializer):
@@ -292,7 +349,9 @@ class Closing(Flushing):
             call()
         # Wait for the log records of its threads, but only briefly: a log handler may be waiting for this close().
         drain(_LOG_S)
-        PRODUCERS.discard(self)
+        producer = None if self._producer is None else self._producer()
+        if producer is not None:
+            PRODUCERS.pop(producer, None)
         LIVE.pop(self._pump, None)
 
     def _flush_disk(self, limit_s: float, deadline: float | None) -> None:
@@ -315,8 +374,18 @@ class Closing(Flushing):
                 log.error(
                     "Not everything could be made durable within %.0f s of close().%s",
                     now - began,
-                    self._disk_cause(),
-                    client_id=self.client_id,
+                    self._delivery.disk_cause(),
+                    client_id=self._config.client_id,
                     event="not_durable",
                 )
                 return
+
+
+def _exit_hook(reference: weakref.ref[Shutdown]) -> Callable[[], None]:
+    def close() -> None:
+        shutdown = reference()
+        if shutdown is not None:
+            with contextlib.suppress(Exception):
+                shutdown.at_exit()
+
+    return close

@@ -1,0 +1,335 @@
+"""The open batches of a producer: they are sealed here, and passed to the pump in the order of sealing.
+
+The accumulator holds its lock for longer than a moment. While it does, it uses no disk, and calls no code of the
+application but the partitioner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from kafkasafe._core import batch as codec
+from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe._io.engine.slips import Slip
+from kafkasafe._io.pump import Pump
+from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.encoding import Encoder
+from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import SpoolWriteError
+from kafkasafe.logs import EventLog
+
+__all__ = ["NEVER", "Accumulator", "Unit"]
+
+log = EventLog("producer")
+
+NEVER: Final = float("inf")
+_LEFT: Final[Callable[[Chunk], int]] = attrgetter("left")
+_NO_MEMORY_S: Final = 0.1
+"""If memory is short, the producer's thread tries again to encode after this time, seconds."""
+
+
+class Unit(Protocol):
+    """An atomic batch on its way to the pump."""
+
+    @property
+    def head(self) -> Parcel:
+        """The parcel that stands for the whole batch."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """The chunks of its records. No other thread adds to them."""
+
+    @property
+    def parcels(self) -> list[Parcel]:
+        """What `carry` got."""
+
+    @property
+    def callbacks(self) -> Sequence[object]:
+        """Calls that wait for the end of the batch."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the decision is that the batch is accepted."""
+
+    def carry(self, parcels: list[Parcel]) -> None:
+        """Note the parcels of the records."""
+
+    def accept(self) -> None:
+        """Decide that the batch is accepted, unless there is a decision. This is one call into C."""
+
+    def refuse(self) -> None:
+        """Decide that the batch is dropped, unless there is a decision."""
+
+    def watch(self) -> None:
+        """Have the callbacks called at the end of the batch."""
+
+    def settle_empty(self) -> None:
+        """End a batch without records and offsets."""
+
+    def handed_over(self) -> None:
+        """Note that the pump has the batch."""
+
+
+class Accumulator:
+    """Open batches, the lock under which they are sealed, and atomic batches on their way to the pump.
+
+    Take `lock` only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and call the
+    producer on the same thread (see `Chunk`, `released`).
+
+    Args:
+        config: Options.
+        lifecycle: Says whether the producer is closed.
+        partitioning: Chooses the partitions.
+        pump: Takes sealed batches.
+
+    Attributes:
+        chunks: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
+        lock: Held while a batch is sealed: the order of sealing is the order of delivery.
+        max_record_bytes: Largest size of a record.
+        chunk_bytes: Room of a new batch, bytes.
+    """
+
+    def __init__(
+        self, config: ProducerConfig, lifecycle: Lifecycle, partitioning: Partitioning, pump: Pump
+    ) -> None:
+        self.chunks: dict[str, Chunk] = {}
+        self.lock = threading.RLock()
+        self.max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
+        self.chunk_bytes = min(config.batch_bytes, self.max_record_bytes)
+        self._config = config
+        self._lifecycle = lifecycle
+        self._pump = pump
+        self._encoder = Encoder(partitioning, config.compression)
+        self._units: dict[Unit, None] = {}
+        """Atomic batches on their way from their callers to the pump, in order."""
+
+    def interrupted(self) -> bool:
+        """Return whether this thread holds the lock: then the caller is a signal handler that interrupted a call."""
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def forked(self) -> None:
+        """In a forked child: forget everything, because the parent delivers it.
+
+        The lock is another one: a thread that does not exist here may have held it.
+        """
+        self.lock = threading.RLock()
+        self.chunks.clear()
+        self._units.clear()
+
+    def refuse_units(self) -> None:
+        """Drop the atomic batches that are not accepted yet."""
+        for unit in list(self._units):
+            unit.refuse()
+
+    def accept_unit(self, unit: Unit) -> None:
+        """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier go first.
+
+        A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Before the step nothing
+        has happened. After it the batch is in `_units` until any thread hands it to the pump.
+        """
+        slip = unit.head.slip
+        with self.lock:
+            for topic in dict.fromkeys(chunk.topic for chunk in unit.chunks):
+                earlier = self.chunks.get(topic)
+                if earlier is not None:
+                    self.seal(earlier)
+            parcels: list[Parcel] = []
+            for chunk in unit.chunks:
+                chunk.shut()
+                parcels += chunk.keep(chunk.encoded or self._encoder.encoded(chunk)).parcels
+            for parcel in parcels:
+                parcel.slip = slip
+            unit.carry(parcels)
+            try:
+                self._units[unit] = None
+                # The order matters: `close` ends the lifecycle, then drops the batches that are not accepted.
+                self._lifecycle.raise_closed()
+                unit.accept()
+                self.hand_over_units()
+            finally:
+                if not unit.accepted:
+                    self._units.pop(unit, None)
+            if not unit.accepted:
+                self._lifecycle.raise_closed()
+
+    def hand_over_units(self) -> None:
+        """Pass accepted atomic batches to the pump. A signal handler may interrupt and repeat it."""
+        if not self._units:
+            return
+        with self.lock:
+            for unit in list(self._units):
+                if unit.accepted:
+                    self._hand_over(unit)
+                    self._units.pop(unit, None)
+                    unit.handed_over()
+
+    def _hand_over(self, unit: Unit) -> None:
+        head, parcels = unit.head, unit.parcels
+        if unit.callbacks:
+            unit.watch()
+        if parcels or (head.slip is not None and head.slip.offsets):
+            self._pump.submit([head, *parcels])
+        elif not head.done:
+            unit.settle_empty()
+        for chunk in unit.chunks:
+            if chunk.parcels is None and chunk.encoded is not None:
+                chunk.submitted(chunk.encoded.parcels)
+            chunk.forget()
+            if chunk.firsts or chunk.callbacks or chunk.errbacks:
+                chunk.watch(chunk.parcels or ())
+
+    def seal_due(self, now: float) -> float:
+        """Seal chunks that are due, on the pump's thread. Return when the next one is due."""
+        if not self.chunks and not self._units:
+            return NEVER
+        # If another thread holds the lock, it seals chunks or waits for room, and there is nothing to do here.
+        if not self.lock.acquire(timeout=0.05):
+            return now
+        try:
+            due = NEVER
+            self.hand_over_units()
+            for chunk in list(self.chunks.values()):
+                # A Ctrl-C may leave a chunk without a record. Seal it, too.
+                if chunk.due > now:
+                    due = min(due, chunk.due)
+                elif not self.seal_or_leave(chunk):
+                    due = min(due, now + _NO_MEMORY_S)
+            return due
+        finally:
+            self.lock.release()
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Release this thread's locks for a while, in a signal handler that interrupted another call.
+
+        The handler waits for other threads, which need these locks. The interrupted call goes on later in the middle of
+        its work, so all open chunks are sealed before other threads can see them. The call notices this (`Chunk.open`).
+        """
+        held: list[Any] = []
+        for lock in (self._pump.ledger.lock, self.lock):
+            while lock._is_owned():  # type: ignore[attr-defined]
+                if not held:
+                    self.seal_all()
+                lock.release()
+                held.append(lock)
+        try:
+            yield
+        finally:
+            for lock in reversed(held):
+                lock.acquire()
+
+    def seal_one(self, chunk: Chunk) -> None:
+        """Seal a chunk, for a caller that waits for its records.
+
+        Raises:
+            UsageError: The chunk belongs to an atomic batch that is open or was dropped.
+            SpoolWriteError: There is not enough memory to encode.
+        """
+        if chunk.parcels is None:
+            guard = chunk.guard
+            if guard is not None:
+                guard()
+            with self.lock:
+                if chunk.parcels is None:
+                    self.seal(chunk)
+
+    def seal_all(self) -> None:
+        """Seal all open chunks, and pass accepted atomic batches to the pump.
+
+        Raises:
+            SpoolWriteError: There is not enough memory to encode.
+        """
+        with self.lock:
+            self.hand_over_units()
+            for chunk in list(self.chunks.values()):
+                self.seal(chunk)
+
+    def seal_or_leave(self, chunk: Chunk) -> bool:
+        """Seal a chunk, or leave it to the next call if memory or stack is short. Return whether it is sealed.
+
+        Called with the lock held, for accepted records. It must not raise: the error does not concern the caller's own
+        record, and a program that sends its record again after an error would have it twice.
+        """
+        try:
+            self.seal(chunk)
+        except (SpoolWriteError, MemoryError, RecursionError) as error:
+            log.seldom(
+                logging.WARNING,
+                "not_encoded",
+                chunk.topic,
+                "Accepted records of topic %s wait in memory, to be encoded by the next call or in a moment: %s",
+                chunk.topic,
+                error,
+                client_id=self._config.client_id,
+                topic=chunk.topic,
+                error=type(error).__name__,
+            )
+        return chunk.parcels is not None
+
+    def unsealed(self) -> int:
+        """Return how many accepted records are not encoded."""
+        return sum(chunk.waiting for chunk in list(self.chunks.values()))
+
+    def needed_bytes(self) -> int:
+        """Return how many bytes a new chunk and the open chunks may need.
+
+        A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
+        """
+        left = list(map(_LEFT, list(self.chunks.values())))
+        if min(left, default=0) < 0:
+            # A record did not fit.
+            left = [max(each, 0) for each in left]
+        return 2 * self.max_record_bytes + self.chunk_bytes * len(left) - sum(left)
+
+    def seal(self, chunk: Chunk) -> None:
+        """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
+
+        A signal handler may raise anywhere in here (Ctrl-C), and so may Python, if memory or stack is short. Then the
+        chunk is still in `chunks`, accepts no more records, and the next call goes on: no accepted record is
+        forgotten, and none is submitted twice. A handler may also call this method while it interrupts the method
+        itself, or `send`. Then the first encoding counts.
+        """
+        chunk.shut()
+        if self._units:
+            self.hand_over_units()  # batches accepted by an interrupted commit come first
+        if chunk.parcels is None:
+            encoded = chunk.encoded
+            if encoded is None:
+                encoded = self._encoder.encoded(chunk)
+                if self._config.delivery == "transactional" and encoded.parcels:
+                    encoded = replace(encoded, head=_as_unit(encoded.parcels))
+                encoded = chunk.keep(encoded)
+            # Submit the parcels before other threads can see them in `chunk.parcels` and wait for them.
+            head, parcels = encoded.head, encoded.parcels
+            self._pump.submit(parcels if head is None else [head, *parcels])
+            chunk.submitted(parcels)
+            if any(parcel.durable or parcel.done for parcel in parcels):
+                self._pump.nudge()  # done already: wake waiting callers, which could not see these parcels before
+            chunk.forget()
+        if chunk.firsts or chunk.callbacks or chunk.errbacks:
+            chunk.watch(chunk.parcels or ())
+        if self.chunks.get(chunk.topic) is chunk:
+            other = self.chunks.pop(chunk.topic, None)
+            if (
+                other is not None
+                and other is not chunk
+                and self.chunks.setdefault(chunk.topic, other) is not other
+            ):
+                # A signal handler came just now, and another thread opened this chunk while the handler waited.
+                self.seal(other)
+
+
+def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
+    """Join parcels into one unit (`delivery="transactional"`). Return the parcel that stands for the unit."""
+    slip = Slip(joins=parcels[0].topic)
+    for parcel in parcels:
+        parcel.slip = slip
+    return Parcel("", -1, None, 0, 0, 0, slip=slip)

@@ -1,0 +1,363 @@
+"""Admission: what the producer checks, and for what it waits, before it accepts records.
+
+All ways in use it: the slow path of `send`, atomic batches and transactions, and coroutines.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+import kafka.errors as kafka_errors
+
+from kafkasafe._core.health import ProducerHealth, producer_health
+from kafkasafe._io.refusals import error_for_send
+from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
+from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Special
+from kafkasafe._producing.delivery import Delivery
+from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import SpoolFullError, WaitTimeoutError
+
+Future = TypeVar("Future")
+
+__all__ = ["STEP_S", "Admission"]
+
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_LOOK_EVERY_S: Final = 0.25
+_GIVE_WAY_S: Final = 1.0
+"""How long a commit waits at most until the pump has taken earlier batches, seconds."""
+STEP_S: Final = 0.05
+"""A partition stops counting by itself when it does not answer: look this often."""
+_FRAMES: Final = 40
+"""More stack frames than accepting and sealing a record need, not counting a partitioner of the application."""
+_WAYS_OUT: Final = {
+    "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
+    "volume": "Make room on the disk, or wait for the cluster.",
+    "disk": "Look at the disk.",
+    "": "",
+}
+
+
+class Admission:
+    """Accepts records, atomic batches and new open batches. Each way in has the same checks in the same order.
+
+    Args:
+        config: Options.
+        lifecycle: Says whether the producer is closed.
+        partitioning: Knows topics and their partitions.
+        accumulator: Has the open batches.
+        delivery: Has the room, the errors and the callbacks.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        lifecycle: Lifecycle,
+        partitioning: Partitioning,
+        accumulator: Accumulator,
+        delivery: Delivery,
+    ) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._partitioning = partitioning
+        self._accumulator = accumulator
+        self._delivery = delivery
+        self._pump = delivery.pump
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self, topic: str | None = None) -> None:
+        """Raise an error if the producer accepts nothing at all, or nothing for this topic."""
+        pump = self._pump
+        self._lifecycle.raise_closed()
+        pump.ledger.raise_undecidable()
+        if topic is not None:
+            pump.ledger.raise_damage(topic)
+        self._delivery.raise_wrong_cluster()
+        self._delivery.raise_loss()
+        self._delivery.raise_failure()
+        refused = None if topic is None else pump.refused_topics.get(topic)
+        if refused is not None and self._config.on_blocked_topic == "raise":
+            raise error_for_send(refused, self._config.spool_dir)
+
+    def check_topic(self, topic: str) -> None:
+        """Raise an error if there can be no topic of this name.
+
+        Raises:
+            TypeError: It is not a string.
+            ValueError: A topic cannot have this name.
+        """
+        if not self._partitioning.knows(topic):
+            if not isinstance(topic, str):
+                raise TypeError(f"topic must be a string, not {type(topic).__name__}")
+            if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
+                raise ValueError(
+                    f"Topic {topic!r} cannot exist: a name has 1 to 249 characters of a-z A-Z 0-9 . _ -, and is not ."
+                    " or .."
+                )
+
+    def checked_partition(self, topic: str, partition: Any) -> int:
+        """Return the partition that a caller gives, as an int. Raise an error if the cluster refuses it."""
+        number = self._partitioning.checked(topic, partition)
+        refused = self._pump.refused_partitions.get((topic, number))
+        if refused is not None and self._config.on_blocked_topic == "raise":
+            raise error_for_send(refused, self._config.spool_dir, of_topic=False)
+        return number
+
+    def check_size(self, size: int) -> None:
+        """Raise MessageSizeTooLargeError for a record that is larger than `max_request_size`."""
+        if size > self._accumulator.max_record_bytes:
+            raise kafka_errors.MessageSizeTooLargeError(
+                f"The record has {size} bytes, more than max_request_size={self._config.max_record_bytes} allows."
+                " It was not accepted"
+            )
+
+    def health(self) -> ProducerHealth:
+        """See `SafeProducer.health`."""
+        closed = self._lifecycle.closed
+        behind = closed is None and self._delivery.callbacks.full()
+        needed = self._accumulator.needed_bytes()
+        return producer_health(self._pump.seen(closed, needed_bytes=needed, callbacks_behind=behind))
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def accept(
+        self,
+        new_future: Callable[[Chunk, int], Future],
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        special: Special | None,
+        size: int,
+        chunk: Chunk | None = None,
+        index: int = -1,
+    ) -> Future:
+        """Finish `send` if the chunk is missing or full, was sealed meanwhile, or has no list entry for the record yet.
+
+        Args:
+            new_future: Makes the future of record `index` of a chunk. It is called before the record is accepted.
+            topic: Topic of the record.
+            key: Bytes or None.
+            value: Bytes or None.
+            special: The record's own partition, headers and timestamp, if it has any.
+            size: See `RecordForm.prepare`.
+            chunk: The chunk that `send` tried, if there is one.
+            index: The record's number in it; negative if it got none.
+        """
+        self.check_size(size)
+        if chunk is not None and index >= 0 and not chunk.open:
+            future = new_future(chunk, index)
+            with self._accumulator.lock:
+                self._accumulator.seal_or_leave(chunk)
+            if chunk.took(index):
+                return future
+        # If the stack is nearly exhausted, raise now, before the record is accepted.
+        _probe(_FRAMES)
+        if self._accumulator.interrupted():
+            return self._send_apart(new_future, topic, key, value, special)
+        deadline: float | None = None
+        may_wait = self._pump.ledger.ahead.is_far
+        while True:
+            # Use `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay locked.
+            with self._accumulator.lock:
+                if chunk is None or index < 0 or not chunk.open:
+                    chunk = self._accumulator.chunks.get(topic)
+                    if chunk is None or not chunk.open or chunk.left < size:
+                        chunk = None if may_wait else self.open_chunk(topic)
+                    if chunk is not None:
+                        index = chunk.enter(size)
+                if chunk is not None:
+                    future = new_future(chunk, index)
+                    if index < MAX_RECORDS:
+                        chunk.put(index, key, value, special)
+                    if index >= MAX_RECORDS - 1 or not chunk.open:
+                        self._accumulator.seal_or_leave(chunk)
+                    if chunk.open or chunk.took(index):
+                        return future
+                    # A signal handler interrupted this and sealed the chunk without this record.
+                    chunk = None
+                    continue
+            if may_wait:
+                may_wait = False
+                self._wait_for_deliveries()
+                continue
+            deadline = self._wait_for_room(deadline)
+
+    def _send_apart(
+        self,
+        new_future: Callable[[Chunk, int], Future],
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        special: Special | None,
+    ) -> Future:
+        """Accept a record in a signal handler that interrupted another call of this thread.
+
+        The state of that call's work on the open chunk is unknown. So the open chunk is sealed as it is, and the record
+        gets a chunk of its own after it, which is sealed at once. The interrupted call notices this (`Chunk.open`).
+        """
+        deadline: float | None = None
+        while True:
+            with self._accumulator.lock:
+                chunk = self._new_chunk(topic)
+                if chunk is not None:
+                    future = new_future(chunk, 0)
+                    chunk.put(next(chunk.numbers), key, value, special)
+                    self._accumulator.seal(chunk)
+                    return future
+            deadline = self._wait_for_room(deadline)
+
+    def open_chunk(self, topic: str) -> Chunk | None:
+        """Open a chunk. Return None while the spool has no room. Called with the lock held."""
+        while (chunk := self._new_chunk(topic)) is not None:
+            # Fails if a signal handler came just now, and another thread opened a chunk while it waited. Then repeat.
+            if self._accumulator.chunks.setdefault(topic, chunk) is chunk:
+                if self._lifecycle.closed is not None:
+                    self._accumulator.seal(chunk)
+                    self._lifecycle.raise_closed()
+                self._pump.poke()
+                break
+        return chunk
+
+    def begin_chunk(self, topic: str) -> Chunk | None:
+        """Open a chunk for a topic that had none a moment ago. Return None while the spool has no room.
+
+        This takes no lock and does not wait. It is safe: a former chunk was submitted before it was removed from the
+        open ones, and threads that open a chunk at the same time get the same one.
+        """
+        self.check(topic)
+        chunk = self._made_chunk(topic)
+        if chunk is None:
+            return None
+        chunk = self._accumulator.chunks.setdefault(topic, chunk)
+        if self._lifecycle.closed is not None:
+            self._accumulator.seal_one(chunk)
+            self._lifecycle.raise_closed()
+        self._pump.poke()
+        return chunk
+
+    def _new_chunk(self, topic: str) -> Chunk | None:
+        """Seal the topic's open chunk and make a new one. Return None while the spool has no room."""
+        self.check(topic)
+        chunk = self._accumulator.chunks.get(topic)
+        if chunk is not None:
+            self._accumulator.seal(chunk)
+        return self._made_chunk(topic)
+
+    def _made_chunk(self, topic: str) -> Chunk | None:
+        """Make a new chunk. Return None while the spool has no room."""
+        if self._delivery.callbacks.full():
+            return None
+        needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
+        with ledger.lock:
+            if not ledger.room(needed):
+                return None
+        self.check_topic(topic)
+        due = time.monotonic() + self._config.linger_s
+        return Chunk(
+            topic, time.time_ns() // 1_000_000, due, self._accumulator.chunk_bytes, self._delivery.callbacks
+        )
+
+    def chunk_apart(self, topic: str, guard: Callable[..., None]) -> Chunk:
+        """Make a chunk of an atomic batch: no other thread adds to it, and only the commit has it sealed."""
+        return Chunk(
+            topic,
+            time.time_ns() // 1_000_000,
+            NEVER,
+            self._accumulator.chunk_bytes,
+            self._delivery.callbacks,
+            guard,
+        )
+
+    def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
+        """Wait a while for room in the spool, without the lock. Return the deadline, to be passed to the next call.
+
+        `size` is the size of an atomic batch, in addition to the open chunks.
+        """
+        now = time.monotonic()
+        if deadline is None:
+            deadline = now + self._config.max_block_s
+        if now >= deadline or self._pump.is_current_thread():
+            self.raise_no_room(size + self._accumulator.needed_bytes())
+        pump = self._pump
+        # Lingering batches also occupy room.
+        self._accumulator.seal_all()
+        needed = size + self._accumulator.needed_bytes()
+        # Poll: nothing notifies the producer when another process frees disk space.
+        pump.wait(
+            lambda: not self._delivery.callbacks.full() and pump.ledger.room(needed),
+            min(_LOOK_EVERY_S, deadline - now),
+        )
+        return deadline
+
+    def _wait_for_deliveries(self) -> None:
+        """Give a cluster that answers time to acknowledge (`run_ahead_bytes`), without holding the lock.
+
+        This serves only speed. So the wait ends after `max_block_ms` at the latest, and then the record is accepted.
+        """
+        pump = self._pump
+        ledger = pump.ledger
+        if pump.is_current_thread():
+            return
+        with self._accumulator.lock:
+            # Seal the open batches: the cluster may have nothing else to do.
+            for chunk in list(self._accumulator.chunks.values()):
+                self._accumulator.seal_or_leave(chunk)
+        end = time.monotonic() + self._config.max_block_s
+        while (left := end - time.monotonic()) > 0:
+            if pump.wait(lambda: ledger.ahead.has_eased, min(STEP_S, left), choosy=True):
+                return
+            if self._lifecycle.closed is not None or ledger.failure is not None:
+                return
+            with ledger.lock:
+                ledger.ahead.expire()
+
+    def submit_unit(self, unit: Unit, size: int) -> None:
+        """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
+        self._lifecycle.check_fork()
+        pump = self._pump
+        if pump.crowded() and not pump.is_current_thread():
+            # Otherwise a program that commits without a pause takes nearly all of the interpreter's time, and no batch
+            # is delivered.
+            pump.wait(lambda: not pump.crowded(), min(_GIVE_WAY_S, self._config.max_block_s))
+        if pump.ledger.ahead.is_far:
+            self._wait_for_deliveries()
+        deadline: float | None = None
+        while True:
+            self.check()
+            with pump.ledger.lock:
+                if pump.ledger.room(size + self._accumulator.needed_bytes()):
+                    break
+            deadline = self._wait_for_room(deadline, size)
+        self._accumulator.accept_unit(unit)
+
+    def raise_no_room(self, needed: int) -> NoReturn:
+        """Raise the error for a record that found no room in time."""
+        self._pump.no_room()
+        if self._delivery.callbacks.full():
+            raise WaitTimeoutError(
+                f"{self._delivery.callbacks.due()} callbacks are due and have not run within max_block_ms="
+                f"{self._config.max_block_s * 1000:.0f}: they are slower than the cluster. The record was not"
+                " accepted. Make callbacks shorter"
+            )
+        where = (
+            f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
+            if self._config.in_memory
+            else f"the spool {self._config.spool_dir}"
+        )
+        limit, why = self._pump.ledger.lacks(needed)
+        raise SpoolFullError(
+            f"No room in {where} within max_block_ms={self._config.max_block_s * 1000:.0f}: {why}. The record was not"
+            f" accepted; all accepted records are kept. {_WAYS_OUT[limit]}{self._delivery.network_cause()}",
+            limit=limit,
+        )
+
+
+def _probe(frames: int) -> None:
+    """Raise RecursionError if the stack has no room for this many frames."""
+    if frames:
+        _probe(frames - 1)

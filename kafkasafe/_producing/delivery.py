@@ -1,0 +1,311 @@
+"""Waits of callers: for results, for the disk and for callbacks; and the errors with which they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kafkasafe._core.patience import timeout_of
+from kafkasafe._io.callbacks import CallbackThread
+from kafkasafe._io.pump import Pump
+from kafkasafe._io.refusals import because, counted
+from kafkasafe._producing.accumulator import Accumulator
+from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe.cluster.api import Cluster, in_words
+from kafkasafe.config import ProducerConfig
+from kafkasafe.errors import (
+    DeliveryTimeoutError,
+    ForkedProcessError,
+    SpoolError,
+    WaitTimeoutError,
+    WrongClusterError,
+)
+from kafkasafe.logs import EventLog, apart
+
+__all__ = ["Delivery", "safely"]
+
+log = EventLog("producer")
+
+_SAY_EVERY_S: Final = 30.0
+"""How often a long `flush` logs what it waits for, seconds."""
+
+
+class Delivery:
+    """What calls wait for: results, the disk and callbacks; and the errors with which these waits end.
+
+    Args:
+        config: Options.
+        lifecycle: Says whether the producer is closed.
+        cluster: Says why no broker can be used.
+        pump: Delivers.
+        accumulator: Has the records that are not sealed.
+
+    Attributes:
+        pump: The pump; its ledger has the parcels without an outcome.
+        callbacks: The thread that runs callbacks.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        lifecycle: Lifecycle,
+        cluster: Cluster,
+        pump: Pump,
+        accumulator: Accumulator,
+    ) -> None:
+        self.pump = pump
+        self.callbacks = _callback_thread(config, pump)
+        self._started = time.monotonic()
+        self._config = config
+        self._lifecycle = lifecycle
+        self._cluster = cluster
+        self._accumulator = accumulator
+
+    def forked(self, error: BaseException) -> None:
+        """In a forked child: all waits end with this error, and callbacks get a thread of this process."""
+        self.pump.forked(error)
+        self.callbacks = _callback_thread(self._config, self.pump)
+
+    # -- errors, and the ends of their messages --------------------------------------------------------------------
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended the producer's thread."""
+        failure = self.pump.ledger.failure
+        if isinstance(failure, ForkedProcessError):
+            raise failure.with_traceback(None)
+        if isinstance(failure, (SpoolError, DeliveryTimeoutError)):
+            raise type(failure)(str(failure)) from failure
+        if failure is not None:
+            raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
+
+    def raise_wrong_cluster(self) -> None:
+        """Raise WrongClusterError if the brokers belong to another cluster than the pending records."""
+        error = self.pump.ledger.wrong_cluster
+        if error is not None:
+            raise WrongClusterError(*error.args) from error
+
+    def doubted(self, partitions: Sequence[tuple[str, int]] | None = None) -> str:
+        """Return a list, for messages, of partitions that may have lost acknowledged records."""
+        found = self.pump.ledger.doubted if partitions is None else partitions
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
+
+    def raise_loss(self) -> None:
+        """Raise the next loss: acknowledged records that are not sent again, or records missing in the spool."""
+        loss = self.pump.ledger.next_loss()
+        if loss is not None:
+            raise loss
+
+    def disk_cause(self) -> str:
+        """Return the end of a message: why no record becomes durable for now."""
+        trouble = self.pump.ledger.disk_trouble
+        return f" The spool takes nothing for now: {trouble}." if trouble else ""
+
+    def network_cause(self) -> str:
+        """Return the end of a message: why no broker can be used."""
+        error = self._cluster.last_error
+        return "" if error is None else f" Brokers cannot be used yet ({in_words(error)})"
+
+    def counts(self, *, raw: bool) -> dict[str, Any]:
+        """See `SafeProducer.metrics`."""
+        pump = self.pump
+        values: dict[str, Any] = dict(pump.counters)
+        values["spool_bytes"] = pump.ledger.kept_bytes
+        values["unfinished_batches"] = pump.ledger.unfinished
+        values["batches_not_durable"] = len(pump.ledger.undurable)
+        if raw:
+            return values
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        sent = values.get("records_committed", 0)
+        theirs = {
+            "record-send-rate": sent / seconds,
+            "record-error-rate": values.get("records_rejected", 0) / seconds,
+            "records-per-request-avg": sent / max(values.get("batches_sent", 0), 1),
+        }
+        return {"kafkasafe": values, "producer-metrics": theirs}
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def called(self, chunk: Chunk | None, deadline: float | None) -> bool:
+        """Wait for due callbacks, of this chunk or of all. Return False if the deadline passed first."""
+        if chunk is not None:
+            if chunk.firsts or chunk.callbacks or chunk.errbacks:
+                # Another thread sealed the chunk, and may not have watched it yet.
+                chunk.watch(chunk.parcels or ())
+            if not chunk.watched:
+                return True
+        if self.pump.is_current_thread():
+            return True
+        with self._accumulator.released():
+            return self.callbacks.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def partitions(self, topic: str) -> set[int]:
+        """See `SafeProducer.partitions_for`."""
+        self._lifecycle.raise_closed()
+        known = self._cluster.topic(topic)
+        if known is None or not known.partitions:
+            self.pump.refresh_topic(topic)
+
+            def answered() -> bool:
+                info = self._cluster.topic(topic)
+                return info is not None and bool(info.partitions)
+
+            if not self.pump.wait(answered, self._config.max_block_s):
+                raise WaitTimeoutError(
+                    f"Failed to update metadata after {self._config.max_block_s:.1f} secs.{self.network_cause()}"
+                )
+            known = self._cluster.topic(topic)
+        return set(known.partitions) if known is not None else set()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """See `SafeProducer.flush`."""
+        self._lifecycle.check_fork()
+        pump = self.pump
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
+        self._accumulator.seal_all()
+        pump.adopt_now()
+        number = pump.ledger.last_number()
+        finished = self._await_settled(number, deadline)
+        self.raise_unsettled(number, timeout, finished=finished)
+        if not self.called(None, deadline):
+            raise WaitTimeoutError(
+                f"Every record was delivered, but not every callback had run after {timeout} s; callbacks go on"
+            )
+
+    def _await_settled(self, number: int, deadline: float | None) -> bool:
+        """Wait for the results, and log from time to time what is missing. Return whether all are there."""
+        pump = self.pump
+        began = time.monotonic()
+        while True:
+            now = time.monotonic()
+            left = _SAY_EVERY_S if deadline is None else min(_SAY_EVERY_S, max(0.0, deadline - now))
+            if pump.wait(lambda: self.settled_or_never(number), left):
+                return True
+            now = time.monotonic()
+            if pump.ledger.failure is not None or (deadline is not None and deadline <= now):
+                return False
+            waiting = pump.ledger.unfinished_records(number)
+            what = [counted(waiting, "record") + " without an acknowledgement"] if waiting else []
+            what += [f"whether {doubt}" for doubt in pump.doubts()[:3]]
+            with apart():
+                log.warning(
+                    "flush() has waited for %.0f s, for: %s.%s%s",
+                    now - began,
+                    "; ".join(what) or "records that are sent again after a loss",
+                    self.network_cause(),
+                    because(pump.refused()),
+                    client_id=self._config.client_id,
+                    records=waiting,
+                    event="flush_waits",
+                )
+
+    def settled_or_never(self, number: int) -> bool:
+        """Return whether `flush` can end, with a result or an error."""
+        ledger = self.pump.ledger
+        return (
+            ledger.settled(number) or ledger.undecidable or ledger.damaged or ledger.wrong_cluster is not None
+        )
+
+    def raise_unsettled(self, number: int, timeout: float | None, *, finished: bool) -> None:
+        """Finish `flush`: raise the error, if there is one."""
+        pump = self.pump
+        pump.ledger.raise_undecidable()
+        delivered = pump.ledger.flushed(number)
+        if not delivered:
+            pump.ledger.raise_damage()
+            self.raise_wrong_cluster()
+        self.raise_loss()
+        # Check this even if no record is pending: the failure may have dropped the records.
+        self.raise_failure()
+        if not finished:
+            doubted = self.doubted()
+            what = "Not every record was acknowledged"
+            if delivered and doubted:
+                what = f"The check whether {doubted} still has all acknowledged records did not end"
+            raise WaitTimeoutError(
+                f"{what} within {timeout} s; {self._where_they_are(number)}.{self.disk_cause()}"
+                f"{self.network_cause()}{because(pump.refused())}"
+            )
+
+    def _where_they_are(self, number: int) -> str:
+        """Return a phrase that says where the unacknowledged records up to this number are."""
+        if self._config.in_memory:
+            return "they are in memory and will be delivered while this producer is open"
+        ledger = self.pump.ledger
+        unfinished, memory = ledger.unfinished_records(number), ledger.undurable_records(number)
+        if not memory:
+            return "they are in the spool and will be delivered"
+        only = "in memory only, and lost if this process ends before they are written"
+        if memory >= unfinished:
+            return f"they are {only}"
+        return f"{unfinished - memory} of them are in the spool and will be delivered, {memory} are {only}"
+
+    def durable(self, timeout: float | None = None) -> None:
+        """See `SafeProducer.durable`."""
+        self._lifecycle.check_fork()
+        pump = self.pump
+        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
+        self._accumulator.seal_all()
+        number = pump.ledger.last_undurable()
+        if self._config.in_memory:
+            self.flush(timeout)
+            self._await_given_up(number, timeout, deadline)
+            return
+        if self._config.spool == "on_error":
+            pump.spill_all()
+        # A hook on the pump's own thread cannot wait for a look.
+        look = 0 if pump.is_current_thread() else pump.ask_look()
+        pump.wait(lambda: pump.ledger.spooled(number) and pump.has_looked(look), timeout)
+        self.raise_unspooled(number, timeout)
+        self.raise_displaced(look, timeout)
+
+    def raise_displaced(self, look: int, timeout: float | None) -> None:
+        """Raise if files of the spool were moved or deleted and are not restored yet."""
+        if not self.pump.has_looked(look) and self.pump.displaced:
+            raise WaitTimeoutError(
+                f"What was durable is not all where the next start finds it, within {timeout} s."
+                f"{self.disk_cause()}"
+            )
+
+    def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
+        """With `spool="never"`: wait for the records whose futures failed after `delivery_timeout_ms`."""
+        pump, ledger = self.pump, self.pump.ledger
+        pump.wait(
+            lambda: ledger.spooled(number) or ledger.undecidable or ledger.wrong_cluster is not None,
+            None if deadline is None else max(0.0, deadline - time.monotonic()),
+        )
+        self.raise_unspooled(number, timeout)
+
+    def raise_unspooled(self, number: int, timeout: float | None) -> None:
+        """Finish `durable`: raise the error, if there is one."""
+        ledger = self.pump.ledger
+        spooled = ledger.spooled(number)
+        # Check this even if no record is pending: the failure may have dropped the records.
+        self.raise_failure()
+        if spooled:
+            return
+        if not self._config.in_memory:
+            raise WaitTimeoutError(f"Not every record was on disk within {timeout} s.{self.disk_cause()}")
+        ledger.raise_undecidable()
+        self.raise_wrong_cluster()
+        raise WaitTimeoutError(
+            f"Not every record was acknowledged within {timeout} s. The others, even after delivery_timeout_ms, are in"
+            f" memory and will be delivered while this producer is open.{self.network_cause()}"
+        )
+
+
+def _callback_thread(config: ProducerConfig, pump: Pump) -> CallbackThread:
+    return CallbackThread(
+        f"kafkasafe-callbacks-{config.client_id}", wake_senders=pump.nudge, ended=pump.ended
+    )
+
+
+def safely(call: Callable[[], object]) -> None:
+    """Call code of the application. Log what it raises."""
+    try:
+        call()
+    except Exception:
+        # The callback belongs to the application.
+        log.exception("Error processing callback", event="callback_failed")

@@ -1,0 +1,34 @@
+"""Whether a producer is open, and if not, why: closed, dropped, or inherited by a forked child."""
+
+from __future__ import annotations
+
+from kafkasafe.errors import ForkedProcessError
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """The end of a producer, which comes once.
+
+    Attributes:
+        closed: The error that later calls raise; None while the producer is open.
+    """
+
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed: BaseException | None = None
+
+    def end(self, error: BaseException) -> None:
+        """From now on, calls raise this error."""
+        self.closed = error
+
+    def raise_closed(self) -> None:
+        """Raise the error of a closed producer, without the traceback of earlier raises."""
+        if self.closed is not None:
+            raise self.closed.with_traceback(None)
+
+    def check_fork(self) -> None:
+        """Raise ForkedProcessError if this is a child of the process that opened the producer."""
+        if isinstance(self.closed, ForkedProcessError):
+            self.raise_closed()

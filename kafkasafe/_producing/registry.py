@@ -1,0 +1,102 @@
+"""The registry of this process's producers: the state that they share, for the order on a directory and for forks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Final, Protocol
+
+from kafkasafe._core.patience import Patience
+from kafkasafe._io.pump import Pump
+from kafkasafe.errors import ForkedProcessError
+
+__all__ = [
+    "DROPPED",
+    "DROPPED_IDLE_S",
+    "LIVE",
+    "PRODUCERS",
+    "SUCCEEDED",
+    "await_dropped",
+    "goes_first",
+    "goes_live",
+]
+
+DROPPED_IDLE_S: Final = 1.0
+"""How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
+one also waits this long for its next delivery."""
+_DROPPED_MOST_S: Final = 300.0
+
+
+class Forked(Protocol):
+    """What a fork ends."""
+
+    def forked(self, error: BaseException) -> None:
+        """In the child: all calls raise this error."""
+
+
+LIVE: dict[Pump, str] = {}
+"""Pumps of producers that accept records, with their spool directories. Producers without a directory are left out."""
+PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
+"""Open producers, each with what ends it in a forked child. Both are weak: the second may lead back to the first."""
+DROPPED: dict[Pump, str] = {}
+"""Pumps of producers that were dropped without `close()` and still run, with their spool directories."""
+SUCCEEDED: set[Pump] = set()
+"""The pumps in `DROPPED` whose lanes a new producer takes over."""
+
+
+def goes_live(pump: Pump, path: str) -> None:
+    """Register a producer that accepts records from now on. Records of producers dropped meanwhile come first."""
+    LIVE[pump] = path
+    # The order matters: a producer that is dropped from now on finds this one in `LIVE`.
+    for other, directory in DROPPED.copy().items():
+        if directory == path:
+            pump.come_after(other)
+
+
+def goes_first(pump: Pump, path: str) -> None:
+    """Note that a producer is dropped: its records go before those that others on the directory send from now on.
+
+    Takes no lock, because the garbage collector may call it. May be called again, for producers opened since then.
+    """
+    LIVE.pop(pump, None)
+    for other, directory in LIVE.copy().items():
+        if directory == path:
+            other.come_after(pump)
+
+
+def await_dropped(spool_dir: os.PathLike[str]) -> None:
+    """Wait until dropped producers on the same directory end, so that their records come before newer ones.
+
+    The new producer takes over their lanes with the records that they cannot deliver soon.
+    """
+    path = os.path.realpath(spool_dir)
+    for pump, directory in list(DROPPED.items()):
+        if directory == path and not pump.is_current_thread():
+            SUCCEEDED.add(pump)
+            pump.hurry(Patience(DROPPED_IDLE_S, 0.0), _DROPPED_MOST_S)
+
+
+@atexit.register
+def _await_all_dropped() -> None:
+    for pump in list(DROPPED):
+        pump.join(_DROPPED_MOST_S)
+
+
+def _forked() -> None:
+    LIVE.clear()
+    DROPPED.clear()
+    SUCCEEDED.clear()
+    # The list keeps all producers alive: one that were collected before it is marked would close as in the parent.
+    for _, reference in list(PRODUCERS.items()):
+        ends = reference()
+        if ends is not None:
+            ends.forked(
+                ForkedProcessError(
+                    "This producer was opened before os.fork(): the parent process owns it and delivers its records."
+                    " Open a new SafeProducer in the child"
+                )
+            )
+
+
+os.register_at_fork(after_in_child=_forked)
