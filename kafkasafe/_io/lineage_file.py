@@ -1,4 +1,4 @@
-"""The file in which a consumer remembers what it read, from one life of the process to the next."""
+"""The file in which a consumer stores what it has read, for the next run of its process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["LineageMemory"]
 
 
 class LineageMemory:
-    """What was read of partitions that are not assigned now, or were in another life. Not thread-safe.
+    """What was read of partitions that are not assigned now, or in an earlier run. Not thread-safe.
 
     Args:
-        path: The file; None: only this life is remembered.
+        path: The file; None: remember it only during this run.
         files: The disk, for tests.
 
     Raises:
         LineageFileError: The file cannot be used, or another consumer has it. It was not changed.
-        OSError: It, or the lock beside it, cannot be opened.
+        OSError: The file, or the lock next to it, cannot be opened.
     """
 
     def __init__(self, path: Path | None, files: Files | None = None) -> None:
@@ -57,19 +57,19 @@ class LineageMemory:
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:
-        """What is remembered of a partition."""
+        """Returns what is remembered of a partition."""
         return self._known.get((topic, partition))
 
     def keep(self, topic: str, partition: int, known: Remembered) -> None:
-        """Remember this of a partition; not on disk yet."""
+        """Remembers what was read of a partition. Not written to disk yet."""
         if known.lineage.entries:
             self._known[topic, partition] = known
 
     def save(self) -> bool:
-        """Write what is remembered; durable on return. Whether there was anything new.
+        """Writes everything that is remembered. Durable on return. Returns whether there was anything new.
 
         Raises:
-            OSError: It could not be written; what was there before still is.
+            OSError: It could not be written. The previous content has not changed.
         """
         if self._path is None or self._lock is None:
             return False
@@ -81,7 +81,7 @@ class LineageMemory:
         return True
 
     def close(self) -> None:
-        """Let go of the file. Does not save; repeated calls do nothing."""
+        """Releases the file without saving. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             self._files.close(lock)
