@@ -225,7 +225,7 @@ def set_aside(
 
 
 class own_lane:  # noqa: N801 - used like a function
-    """Opens a lane whose lock one has, and closes it in order."""
+    """Opens a lane whose lock the caller has, and closes it in an orderly way."""
 
     def __init__(self, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
         self._lock = lock
@@ -272,7 +272,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
             if entry.given is not None:
                 marks.append(m.Given(index, entry.given))
             data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
-            # A new id: what became of the old one does not matter any more.
+            # A new id is granted later; the outcome under the old one no longer matters.
             codec.stamp_identity(data, -1, -1, -1)
             batches.append((number, data))
         spool.write_group([*marks, mark], batches, atomic=True)
@@ -292,7 +292,7 @@ def _journal(log: Log) -> Journal:
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """A mark that was read may be in the page cache only; before it is relied on it goes to disk."""
+    """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
     if log.segments:
         handle = files.open(log.segments[-1].path)
         try:
