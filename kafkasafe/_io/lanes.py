@@ -210,7 +210,7 @@ class LaneLock:
             pid, _ = self.home.owner(self.number)
             raise LaneBusyError(
                 f"The lock of {self.path} was deleted, and {f'process {pid}' if pid else 'another process'} took the"
-                " lane: it delivers what is on disk there. This producer ends. Nothing that was promised is lost",
+                " lane: it delivers the records on disk. This producer ends. No record that was promised is lost",
                 pid=pid,
             )
         with contextlib.suppress(OSError):
@@ -895,7 +895,7 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # another user's
     return True
 
 
