@@ -10,7 +10,7 @@ SITE := .venv-site
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
 
-.PHONY: help demo demo-spark picture dashboard test test-all smoke-spark site lint format bench bench-consume simulate chaos clean
+.PHONY: help demo demo-spark picture dashboard quick test test-all smoke-spark site lint format bench bench-consume simulate chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ picture: $(STAMP)  ## docs/dashboard.png again: one outage on a real Kafka, draw
 
 dashboard: $(STAMP)  ## a real Kafka with faults, a real Prometheus, and the page that shows them
 	$(BIN)/python examples/dashboard/run.py $(ARGS)
+
+quick: $(STAMP)  ## below a minute: the pure core, golden transcripts, whole decision tapes, pages, types; no broker, no connection
+	$(PYTEST) -m quick $$($(BIN)/python tests/tiers.py) $(ARGS)
+	$(BIN)/mypy
 
 test: $(STAMP)  ## the fast tests: all rules, crashes and mutants, and each promise once on real brokers
 	$(PYTEST) -m 'not full' $(ARGS)

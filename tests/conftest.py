@@ -38,9 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             if mark := tiers.OF_FIXTURES.get(fixture):
                 item.add_marker(mark)
         marks = {mark.name for mark in item.iter_markers()}
-        fast = tiers.is_fast(module, getattr(item, "originalname", item.name), marks)
+        function = getattr(item, "originalname", item.name)
+        fast = tiers.is_fast(module, function, marks)
         if not fast:
             item.add_marker(pytest.mark.full)
+        if tiers.is_quick(module, function, marks):
+            item.add_marker(pytest.mark.quick)
         group = tiers.group(module)
         order[item] = not fast, group != "spark", not group
     yield
@@ -49,10 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """A fast test that is not `real` neither sleeps nor leaves this process."""
-    if tiers.is_real({mark.name for mark in item.iter_markers()}):
+    """A fast test that is not `real` neither sleeps nor leaves this process. A quick test connects to nothing at all."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if tiers.is_real(marks):
         return (yield)
-    with outside.nothing_outside():
+    with outside.nothing_outside(connections="quick" not in marks):
         return (yield)
 
 

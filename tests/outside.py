@@ -19,6 +19,7 @@ _PRODUCT = f"{_ROOT / 'kafkasafe'}/"
 _LOOK_S = 0.1
 """What waits for a lock or for another thread looks at least this often: whether it has to is a matter of luck."""
 _NOBODY_BELOW = 1024
+_OR_NOT_QUICK = ": a quick test uses no connection; name the test in NOT_QUICK (tests/tiers.py)"
 _OR_REAL = ", or give the test the marker `real` (tests/tiers.py)"
 
 _servers: set[int] = set()
@@ -38,11 +39,14 @@ def note_servers() -> None:
 
 
 @contextlib.contextmanager
-def nothing_outside() -> Iterator[None]:
+def nothing_outside(*, connections: bool = True) -> Iterator[None]:
     """`time.sleep` on this thread, and connections to other processes on this thread or one that it starts, raise.
 
     kafka-python's consumer may sleep, and Python's `subprocess`: that is their way to wait for a condition. The product may
     for a moment, between two looks at one. One may knock where nobody can listen, at ports of 127.0.0.1 below 1024.
+
+    Args:
+        connections: Whether connections to servers of this process are allowed, and to those ports. If not, any raises.
     """
     here = threading.get_ident()
     # Threads that shared fixtures started, such as Spark's, are no business of this test.
@@ -62,6 +66,9 @@ def nothing_outside() -> Iterator[None]:
         if self.family not in {socket.AF_INET, socket.AF_INET6} or threading.current_thread() in others:
             return
         host, port = address[:2]
+        if not connections:
+            strangers.append(address)
+            raise AssertionError(f"connects to {address}{_OR_NOT_QUICK}")
         if port not in _servers and not (host == "127.0.0.1" and port < _NOBODY_BELOW):
             strangers.append(address)
             raise AssertionError(f"connects to {address}, which is not of this process{_OR_REAL}")
@@ -82,4 +89,5 @@ def nothing_outside() -> Iterator[None]:
         time.sleep = sleep
         socket.socket.connect, socket.socket.connect_ex = connect, connect_ex  # type: ignore[method-assign]
     # A client takes what was raised on its own thread for a connection that failed.
-    assert not strangers, f"connects to {strangers[0]}, which is not of this process{_OR_REAL}"
+    where = f", which is not of this process{_OR_REAL}" if connections else _OR_NOT_QUICK
+    assert not strangers, f"connects to {strangers[0]}{where}"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiers
 import typer.main
 import yaml
 
@@ -141,6 +142,40 @@ def test_what_the_map_of_the_code_names_exists():
     assert privates > 30
     assert files > 50
     assert missing == []
+
+
+# -- the table of tests ------------------------------------------------------------------------------------------------
+
+
+def guards():
+    """(parts of the package, make's target, paths of tests) of each row of the table of docs/changing.md."""
+    table = text("changing.md").partition("## What to run")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| `make ([\w-]+) ARGS='(.+?)'` \|", table, re.MULTILINE)
+    return [(re.findall(r"`([\w./]+)`", parts), target, paths.split()) for parts, target, paths in rows]
+
+
+def test_the_table_of_tests_names_each_part_of_the_package_once():
+    package = ROOT / "kafkasafe"
+    modules = {path.name for path in package.glob("*.py")}
+    folders = {path.parent.relative_to(package).as_posix() + "/" for path in package.glob("*/**/*.py")}
+    assert sorted(part for parts, _, _ in guards() for part in parts) == sorted(modules | folders)
+
+
+def test_the_commands_of_the_table_of_tests_run_tests():
+    for _, target, paths in guards():
+        assert target in {"test", "test-all"}
+        for path in paths:
+            assert (ROOT / path).exists(), path
+            if (
+                target == "test"
+                and path.endswith(".py")
+                and path.removeprefix("tests/") not in tiers.WORTH_IT
+            ):
+                # A module with such a mark has no fast test: `make test` would run nothing of it.
+                marks = re.search(
+                    r"^pytestmark = (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE
+                )
+                assert marks is None or not tiers.REAL & set(re.findall(r"\w+", marks[1])), path
 
 
 # -- the five documents ------------------------------------------------------------------------------------------------

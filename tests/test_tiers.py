@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
+import itertools
+import re
 import socket
 import subprocess
 import sys
@@ -38,6 +42,102 @@ def test_what_is_named_fast_is_there(module):
 )
 def test_a_test_is_fast_by_rule(module, function, marks, fast):
     assert tiers.is_fast(module, function, marks) is fast
+
+
+# -- quick tests -------------------------------------------------------------------------------------------------------
+
+FOLDERS = [folder for folder in HERE.iterdir() if folder.is_dir()]
+PURE = re.compile(r"kafkasafe(\._core(\..+)?)?")
+IMPURE = re.compile(
+    r"(kafkasafe|kafka|aiokafka|confluent_kafka|pyspark|socket|subprocess|threading|asyncio)(\..+)?"
+)
+
+
+@functools.cache
+def imports(path):
+    """Names of modules, and of what is imported from them, in one file; and the helpers among them."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            # Not classes, whose module is named: a module begins with a small letter.
+            members = [alias.name for alias in node.names if not alias.name[:1].isupper()]
+            names |= {module, *(f"{module}.{member}".lstrip(".") for member in members)}
+    helpers = set()
+    for name in names - {""}:
+        parts = name.removeprefix("tests.").split(".")
+        places = (folder.joinpath(*parts).with_suffix(".py") for folder in (path.parent, HERE, *FOLDERS))
+        helpers.update(itertools.islice(filter(Path.is_file, places), 1))
+    return names, helpers
+
+
+def imported(path):
+    """The names that a test module imports, directly or by way of helpers of the tests."""
+    names, seen, queue = set(), set(), [path]
+    while queue:
+        path = queue.pop()
+        if path not in seen:
+            seen.add(path)
+            found, helpers = imports(path)
+            names |= found
+            queue += helpers
+    return names
+
+
+def is_pure(path):
+    """Whether a test module reaches nothing of the product but its pure core, and nothing of the operating system."""
+    return not [name for name in imported(path) if IMPURE.fullmatch(name) and not PURE.fullmatch(name)]
+
+
+def test_each_pure_module_is_quick():
+    """A new folder of pure tests belongs in `QUICK`; a slow module in `NOT_QUICK`."""
+    modules = {path.relative_to(HERE).as_posix(): path for path in HERE.rglob("test_*.py")}
+    pure = {name for name, path in modules.items() if is_pure(path)}
+    assert len(pure) > 25
+    assert sorted(pure - {*tiers.quick_modules(), *tiers.NOT_QUICK}) == []
+
+
+def test_what_counts_as_pure():
+    assert is_pure(HERE / "core" / "test_units_groups.py")  # by way of test_units.py
+    assert not is_pure(HERE / "simulation" / "test_found.py")  # storm.py runs the engine
+    assert not is_pure(HERE / "producer" / "test_send.py")
+
+
+@pytest.mark.parametrize("table", [tiers.QUICK, tiers.NOT_QUICK], ids=["QUICK", "NOT_QUICK"])
+def test_what_is_named_quick_exists(table):
+    for name, functions in table.items():
+        if name.endswith("/"):
+            assert list((HERE / name).glob("test_*.py"))
+            continue
+        source = (HERE / name).read_text(encoding="utf-8")
+        assert [each for each in functions if f"def {each}(" not in source] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "marks", "quick"),
+    [
+        ("core/test_batch.py", "test_x", set(), True),
+        ("core/test_batch.py", "test_x", {"real"}, False),
+        ("core/test_classify.py", "test_x", set(), False),
+        ("tapes/test_tapes.py", "test_a_whole_tape_is_decided_as_before", set(), True),
+        ("tapes/test_tapes.py", "test_x", set(), False),
+        ("producer/test_send.py", "test_x", set(), False),
+    ],
+)
+def test_a_test_is_quick_by_the_lists(module, function, marks, quick):
+    assert tiers.is_quick(module, function, marks) is quick
+
+
+def test_a_quick_test_connects_to_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with pytest.raises(AssertionError, match="NOT_QUICK"), outside.nothing_outside(connections=False):
+            socket.create_connection(address, 60)
+
+
+# -- fast tests --------------------------------------------------------------------------------------------------------
 
 
 def test_a_fast_test_does_not_sleep():

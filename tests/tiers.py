@@ -1,5 +1,9 @@
 """Which tests are fast: `make test` runs those, `make test-all` and continuous integration run them first, then the rest.
 
+Some of the fast tests are also quick: `make quick` runs them. A quick test opens no connection and needs no broker, not even
+one in memory. `QUICK` lists them, and `tests/test_tiers.py` requires that it lists each test module that imports only the
+pure core. Run as a program, this module prints the paths of the quick modules, so that pytest imports no others.
+
 By rule a test is fast if it is of this process alone. One that starts brokers, kills processes or starts Spark (it has
 the marker `kafka`, `crash` or `spark`) is `full`, unless it is named in `WORTH_IT`: there each promise of the README is
 seen once on real brokers.
@@ -13,7 +17,22 @@ a marker of real brokers is `real` by rule; what must sleep or knock at a closed
 
 from __future__ import annotations
 
-__all__ = ["NOT_WORTH_IT", "OF_FIXTURES", "WORTH_IT", "group", "is_fast", "is_real"]
+from pathlib import Path
+
+__all__ = [
+    "NOT_QUICK",
+    "NOT_WORTH_IT",
+    "OF_FIXTURES",
+    "QUICK",
+    "WORTH_IT",
+    "group",
+    "is_fast",
+    "is_quick",
+    "is_real",
+    "quick_modules",
+]
+
+HERE = Path(__file__).parent
 
 REAL = {"kafka", "crash", "spark"}
 
@@ -71,6 +90,37 @@ WORTH_IT: dict[str, tuple[str, ...]] = {
 NOT_WORTH_IT = ("dashboard/",)
 """What is fast by the rule and nevertheless is not."""
 
+QUICK: dict[str, tuple[str, ...]] = {
+    "consumer/test_iteration.py": ALL,
+    "consumer/test_record_layouts.py": ALL,
+    "consumer/test_records.py": ALL,
+    "core/": ALL,
+    "engine/test_golden.py": ALL,
+    "fake/test_groups.py": ALL,
+    "tapes/test_tapes.py": ("test_a_whole_tape_is_decided_as_before",),
+    "test_backoff.py": ALL,
+    "test_classification.py": ALL,
+    "test_clock.py": ALL,
+    "test_docs.py": ALL,
+    "test_options_typed.py": ALL,
+    "test_ownership.py": ALL,
+    "test_pages.py": ALL,
+    "test_public_api.py": ALL,
+    "test_rooms.py": ("test_no_file_is_too_large_to_know_ones_way_in",),
+    "test_rules.py": ALL,
+    "test_site.py": ALL,
+    "test_tiers.py": ("test_each_pure_module_is_quick",),
+    "transport/test_offsets_wire.py": ALL,
+    "transport/test_order_of_batches.py": ALL,
+}
+"""Modules of quick tests, or whole folders, and the functions of them that are quick; none named: all."""
+
+NOT_QUICK: dict[str, tuple[str, ...]] = {
+    "core/test_classify.py": ALL,
+    "test_pages.py": ("test_the_names_of_metrics_are_those_that_prometheus_sees",),
+}
+"""Exceptions from `QUICK`: tests that use a connection, or take seconds each."""
+
 
 def is_fast(module: str, function: str, marks: set[str]) -> bool:
     """Whether a test is of the fast tier.
@@ -86,6 +136,27 @@ def is_fast(module: str, function: str, marks: set[str]) -> bool:
     return not marks & REAL or (named is not None and (not named or function in named))
 
 
+def is_quick(module: str, function: str, marks: set[str]) -> bool:
+    """Whether a test is quick; the arguments are those of `is_fast`."""
+    if is_real(marks) or not is_fast(module, function, marks):
+        return False
+    return _names(QUICK, module, function) and not _names(NOT_QUICK, module, function)
+
+
+def _names(table: dict[str, tuple[str, ...]], module: str, function: str) -> bool:
+    functions = table.get(module, table.get(f"{module.rpartition('/')[0]}/"))
+    return functions is not None and (not functions or function in functions)
+
+
+def quick_modules() -> list[str]:
+    """The modules that have quick tests, from `tests/`."""
+    modules = []
+    for name in QUICK:
+        modules += sorted(HERE.glob(f"{name}test_*.py")) if name.endswith("/") else [HERE / name]
+    names = [path.relative_to(HERE).as_posix() for path in modules]
+    return [name for name in names if NOT_QUICK.get(name) != ALL]
+
+
 def is_real(marks: set[str]) -> bool:
     """Whether a test may sleep and connect to other processes."""
     return bool(marks & (REAL | {"real", "full"}))
@@ -99,3 +170,7 @@ def group(module: str) -> str:
         module.startswith(("core/", "simulation/", "spool/", "tapes/")) and module != "core/test_classify.py"
     )
     return "" if alone else module
+
+
+if __name__ == "__main__":
+    print(*(f"tests/{module}" for module in quick_modules()))

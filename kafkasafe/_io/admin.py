@@ -1,4 +1,4 @@
-"""kafka-python's admin client, for reading settings; closed to the last socket, also when it cannot connect."""
+"""kafka-python's admin client, for reading settings. Closes all sockets, even if it cannot connect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["open_admin", "settings_of", "tidy_client"]
 
 @contextlib.contextmanager
 def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
-    """An admin client of these options of KafkaProducer's; what does not concern it is passed over.
+    """An admin client with these options of KafkaProducer. Ignores options that it does not have.
 
     Raises:
         KafkaError: No broker answers.
@@ -40,12 +40,12 @@ def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Settings of topics, those of a broker, and each topic's fewest replicas.
+    """Settings of topics, those of one broker, and the smallest number of replicas of each topic.
 
-    A topic that is not there is left out.
+    Topics that do not exist are left out.
 
     Raises:
-        KafkaError: They cannot be read.
+        KafkaError: The settings cannot be read.
     """
     described = [row for row in admin.describe_topics(list(topics)) if not row.get("error_code")]
     replicas = {
@@ -53,7 +53,7 @@ def settings_of(
     }
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in replicas]
     for row in admin.describe_cluster()["brokers"][:1]:
-        # Called one or the other, as the broker's version has it.
+        # The name of the field depends on the broker's version.
         number = row["broker_id"] if "broker_id" in row else row["node_id"]
         resources.append(ConfigResource(ConfigResourceType.BROKER, str(number)))
     if not resources:
@@ -68,12 +68,12 @@ def settings_of(
 
 
 def tidy_client(**options: Any) -> Any:
-    """What kafka-python's clients stand on, but with connections that close their socket when they fail.
+    """The network client on which kafka-python's clients are built. Its connections close their sockets when they fail.
 
-    Its own leave that to the garbage collector, whose ResourceWarning fails somebody's test later on; and
-    connections do fail, for the metadata goes on naming a killed broker for a while.
+    kafka-python leaves this to the garbage collector, whose ResourceWarning then fails a later test. Connections do
+    fail: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # not None: it must not make one of its own
+    client = make(manager=False, **options)  # not None, which would make it create its own
     client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

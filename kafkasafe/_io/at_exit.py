@@ -1,4 +1,4 @@
-"""The end of a process that `multiprocessing` started: it calls no exit handlers."""
+"""Exit handlers in a process that `multiprocessing` started, which does not run those of `atexit`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ __all__ = ["at_end_of_child"]
 
 
 def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
-    """In a child of `multiprocessing`: call it when the child's function has returned or raised. Elsewhere nothing.
+    """In a child of `multiprocessing`, calls `call` after the child's own function. Elsewhere does nothing.
 
-    Such a child ends by `os._exit`, and only runs the finalizers of `multiprocessing`.
+    Such a child ends with `os._exit`, and runs only the finalizers of `multiprocessing`.
 
     Returns:
-        Forgets it.
+        A function that cancels the call.
     """
     util: Any = sys.modules.get("multiprocessing.util")
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or process.parent_process() is None:
         return _nothing
-    # Of those without an object the ones with a priority are run; a high one before the process waits for its children.
+    # Finalizers without an object run only if they have a priority. A high one runs before the process waits for
+    # children.
     finalizer = util.Finalize(None, call, exitpriority=100)
     cancel: Callable[[], object] = finalizer.cancel
     return cancel
 
 
 def _nothing() -> None:
-    """There is nothing to be forgotten."""
+    """Nothing to cancel."""

@@ -1,7 +1,7 @@
-"""Many requests from one thread, of which the network thread hears by one wake-up.
+"""Lets one thread make many requests with a single wake-up of the network thread.
 
-A network thread that is woken by the first of many requests competes with the thread that makes the others, and sends
-what it finds meanwhile: requests that could have gone out as one go out in pieces.
+If the first of many requests woke the network thread, it would compete with the thread that makes the others. It would
+also send the requests that it finds meanwhile. So requests that could share one message would be sent separately.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _held: Final = _Held()
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """In here, requests that this thread makes do not wake network threads; at the end, each is woken once.
+    """In this context, requests of this thread do not wake network threads. At the end, each is woken once.
 
-    Do not wait for an answer in here.
+    Do not wait for an answer in this context.
     """
     if _held.wakes is not None:
         yield
@@ -40,7 +40,7 @@ def at_once() -> Iterator[None]:
 
 
 def held(wake: Callable[[], None], key: int) -> bool:
-    """Whether `wake` will be called at the end of this thread's `at_once`, once per key. False: it is not in one."""
+    """Whether `wake` will be called at the end of this thread's `at_once`, once per key. False: it is in none."""
     if _held.wakes is None:
         return False
     _held.wakes[key] = wake

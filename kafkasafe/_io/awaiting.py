@@ -1,8 +1,8 @@
-"""How coroutines wait for what a producer's threads do: woken through their loop, once for all that came at a time.
+"""Lets coroutines wait for the threads of a producer. Each loop is woken once for all events that occur at a time.
 
-A thread that notifies (`Waiting.notify_all`) rings the bell of each loop that has somebody waiting. A bell that rings
-already is left alone, so a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then looks itself, in
-slices: nothing here holds it up for longer than a few hundred looks take.
+A thread that notifies (`Waiting.notify_all`) rings the bell of each loop on which coroutines wait. It skips a bell that
+is ringing already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then checks the waiting
+coroutines in slices, so that no iteration takes longer than a few hundred checks.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ if TYPE_CHECKING:
 __all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
 
 _SLICE: Final = 256
-"""Looks and wake-ups in one iteration of the loop."""
+"""Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""So many things that are waited for are looked at by the thread that rings."""
+"""If at most this many items are awaited, the thread that rings checks them itself."""
 
 
 class Progress(enum.Enum):
-    """What a look at a `Subject` shows."""
+    """The result of checking a `Subject`."""
 
     NONE = enum.auto()
-    """Nobody can go on who could not before."""
+    """No coroutine can continue that could not before."""
     SOME = enum.auto()
-    """Some may: each is to be looked at."""
+    """Some coroutines may continue. Each must be checked."""
     ALL = enum.auto()
-    """Everybody who waits for it can."""
+    """All coroutines that wait for the subject can continue."""
 
 
 class Subject(Protocol):
-    """What many wait for together."""
+    """Something for which many coroutines wait together."""
 
     def stirred(self) -> bool:
-        """Whether a look may be worth it. From any thread; once it is, it stays so."""
+        """Whether `look` may find progress. May be called from any thread. Once True, it stays True."""
 
     def look(self) -> Progress:
-        """What has become of it since this was called last. On the loop's thread."""
+        """Returns the progress since the previous call. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
-        """Whether one of those who wait can go on; after `Progress.SOME`."""
+        """Whether one of the waiting coroutines can continue. Called after `Progress.SOME`."""
 
 
 class Chunk(Protocol):
     """Records that were accepted together.
 
     Attributes:
-        parcels: What they were encoded into, once they are.
+        parcels: The parcels that contain them, after encoding.
     """
 
     parcels: list[Parcel] | None
 
     def locate(self, index: int, /) -> tuple[Parcel, Any]:
-        """The parcel that a record is in."""
+        """The parcel that contains a record."""
 
 
 class _Plain:
-    """For those who look for themselves, each time."""
+    """A subject for coroutines that check their own condition each time."""
 
     def stirred(self) -> bool:
         return True
@@ -80,12 +80,12 @@ class _Plain:
 
 
 class Fates:
-    """What coroutines wait for that await records which were accepted together. A `Subject`.
+    """The outcomes of records that were accepted together. A `Subject`.
 
     Args:
         chunk: The records.
-        ledger: Of their producer.
-        durable: On disk is enough.
+        ledger: The ledger of their producer.
+        durable: Wait only until the records are on disk.
     """
 
     __slots__ = ("_chunk", "_durable", "_ledger", "_seen")
@@ -101,7 +101,7 @@ class Fates:
         parcels, ledger = self._chunk.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # who seals rings then, if there is anything to see
+        if parcels is None:  # the thread that seals the chunk rings if there is something to see
             return False
         if len(parcels) > _FEW:
             return True
@@ -120,7 +120,7 @@ class Fates:
         return Progress.NONE if now == seen else Progress.SOME
 
     def is_ready(self, entry: int) -> bool:
-        """Of the record with this number; see `Subject`."""
+        """Whether the record with this number has an outcome; see `Subject`."""
         parcels, ledger = self._chunk.parcels, self._ledger
         if ledger.failure is not None or (ledger.wrong_cluster is not None and not self._durable):
             return True
@@ -137,7 +137,7 @@ class Fates:
 
 
 class _Group:
-    """Waiters of one thing: they are looked at only when it has changed."""
+    """Coroutines that wait for the same subject. They are checked only after it has changed."""
 
     __slots__ = ("again", "all", "entries", "left", "subject")
 
@@ -146,11 +146,11 @@ class _Group:
         self.entries: dict[asyncio.Future[bool], Any] = {}
         self.left: list[tuple[asyncio.Future[bool], Any]] = []
         self.all = False
-        """Those that are left need no look of their own."""
+        """The remaining ones can continue without a check of their own."""
         self.again = False
 
     def look(self, most: int) -> int:
-        """Wake those who are ready, after at most so many looks; returns how many it took."""
+        """Wakes coroutines that can continue, with at most `most` checks. Returns the number of checks."""
         if not self.left:
             if not self.again:
                 return 0
@@ -175,9 +175,9 @@ class _Group:
 
 
 class LoopWaits:
-    """The coroutines of one loop that wait for one producer. A bell, as `Waiting` has them.
+    """The coroutines of one loop that wait for one producer. This is a bell for `Waiting`.
 
-    Use `of`. All but `set` on the loop's own thread.
+    Use `of`. All methods but `set` must be called on the loop's own thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, waiting: Waiting) -> None:
@@ -190,40 +190,40 @@ class LoopWaits:
 
     @classmethod
     def of(cls, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> LoopWaits:
-        """The one of this loop, which is there while somebody waits."""
+        """The instance for this loop. It exists as long as a coroutine waits."""
         for bell in waiting.bells():
             if isinstance(bell, LoopWaits) and bell._loop is loop:
                 return bell
         return cls(loop, waiting)
 
     def set(self) -> None:
-        """Ring, from any thread: everybody looks soon."""
+        """Rings, from any thread: all waiting coroutines are checked soon."""
         if self._rung or not self._stirred():
             return
         self._rung = True
         try:
             self._loop.call_soon_threadsafe(self._look)
-        except RuntimeError:  # the loop is closed: nobody waits there any more
+        except RuntimeError:  # the loop is closed, so no coroutine waits on it any more
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether the loop is to be woken, which takes the interpreter away from the thread that rings."""
+        """Whether to wake the loop. A wake-up takes the interpreter away from the thread that rings."""
         if len(self._groups) > _FEW:
             return True
         try:
             return any(group.subject.stirred() for group in self._groups.values())
-        except RuntimeError:  # the loop changes them just now
+        except RuntimeError:  # the loop is changing them at this moment
             return True
 
     async def wait(
         self, ready: Callable[[], bool], timeout_s: float | None = None, *, about: Hashable = None
     ) -> bool:
-        """Until `ready()`; False when the time ended first. A cancelled wait leaves nothing behind.
+        """Waits until `ready()` returns True. Returns False if the time ends first. Cancelling leaves nothing behind.
 
         Args:
-            ready: Only looks.
-            timeout_s: None for ever.
-            about: What it is about. Waiters about the same thing are looked at together.
+            ready: A check without side effects.
+            timeout_s: None: no limit.
+            about: Key of the subject. Coroutines with the same key are checked together.
         """
         if ready():
             return True
@@ -238,15 +238,15 @@ class LoopWaits:
         subject: Callable[[], Subject],
         timeout_s: float | None = None,
     ) -> Generator[Any, None, bool]:
-        """Until `is_ready(entry)` of a subject; False when the time ended first. To be awaited, or yielded from.
+        """Waits until `is_ready(entry)` of a subject. False if the time ends first. To be awaited, or yielded from.
 
-        Threads may take it back meanwhile: who goes on looks again.
+        Threads may undo the condition meanwhile, so the caller must check it again.
 
         Args:
-            about: Waiters about the same thing are looked at together.
-            entry: What this one waits for.
-            subject: Makes what they all wait for: called for the first of them.
-            timeout_s: None for ever.
+            about: Key of the subject. Coroutines with the same key are checked together.
+            entry: What this coroutine waits for.
+            subject: Makes the subject; called for the first of them.
+            timeout_s: None: no limit.
         """
         waiter: asyncio.Future[bool] = self._loop.create_future()
         known = group = self._groups.get(about)
@@ -257,7 +257,7 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # Where nobody waited for it before nobody may have been woken for it.
+            # Without an earlier waiter for it, no wake-up for it may have been sent.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:
@@ -273,7 +273,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # In this order: who rings from here on has the loop look again.
+        # Reset the flag before the check: a thread that rings from here on makes the loop check again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:

@@ -1,6 +1,6 @@
-"""How long every pause before another try is.
+"""The lengths of all pauses before a retry.
 
-Whether to try again is decided in the core (`kafkasafe.classify`); when, here and nowhere else.
+The core decides whether to retry (`kafkasafe.classify`). This module alone decides when.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 __all__ = ["PAUSES", "Backoff"]
 
-_ENOUGH: Final = 32  # attempts after which no bound grows any more
+_ENOUGH: Final = 32  # after this many failures no bound grows any more
 
 
 class Backoff:
-    """Exponential pauses with jitter; may be given to tenacity as `wait`.
+    """Exponential pauses with jitter. Can be passed to tenacity as `wait`.
 
-    The bound of a pause is `first_s` after the first failure, doubles with each further one and ends at `max_s`. The
-    pause is anywhere between the part of it that is not left to chance and the bound itself.
+    The upper bound of a pause is `first_s` after the first failure, doubles with each further failure, and stops at
+    `max_s`. The pause is a random value between the bound without its random part and the bound itself.
 
     Args:
         first_s: Upper bound of the first pause, seconds.
         max_s: Upper bound of any pause, seconds.
-        least_s: Lower bound of any pause, seconds: at most 1 / least_s tries a second, whatever the dice say.
-        jitter: The part of the bound that is left to chance: 1 is full jitter, 0 none.
-        dice: A number in [0, 1).
+        least_s: Lower bound of any pause, seconds. So there are at most 1 / least_s attempts in a second.
+        jitter: The random part of the bound: 1 is full jitter, 0 none.
+        dice: Returns a number in [0, 1).
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Backoff:
 
     @classmethod
     def around(cls, first_s: float, max_s: float, *, share: float = 0.2) -> Backoff:
-        """Pauses of `first_s`, doubling up to `max_s`, each off by at most that share of it (KIP-580)."""
+        """Pauses of `first_s`, doubling up to `max_s`, each randomly changed by at most this share (KIP-580)."""
         return cls(first_s * (1 + share), max_s * (1 + share), least_s=0.0, jitter=2 * share / (1 + share))
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        """Seconds until the next attempt: tenacity asks."""
+        """Seconds until the next attempt, for tenacity."""
         return self.pause_s(retry_state.attempt_number)
 
     def pause_s(self, failures: int) -> float:
-        """Seconds to wait after failure number `failures` (≥ 1) in a row."""
+        """Seconds to wait after `failures` (≥ 1) failures in a row."""
         bound_s = min(self._first_s * 2.0 ** (min(failures, _ENOUGH) - 1), self._max_s)
         shortest_s = max(self._least_s, bound_s * (1 - self._jitter))
         return shortest_s + max(0.0, bound_s - shortest_s) * self._dice()
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
-"""Between two tries of a look-up, a fetch, a step of a transaction: at most ten requests a second (KAFKA-19599 saw
-9,000), and a partition that is ready again is noticed within a second."""
+"""Between two attempts of a look-up, a fetch, or a step of a transaction: at most ten requests a second (KAFKA-19599
+reports 9,000), and a partition that is ready again is noticed within a second."""

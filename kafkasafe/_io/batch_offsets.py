@@ -1,4 +1,4 @@
-"""Whether the offsets of a consumer can be part of an atomic batch."""
+"""Decides whether a consumer's offsets can be part of an atomic batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FATES = {j.Fate.COMMITTED: Fate.COMMITTED, j.Fate.REJECTED: Fate.REJECTED, j.Fa
 
 
 class BatchFate:
-    """What becomes of an atomic batch whose offsets a consumer, or a program, gave. From any thread.
+    """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
 
     Args:
-        decided: What the batch decides first: its unit, None once it is dropped; empty while it is open.
+        decided: The batch's decision: its unit, None if it was dropped; empty while it is open.
     """
 
     __slots__ = ("_decided", "_head", "_replaced")
@@ -31,11 +31,11 @@ class BatchFate:
         self._replaced = False
 
     def forget(self) -> None:
-        """The batch has other offsets of the group by now, or none."""
+        """Notes that the batch has other offsets of the group now, or none."""
         self._replaced = True
 
     def __call__(self) -> Fate:
-        """As it is now."""
+        """Returns the current outcome."""
         if self._decided is not None:
             if self._replaced:
                 return Fate.FORGOTTEN
@@ -44,7 +44,7 @@ class BatchFate:
             [unit] = self._decided.values()
             if unit is None:
                 return Fate.FORGOTTEN
-            # The unit may keep the producer; a consumer does not.
+            # The unit may refer to the producer, which a consumer must not keep alive.
             self._head, self._decided = unit.head, None
         if not self._head.done:
             return Fate.WAITING
@@ -53,22 +53,22 @@ class BatchFate:
 
 
 class GivenOffsets:
-    """The offsets that a program gave a producer by itself, and those of a KafkaConsumer: where they go on from.
+    """Offsets that a program gave a producer directly, and those of a KafkaConsumer. Detects where they continue from.
 
-    Such a consumer cannot be moved back from here. So the next batch with offsets of a partition of which a batch was
-    dropped is refused once; what comes after that is taken for what was read again.
+    Such a consumer cannot be moved back from here. So after a batch was dropped, the next batch with offsets of one of
+    its partitions is refused once. Later batches are assumed to contain records that were read again.
 
     Args:
-        numbers: Of readings.
+        numbers: Numbers of readings.
     """
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # What earlier incarnations left may be committed before the first offsets are given.
+        # Earlier incarnations may have left offsets that are committed before the first offsets are given.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether an offset is another one than that of the batch before, or the first."""
+        """Whether an offset differs from that of the previous batch, or is the first one."""
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
             run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)
@@ -77,18 +77,18 @@ class GivenOffsets:
     def offer(
         self, fate: Callable[[], Fate], given: m.GroupOffsets, *, told: bool
     ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:
-        """A batch is about to move the group.
+        """Registers a batch that is about to move the group.
 
         Args:
-            fate: What becomes of the batch.
+            fate: The batch's outcome.
             given: The offsets.
-            told: The program has heard of each batch that was dropped, before this one.
+            told: Whether the program was informed of all dropped batches before this one.
 
         Returns:
-            Of which readings they are, and the batch's claims.
+            The offsets' readings, and the batch's claims.
 
         Raises:
-            BatchDroppedError: It goes on from one that was dropped.
+            BatchDroppedError: The batch continues from a dropped one.
         """
         found = {}
         claims = []
@@ -103,9 +103,9 @@ class GivenOffsets:
             found[line] = run
         if broken and not told:
             raise BatchDroppedError(
-                "An atomic batch with offsets of this group was dropped before. seek() each partition to what"
-                " committed() says, throw away what is collected, and go on with poll(): kafkasafe.SafeConsumer does"
-                " that by itself"
+                "An earlier atomic batch with offsets of this group was dropped. seek() each partition to the offset"
+                " that committed() returns, discard the collected records, and continue with poll()."
+                " kafkasafe.SafeConsumer does this automatically"
             )
         for at in given.positions:
             claim = Claim(at.offset, fate)
@@ -115,37 +115,37 @@ class GivenOffsets:
 
 
 def check_settings(consumer: Any) -> None:
-    """Raise for a consumer whose settings break what an atomic batch promises.
+    """Raises for a consumer whose settings break the promise of atomic batches.
 
-    A consumer that commits by itself does so ahead of batches that wait in the spool. 1. It polls records 0 to 9, and
+    A consumer with automatic commits may commit before batches that wait in the spool. 1. It polls records 0 to 9, and
     a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine is lost. 4. The
-    group goes on at 10, and records 0 to 9 are in no output.
+    group continues at 10, and records 0 to 9 are in no output.
 
-    One that does not ask for stable offsets is placed before records that are in a batch. 1. The batch with records 0
-    to 9 waits in the spool of another process, or its markers are on their way. 2. The partition moves here, and the
-    group has no offset yet. 3. The records are read again, and are in the output twice. (KIP-447: OffsetFetch with
-    `require_stable`; kafka-python asks so where `isolation_level` is "read_committed".)
+    A consumer that does not require stable offsets may start before records that are in a batch. 1. The batch with
+    records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The partition moves here,
+    and the group has no offset yet. 3. The records are read again, and are in the output twice. (KIP-447: OffsetFetch
+    with `require_stable`; kafka-python sets it if `isolation_level` is "read_committed".)
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.
 
     Raises:
-        UsageError: The message says which option to set.
+        UsageError: A setting is wrong. The message names the option.
     """
     if consumer.config.get("group_id") is None:
         raise UsageError(
-            "This consumer is in no group (group_id): there are no offsets to be committed for it"
+            "This consumer has no group (group_id), so it has no offsets that a batch could commit"
         )
     if consumer.config.get("enable_auto_commit"):
         raise UsageError(
-            "This consumer commits by itself, ahead of batches that wait in the spool: if one of them is dropped, its"
-            " group would be past the records. Open it with enable_auto_commit=False"
+            "This consumer commits automatically, before batches that wait in the spool. If one of them is dropped, the"
+            " group would skip its records. Open the consumer with enable_auto_commit=False"
         )
     asks = getattr(
         consumer, "_asks_for_stable_offsets", consumer.config.get("isolation_level") == "read_committed"
     )
     if not asks:
         raise UsageError(
-            "This consumer is given offsets that open transactions are about to change, and would read again what is in"
-            ' a batch that is on its way: open it with isolation_level="read_committed", or use kafkasafe.SafeConsumer'
+            "This consumer accepts offsets that open transactions are about to change, and may read records again that"
+            ' are in a pending batch. Open it with isolation_level="read_committed", or use kafkasafe.SafeConsumer'
         )

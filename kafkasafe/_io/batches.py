@@ -1,16 +1,16 @@
-"""Records as Arrow, on the way that KafkaConsumer's records go.
+"""Records as Arrow tables, on the same path as KafkaConsumer's records.
 
-kafka-python's fetcher makes a `PartitionRecords` of what was fetched from a partition, takes records from it, and moves
-the position behind what it took; paused, unassigned and sought-away partitions, errors and metrics are its own.
-`BatchFetcher` gives it another class of that name while whole batches are asked for, whose records are RecordBatches.
-So all that decides about positions stands before and behind this, and is the same for both.
+kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
+the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
+the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` by a class whose records are
+RecordBatches. So the same code decides about positions in both cases.
 
-Requests of a consumer that only reads batches become larger than kafka-python's (`_core/fetch_size`). A consumer for
-which `poll` returned records keeps kafka-python's size: it decodes in Python, so larger responses gain little, and what
-is fetched again after a change between the two would be more.
+If a consumer reads only batches, its requests become larger than kafka-python's (`_core/fetch_size`). If `poll` has
+returned records, they keep kafka-python's size. Records are decoded in Python, so larger responses gain little, and a
+change from one to the other would fetch more data again.
 
-What is left of a fetch when the application changes between records and batches (or to other columns) is thrown away
-and fetched again from the position: nothing of it was given to anybody.
+When the application changes between records and batches (or to other columns), the rest of the fetched data is
+discarded and fetched again from the position. The application has received none of it.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from kafkasafe._io.records import Records
 
 __all__ = ["BatchFetcher", "BatchPolling"]
 
-_arrow: Any = pa  # what it takes from its compiled modules has no types
+_arrow: Any = pa  # names from its compiled modules have no types
 
 _PLACE: Final = [
     _arrow.field("topic", _arrow.string(), nullable=False),
     _arrow.field("partition", _arrow.int32(), nullable=False),
 ]
 _ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch")
-# Records of one call, decompressed: what was fetched has a limit, what is in it has none.
+# Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is made of fetched records.
+    """The form in which fetched records are returned.
 
     Attributes:
         columns: Names of the columns.
-        views: Whether keys and values are views of what was received.
+        views: Whether keys and values are views of the received bytes.
     """
 
     columns: frozenset[str]
@@ -60,15 +60,15 @@ class _Kind:
 
 
 class _Batches:
-    """kafka-python's `PartitionRecords`, with Arrow instead of records.
+    """Replaces kafka-python's `PartitionRecords`, with Arrow instead of records.
 
     Attributes:
-        kind: What it makes.
-        topic_partition: Whose records.
-        next_fetch_offset: Behind what was taken.
-        leader_epoch: Of what is right before that, -1 when it is not known.
+        kind: The form of the result.
+        topic_partition: The records' partition.
+        next_fetch_offset: Offset after the records that were taken.
+        leader_epoch: Leader epoch of the record directly before this offset; -1 if unknown.
         bytes_read: Bytes of the response, once something was taken.
-        records_read: Records that were taken.
+        records_read: Number of records that were taken.
     """
 
     def __init__(
@@ -112,27 +112,27 @@ class _Batches:
         return self._decoder is not None
 
     def drain(self) -> None:
-        """Nothing more is taken."""
+        """Ends the object: nothing more is taken from it."""
         if self._decoder is None:
             return
         self._decoder = self._old = None
-        self._buffer = b""  # it may be part of a large response
+        self._buffer = b""  # it may be a part of a large response, which it would keep in memory
         if self._metric_aggregator:
             self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
         self._on_drain(self)
 
     def own(self) -> bool:
-        """Copies what is left, so that it does not keep the whole response. Returns False if it cannot."""
+        """Copies the remaining bytes, so that they do not keep the whole response. Returns False if it cannot."""
         if self._decoder is None or self._old is not None or self.kind.views:
             return False
         self._buffer = self._decoder.own_buffer()
         return True
 
     def take(self, most: int) -> Any:
-        """A RecordBatch of at most so many records; None: there are no more, and this is drained.
+        """Takes a RecordBatch with at most this many records. None: there are no more, and this object is drained.
 
         Raises:
-            CorruptRecordError: The next batch is damaged; this is drained, `next_fetch_offset` is what it was.
+            CorruptRecordError: The next batch is damaged. This object is drained; `next_fetch_offset` has not changed.
         """
         decoder = self._decoder
         if decoder is None:
@@ -148,7 +148,7 @@ class _Batches:
                 f" been damaged on its way; seek past it to leave it out."
             ) from error
         except OldFormatError:
-            # Messages that a broker before 0.11 wrote, among or before others: kafka-python reads them.
+            # Messages written by a broker before 0.11, possibly among others. kafka-python reads them.
             self._old = Fetcher.PartitionRecords(
                 self.next_fetch_offset,
                 self.topic_partition,
@@ -188,7 +188,7 @@ class _Batches:
 
 
 def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
-    """`Records`, which may wait long for `poll`: they keep no response of which they are a small part."""
+    """Makes `Records`. They may wait long for `poll`, so they do not keep a response of which they are a small part."""
     buffer = records._buffer
     if isinstance(buffer, memoryview):
         response: Any = buffer.obj
@@ -198,14 +198,14 @@ def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **
 
 
 class BatchFetcher(Fetcher):
-    """kafka-python's fetcher, which can give RecordBatches."""
+    """kafka-python's fetcher, which can also return RecordBatches."""
 
-    _wanted: _Kind | None = None  # None: records
+    _wanted: _Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
-    _taken: bool = False  # the last look found records, which are still to be returned
-    _gave_records: bool = False  # not only batches
+    _taken: bool = False  # the last look found records, which still have to be returned
+    _gave_records: bool = False  # the application has received records, not only batches
     _gave_batches: bool = False
-    _size: FetchSize | None = None  # None: the application's own
+    _size: FetchSize | None = None  # None: the size that the application has set
     _usual_bytes: int
     _completed_fetches: Any
     _manager: Any
@@ -217,7 +217,7 @@ class BatchFetcher(Fetcher):
     _session_handlers: Any
 
     def choose_sizes(self) -> None:
-        """From now on `max_partition_fetch_bytes` is chosen here, for a consumer that only reads batches."""
+        """Chooses `max_partition_fetch_bytes` from now on, as long as the consumer reads only batches."""
         config: Any = self.config
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
@@ -229,7 +229,7 @@ class BatchFetcher(Fetcher):
 
     @contextlib.contextmanager
     def giving(self, kind: _Kind) -> Iterator[None]:
-        """Within this, `fetched_records` gives lists of RecordBatches of this kind."""
+        """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
         self._wanted = kind
         self._gave_batches = True
         try:
@@ -239,7 +239,7 @@ class BatchFetcher(Fetcher):
 
     @property
     def PartitionRecords(self) -> Any:  # noqa: N802  # kafka-python's name
-        """What kafka-python makes of a completed fetch."""
+        """The class that kafka-python instantiates for a completed fetch."""
         wanted = self._wanted
         if wanted is None:
             return _records
@@ -248,13 +248,13 @@ class BatchFetcher(Fetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's. While the application works on what it got, more is on its way."""
+        """See kafka-python's. Sends the next fetch while the application processes its records."""
         parent: Any = super()
         records, idle = parent.fetch_records(
             max_records, update_offsets=update_offsets, timeout_ms=timeout_ms
         )
         if records and self._wanted is not None and not self._completed_fetches:
-            # Not waited for: an interrupt here would lose what is to be returned.
+            # Do not wait for it: an interrupt here would lose the records that are about to be returned.
             self._manager.call_soon(self._send_fetches_async)
         return records, idle
 
@@ -262,7 +262,7 @@ class BatchFetcher(Fetcher):
         """See kafka-python's."""
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
-            # Only into an empty place does kafka-python put back what was left of a partition that was paused.
+            # kafka-python returns the rest of a paused partition only into an empty place.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
         parent: Any = super()
@@ -274,7 +274,7 @@ class BatchFetcher(Fetcher):
         return records, partial
 
     def send_fetches(self) -> Any:
-        """See kafka-python's, which waits here with what it took: an interrupt would lose it."""
+        """See kafka-python's, which waits here with records already taken: an interrupt would lose them."""
         if self._taken:
             self._manager.call_soon(self._send_fetches_async)
             return []
@@ -282,14 +282,14 @@ class BatchFetcher(Fetcher):
         return parent.send_fetches()
 
     def _create_fetch_requests(self) -> Any:
-        """See kafka-python's. Only requests that can be sent.
+        """See kafka-python's. Creates only requests that can be sent.
 
-        Where sending one raises, kafka-python takes that broker for busy for ever, and the brokers after it for asked:
-        nothing of what they lead was read any more, and nothing said so. A leader that a fetch names before the
-        metadata do is such a broker.
+        If sending a request raises, kafka-python considers this broker busy forever, and the brokers after it as asked.
+        Then nothing more would be read from their partitions, without an error. This happens for a leader that a fetch
+        response names before the metadata does.
 
         Raises:
-            SaslAuthenticationFailedError: A broker refused the client. Later calls ask it again.
+            SaslAuthenticationFailedError: A broker refused the client. Later calls try it again.
         """
         if self._size is not None:
             wanted = self._size.bytes if self._only_batches else self._usual_bytes
@@ -300,7 +300,7 @@ class BatchFetcher(Fetcher):
             try:
                 self._manager.get_connection(node_id)
             except kafka_errors.NodeNotReadyError:
-                pass  # the request fails by this, as any other
+                pass  # the request then fails with this error, like any other request
             except kafka_errors.UnknownBrokerIdError as error:
                 del requests[node_id]
                 self._forget_session(node_id, error)
@@ -329,14 +329,14 @@ class BatchFetcher(Fetcher):
         parent._handle_fetch_error(node_id, exception)
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """What was to be sent there was not: the next request names every partition."""
+        """Forgets the fetch session, because its request was not sent. The next request names every partition."""
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
 
     def _own_what_is_paused(self) -> None:
-        """Copies what waits for a paused partition: as a view it would keep the response of all partitions.
+        """Copies the data that waits for a paused partition. As a view, it would keep the response of all partitions.
 
-        What cannot be copied is fetched again when the partition is resumed.
+        Data that cannot be copied is fetched again when the partition is resumed.
         """
         for completed in self._paused_completed_fetches.values():
             data = completed.partition_data
@@ -364,13 +364,13 @@ class BatchFetcher(Fetcher):
             try:
                 return int(parent._append(drained, part, max_records, update_offsets))
             except Exception:
-                # kafka-python would go on taking from what is broken, for ever and in vain: fetch it again.
+                # kafka-python would try to take from the broken data forever. Fetch it again instead.
                 part.drain()
                 raise
         tp = part.topic_partition
         state = self._subscriptions.assignment.get(tp)
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
-            part.drain()  # of another time
+            part.drain()  # it was fetched for another kind of result
             return 0
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
@@ -379,7 +379,7 @@ class BatchFetcher(Fetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # Views count with all of the memory that they keep.
+        # Views count with all the memory that they keep.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -398,27 +398,27 @@ class BatchPolling:
         columns: Iterable[str] | None = None,
         views: bool = False,
     ) -> Any:
-        """As `poll`, but a whole Arrow table: several times as fast, since no record becomes a Python object.
+        """Like `poll`, but returns an Arrow table. Several times as fast, because no record becomes a Python object.
 
-        Positions, commits, `isolation_level`, events and errors are those of `poll`; both may be used in turn.
-        Deserializers do not apply: keys and values are bytes. `max_poll_records` does not apply either.
+        Positions, commits, `isolation_level`, events and errors are the same as for `poll`. You can call both
+        alternately. Deserializers and `max_poll_records` do not apply: keys and values are bytes.
 
         Args:
             timeout_ms: How long to wait for records.
-            max_records: At most so many. Default: what has been fetched, at most about 256 MB.
-            columns: Names of the columns to make, default all: topic, partition, offset, timestamp (ms, UTC; -1: none),
-                timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and value),
-                leader_epoch (-1: none). What is left out is not paid for.
-            views: True: keys and values are not copied. They are columns of the type `binary_view` over the responses
-                that were received, or over the decompressed records. Each table, slice or buffer of them keeps these
-                responses in memory as a whole. Few functions of Arrow take views: `column.cast("binary")` copies them.
+            max_records: Maximum number of records. Default: everything that has been fetched, at most about 256 MB.
+            columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
+                none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
+                value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
+            views: True: do not copy keys and values. They become columns of the type `binary_view` over the received
+                responses, or over the decompressed records. Each table, slice or buffer keeps the whole responses in
+                memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
 
         Returns:
-            A pyarrow.Table, empty when time is over. The records of a partition are in order.
+            A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
 
         Raises:
             ValueError: A column has an unknown name, or a number is out of range.
-            CorruptRecordError: The next batch of a partition is damaged. Its position stays where it is.
+            CorruptRecordError: The next batch of a partition is damaged. Its position does not change.
             KafkaError: See `poll`.
         """
         names = [field.name for field in _PLACE] + list(_ORDER)
@@ -429,7 +429,7 @@ class BatchPolling:
         fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
         schema = _arrow.schema(fields)
         parts = []
-        # An offset is always read, so that a table of places alone has its length.
+        # Always read the offset, so that a table with only topic and partition has the right length.
         for tp, batches in self._poll_batches(
             timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
         ).items():
@@ -455,11 +455,11 @@ class BatchPolling:
         columns: Iterable[str] | None = None,
         views: bool = False,
     ) -> dict[TopicPartition, Any]:
-        """As `poll_arrow`, by partition.
+        """Like `poll_arrow`, but returns a batch for each partition.
 
         Args:
             timeout_ms: See `poll_arrow`.
-            max_records: See `poll_arrow`, of all partitions together.
+            max_records: See `poll_arrow`; of all partitions together.
             columns: See `poll_arrow`; without topic and partition.
             views: See `poll_arrow`.
 
@@ -483,7 +483,7 @@ class BatchPolling:
     def _poll_batches(
         self, timeout_ms: float, max_records: int | None, columns: Iterable[str], *, views: bool
     ) -> Mapping[TopicPartition, list[Any]]:
-        # Records that an iterator holds were not given: they are read again, from the position.
+        # Records that an iterator holds were not returned. They are read again, from the position.
         self._iterator = None
         poll: Any = self.poll  # type: ignore[attr-defined]  # KafkaConsumer has it
         with self._fetcher.giving(_Kind(frozenset(columns), views)):

@@ -1,10 +1,10 @@
-"""The thread on which the application's callbacks run: they may block, send, or wait for the producer.
+"""The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
-The pump hands over what became due while it holds the lock under which callers see that a record is done. A caller that
-saw that and then puts a marker into the queue waits for these callbacks too.
+The pump passes due callbacks to this thread while it holds the lock under which callers see that a record is done. So a
+caller that sees this, and then adds a marker to the queue, also waits for these callbacks.
 
-What is due and has not run yet is bounded: `full` says that `send` should wait. Callbacks of records that are not done
-are bounded by what the spool takes.
+The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
+that are not done is bounded by the size of the spool.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["CallbackThread", "take"]
 log = EventLog("producer")
 
 _DUE_LIMIT: Final = 100_000
-"""Due callbacks with which `send` waits for those before."""
+"""From this many due callbacks on, `send` waits for some of them to finish."""
 _DUE_MOST: Final = 1_000_000
-"""Due callbacks with which it waits even though none of them comes to an end."""
+"""From this many on, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
-"""A callback that takes longer may be waiting for the very thread that sends."""
+"""A callback that takes longer may be waiting for the thread that sends."""
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
 
 
 class CallbackThread:
-    """See the module. It starts with the first job.
+    """See the module. The thread starts with the first job.
 
     Args:
-        name: Of the thread.
-        wake_senders: Called when callbacks have run: `send` may wait for that.
-        ended: Whether nothing can become due any more.
+        name: Name of the thread.
+        wake_senders: Called after callbacks have run, because `send` may wait for this.
+        ended: Returns whether no more callbacks can become due.
     """
 
     def __init__(self, name: str, *, wake_senders: Callable[[], None], ended: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class CallbackThread:
         self._stopping = False
         self._over = False
         self._ident = 0
-        # One writer each: the pump under its lock, and the thread. A look from elsewhere may be a moment old.
+        # Each has one writer: the pump under its lock, and this thread. Other threads may read slightly old values.
         self._handed = 0
         self._taken = 0
         self._current: Any = iter(())
@@ -60,33 +60,33 @@ class CallbackThread:
         self._seen_at = 0.0
 
     def put(self, job: Callable[[], None]) -> None:
-        """Run a job on the thread, after those before."""
+        """Runs a job on the thread, after all earlier ones."""
         self._queue.put(job)
         self.start()
 
     def start(self) -> None:
-        """Start the thread, unless it is: before the interpreter ends, when none can be started any more."""
+        """Starts the thread if it is not running. Call it before the interpreter ends, which lets no thread start."""
         if self._started:
             return
-        # Interrupted in here (Ctrl-C) the next call starts another one, and one of the two ends at once.
+        # If Ctrl-C interrupts this, the next call starts another thread, and one of the two ends at once.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
             self._started = True
 
     def hand(self, job: Callable[[int], None], count: int) -> None:
-        """Run a job of so many callbacks, which are due. By the pump, with its lock held."""
+        """Runs a job with this many due callbacks. The pump calls it while it holds its lock."""
         self._handed += count
         self.put(lambda: job(count))
 
     def call(
         self, functions: Sequence[Callable[[Any], object]], arguments: Iterable[Any], due: int = 0
     ) -> None:
-        """Call each function with its argument, on the thread.
+        """Calls each function with its argument, on the thread.
 
         Args:
-            functions: The application's. Whatever one raises is logged and costs the others nothing.
-            arguments: As many.
-            due: How many due callbacks this stands for.
+            functions: The application's functions. If one raises, this is logged, and the others run nevertheless.
+            arguments: Their arguments, in the same order.
+            due: Number of due callbacks that this represents.
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -97,17 +97,17 @@ class CallbackThread:
                     function(argument)
                 break
             except BaseException:
-                # Also SystemExit and CancelledError: they end a thread, and this one is everybody's.
+                # Also catches SystemExit and CancelledError, which would end this shared thread.
                 log.exception("Error processing callback", event="callback_failed")
         self._current = iter(())
         self._wake_senders()
 
     def due(self) -> int:
-        """Callbacks that are due and have not run."""
+        """Number of due callbacks that have not run."""
         return max(0, self._handed - self._taken + length_hint(self._current))
 
     def full(self) -> bool:
-        """Whether `send` should wait for callbacks before it accepts more."""
+        """Whether `send` should wait for callbacks before it accepts more records."""
         due = self.due()
         if due < _DUE_LIMIT or self.is_current_thread():
             return False
@@ -118,7 +118,7 @@ class CallbackThread:
         return due >= _DUE_MOST or now - self._seen_at < _STUCK_S
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Until all that was put before has run; False when the time ended first. Never waits on the thread itself."""
+        """Waits until all earlier jobs have run. False: the time ended first. Does not wait on the thread itself."""
         if self.is_current_thread():
             return True
         if not self._started:
@@ -135,13 +135,13 @@ class CallbackThread:
         return True
 
     def stop(self, timeout_s: float | None) -> int:
-        """End the thread once everything has run, which it goes on with if that takes longer than this waits.
+        """Ends the thread after all jobs have run. If this takes longer than the wait, the thread still finishes them.
 
         Args:
-            timeout_s: Default: as long as callbacks come to an end, and 10 s more.
+            timeout_s: Default: as long as callbacks finish, plus 10 s.
 
         Returns:
-            How many callbacks have not run yet.
+            Number of callbacks that have not run yet.
         """
         if not self._started:
             self._run_here()
@@ -162,7 +162,7 @@ class CallbackThread:
             if due != seen:
                 seen, seen_at = due, now
             if now >= (seen_at + _CLOSE_STUCK_S if end is None else end):
-                return max(due, 1)  # one that runs has been taken
+                return max(due, 1)  # the running callback is not in the queue any more
         return 0
 
     def is_current_thread(self) -> bool:
@@ -170,7 +170,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """What is there when there is no thread: at the end of the interpreter."""
+        """Runs the queued jobs on the caller's thread, if there is no thread at the end of the interpreter."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -178,7 +178,7 @@ class CallbackThread:
                     job()
 
     def _mark(self) -> threading.Lock:
-        """A lock that is released when all before it has run. One call into C, so nothing is left half by Ctrl-C."""
+        """A lock that is released when all earlier jobs have run. One call into C, which Ctrl-C cannot split."""
         passed = threading.Lock()
         passed.acquire()
         self._queue.put(passed.release)
@@ -201,12 +201,12 @@ class CallbackThread:
                     job()
             except BaseException:
                 log.exception("The callback thread failed", event="callback_failed")
-            del job  # or what it holds would stay until the next one comes
+            del job  # otherwise its objects would stay alive until the next job
         self._over = True
 
 
 def take(added: list[Any]) -> list[Any]:
-    """What is in a list that others add to; whatever comes meanwhile stays there."""
+    """Takes the items of a list to which other threads append. Items that arrive meanwhile stay in it."""
     taken = added[:]
     del added[: len(taken)]
     return taken

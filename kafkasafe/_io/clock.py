@@ -1,6 +1,6 @@
-"""Seconds that also pass while the machine sleeps, and what time it is for another life.
+"""A clock that includes the time during which the machine is suspended, and times that a later incarnation understands.
 
-`time.monotonic` stops on Linux while a laptop or a virtual machine is suspended; brokers forget us all the same.
+On Linux, `time.monotonic` stops while a laptop or a virtual machine is suspended. But the brokers' timeouts continue.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["SleepingClock", "SystemClock", "elapsed_s", "read_clock"]
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_LEAST_S: Final = 0.1  # the two clocks are not read at the same moment
+_LEAST_S: Final = 0.1  # smaller differences arise because the two clocks are not read at the same moment
 
 
 def elapsed_s() -> float:
-    """Seconds since some moment, with those the machine slept; without them where no clock counts them."""
+    """Seconds since an arbitrary moment, including suspensions if the system has a clock that counts them."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 class SleepingClock:
-    """Seconds with the machine's sleep in them, and how many of them it slept.
+    """A clock that includes suspensions, and reports them.
 
     Args:
-        on_sleep: Called with (seconds slept, seconds as `now` returns them), before the first time with that sleep in
-            it is returned.
-        elapsed: Counts sleep.
-        awake: Does not.
+        on_sleep: Called with (seconds suspended, the time that `now` returns), before `now` first returns a time that
+            includes this suspension.
+        elapsed: A clock that includes suspensions.
+        awake: A clock that does not.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SleepingClock:
         self._slept = elapsed() - awake()
 
     def now(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         now = self._elapsed()
         slept = now - self._awake()
         if slept - self._slept > _LEAST_S:
@@ -73,18 +73,18 @@ class SystemClock:
 
     @staticmethod
     def boot_id() -> bytes:
-        """Of the running kernel; zeros where it has none."""
+        """Id of the running kernel; zeros if it has none."""
         return _boot_id()
 
 
 def read_clock() -> Clock:
-    """What time it is, for a later life to know how long ago this was."""
+    """The current time. From it, a later incarnation can compute how much time has passed."""
     return Clock(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
 
 
 @functools.cache
 def _boot_id() -> bytes:
-    """Of the running kernel; zeros where it has none."""
+    """Id of the running kernel; zeros if it has none."""
     with contextlib.suppress(OSError, ValueError):
         return uuid.UUID(_BOOT_ID.read_text(encoding="ascii").strip()).bytes
     return bytes(16)

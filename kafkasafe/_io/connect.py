@@ -1,6 +1,6 @@
-"""The way to a cluster: over the network, or to a double in this process that has announced itself.
+"""Connects to a cluster: over the network, or to a simulated one in this process that was announced.
 
-`Transport` is made here and nowhere else for clients that need no more than `Cluster`.
+For clients that need only `Cluster`, this module is the only place that makes a `Transport`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kafkasafe.cluster.api import Cluster
 __all__ = ["Connect", "announced", "connect"]
 
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
-"""Gets `KafkaProducer`'s options, as `Transport` does; makes a `Cluster` that is not started yet."""
+"""Gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
 
 _doubles: dict[str, Connect] = {}
-"""By server, as it stands in `bootstrap_servers`: 'host:port'."""
+"""By server, as in `bootstrap_servers`: 'host:port'."""
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
-    """A `Cluster` for these options, not started. One of whose servers is announced as a double is that double's."""
+    """A `Cluster` for these options, not started. If one of the servers is announced, its simulated cluster."""
     servers = options.get("bootstrap_servers") or ()
     for server in servers.split(",") if isinstance(servers, str) else servers:
         double = _doubles.get(server.strip())
@@ -33,7 +33,7 @@ def connect(options: Mapping[str, Any]) -> Cluster:
 
 @contextlib.contextmanager
 def announced(servers: str, made: Connect) -> Iterator[None]:
-    """Within it, clients with one of these servers ('host:port', several with commas) get what `made` makes."""
+    """In this context, clients with one of these servers ('host:port', comma-separated) get the result of `made`."""
     names = [name.strip() for name in servers.split(",")]
     taken = [name for name in names if name in _doubles]
     if taken:

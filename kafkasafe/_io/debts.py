@@ -1,7 +1,7 @@
-"""What other lanes of a directory still owe, read from their control batches, without their locks.
+"""Finds out which batches other lanes have not delivered yet, from their control batches, without their locks.
 
-A lane that somebody owns is written meanwhile: what cannot be read yet at its end is read next time. Data batches are
-skipped, by the sizes that the group in front of them names.
+The owner of a lane writes to it meanwhile. So an incomplete end is read the next time. Data batches are skipped by the
+sizes in their group's manifest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["LaneReader"]
 
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
-"""Most control batches are smaller."""
-_OVERHEAD_BYTES: Final = 12  # what a batch's length does not count
+"""A first read of this size covers most control batches."""
+_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 
 
 class LaneReader:
-    """Reads one lane, and later only what is new in it. From one thread at a time.
+    """Reads one lane; later calls read only its new part. Not thread-safe.
 
     Args:
         files: The disk.
@@ -38,24 +38,24 @@ class LaneReader:
         self.path = lane
         self._files = files
         self._read: list[str] = []
-        """Segments that are read to their end."""
+        """Segments that were read to their end."""
         self._before = Owed()
-        """What they say."""
+        """The undelivered batches that these segments show."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
-        """By position, segment and byte offset of what is open."""
+        """By position, segment and byte offset of batches without an outcome."""
         self._whole: set[int] = set()
         self._once = threading.Lock()
 
     def owed(self, *, tail: bool = False) -> Owed:
-        """What the lane owes now; nothing where there is no such lane.
+        """The undelivered batches of the lane now; none if the lane does not exist.
 
         Args:
-            tail: Also leave out what a crash may have torn at the end, whose positions the next owner uses again. For
-                a lane that nobody writes.
+            tail: Also leave out batches at the end that a crash may have torn, because the next owner reuses their
+                positions. Only for a lane without an owner.
 
         Raises:
-            OSError: It cannot be read.
-            UnknownFormatError: It was written by a newer kafkasafe.
+            OSError: The lane cannot be read.
+            UnknownFormatError: A newer kafkasafe has written the lane.
         """
         with self._once:
             for _ in range(_TRIES):
@@ -64,13 +64,13 @@ class LaneReader:
                 self._where = {at: where for at, where in self._where.items() if at in found.open}
                 self._whole.intersection_update(self._where)
                 self._leave_out(found, tail=tail)
-                # What its owner deleted meanwhile may have been moved, behind where this has read.
+                # The owner may have moved batches of a deleted segment forward, after the part that was read.
                 if first == self._names()[:1]:
                     return found
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
-        """Nobody delivers what is damaged: it must not be waited for."""
+        """Removes damaged batches. No owner can deliver them, so other lanes must not wait for them."""
         todo = sorted(owed.open)
         if tail:
             for at in todo:
@@ -112,19 +112,19 @@ class LaneReader:
         names = self._names()
         self._read = [name for name in self._read if name in names]
         if names[: len(self._read)] != self._read or len(self._read) >= len(names):
-            # Another lane took its place, or a tail was cut off.
+            # Another lane has replaced this one, or a tail was cut off.
             self._read, self._before = [], Owed()
             self._where.clear()
             self._whole.clear()
         if names:
             self._before.begins(int(names[0][:20]))
         for name, following in zip(names[len(self._read) :], names[len(self._read) + 1 :], strict=False):
-            with contextlib.suppress(FileNotFoundError):  # all of it is finished
+            with contextlib.suppress(FileNotFoundError):  # all of its batches are finished
                 self._segment(name, int(following[:20]), self._before)
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # Its owner may have released it just now: the next look sees the one behind it.
+            # The owner may have just released it. The next reading sees its successor.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now
@@ -140,13 +140,15 @@ class LaneReader:
                 except m.UnknownFormatError:
                     raise
                 except m.MarkError:
-                    # At the end it is being written, or a crash tore it.
+                    # An incomplete end is being written, or a crash tore it.
                     owed.damaged = owed.damaged or limit is not None
                     return
                 if limit is not None and group.position >= limit:
                     return
                 if owed.lane_id not in {b"", group.lane_id}:
-                    owed.damaged = True  # a segment of another lane: its owner is told when it opens the lane
+                    owed.damaged = (
+                        True  # a segment of another lane; the owner reports it when it opens the lane
+                    )
                     return
                 at += len(content)
                 places = []
@@ -159,7 +161,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # Torn by a crash it does not count: what it speaks of is where it was.
+                    # A group that a crash tore does not count. The batches that it names stay where they were.
                     for at, _ in places:
                         del self._where[at]
                     return

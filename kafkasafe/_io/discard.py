@@ -1,4 +1,4 @@
-"""Gives up rejected records on purpose, and notes that: then they do not look as if something had deleted them."""
+"""Gives up rejected records on purpose, and notes this, so that their files do not count as deleted by mistake."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Discardable:
 
     Attributes:
         lane: Directory of the lane.
-        name: Of the file.
-        topic: Of its records; "?" where that is not known.
-        partition: -1 when it was never chosen, or is not known.
-        records: How many, as far as is known.
-        error: Why it cannot be read, empty where it can.
-        missing: It was deleted before, by hand.
+        name: File name.
+        topic: Topic of its records; "?" if unknown.
+        partition: -1 if it was never chosen, or is unknown.
+        records: Number of records, as far as known.
+        error: Why it cannot be read; empty if it can.
+        missing: It was already deleted by hand.
     """
 
     lane: Path
@@ -44,21 +44,22 @@ class Discardable:
 def find_discardable(
     directory: SpoolDirectory, numbers: Sequence[int], topics: Collection[str] = ()
 ) -> list[Discardable]:
-    """What counts as rejected, in the order of rejection, and what was deleted by hand. Changes nothing.
+    """Finds rejected files in the order of rejection, and files that were deleted by hand. Changes nothing.
 
-    What the log of a lane has as unfinished is not rejected, and what a resend has put back into a log is not any more.
+    A batch that is unfinished in the lane's log does not count as rejected, nor does one that a resend has returned to
+    a log.
 
     Args:
-        directory: The spool directory; producers may be at work in it.
-        numbers: Of the lanes.
-        topics: Only these, and nothing whose topic is not known; empty: all.
+        directory: The spool directory. Producers may be using it.
+        numbers: Numbers of the lanes.
+        topics: Only these topics, and no files with an unknown topic; empty: all files.
 
     Raises:
         SpoolError: A lane cannot be read.
     """
     files = directory.files
     found: list[Discardable] = []
-    # In this order, as a resend reads: what is listed was in its lane's log before.
+    # List the files before reading the logs, like a resend: a listed file was in its lane's log before.
     names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
     notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
     logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
@@ -74,7 +75,7 @@ def find_discardable(
         found += [
             Discardable(lane, kept.path.name, *kept.address(journal), kept.records, kept.error)
             for kept in rejected
-            if kept.path.name in names[number]  # not what was rejected since
+            if kept.path.name in names[number]  # ignore batches that were rejected since then
         ]
         found += [
             Discardable(lane, name, "?", -1, notes[number].kept[name], missing=True)
@@ -84,14 +85,14 @@ def find_discardable(
 
 
 def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
-    """Give them up. Durable on return; a crash in the middle leaves the rest as it was: call it again.
+    """Gives files up. Durable on return. After a crash in the middle the rest is unchanged; call it again.
 
     Args:
-        directory: The spool directory; producers may be at work in it.
-        wanted: What `find_discardable` found, while `directory.resending()` is held.
+        directory: The spool directory. Producers may be using it.
+        wanted: The result of `find_discardable`, found while `directory.resending()` is held.
 
     Raises:
-        SpoolError: Something cannot be written. What was not discarded is kept.
+        SpoolError: A file cannot be written. Files that were not discarded are kept.
     """
     files = directory.files
     for each in wanted:
@@ -102,4 +103,4 @@ def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
                 files.unlink(path)
                 files.sync_directory(path.parent)
         except OSError as error:
-            raise SpoolError(f"{path} cannot be discarded: {error}. What is left is kept") from error
+            raise SpoolError(f"{path} cannot be discarded: {error}. The remaining files are kept") from error

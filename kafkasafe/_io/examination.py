@@ -1,6 +1,6 @@
-"""Reads a spool directory and the cluster from the outside, and says of each batch what became of it.
+"""Reads a spool directory and the cluster from outside, and determines the outcome of each batch.
 
-Nothing is written, neither to the directory nor to the cluster, and no lock is taken: a producer may own the lanes.
+Writes nothing to the directory or the cluster, and takes no lock. Producers may own the lanes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ __all__ = ["Examined", "LaneContent", "SpooledBatch", "examine", "read_content"]
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""So long one broker of several has to say that a partition does not exist, where no other one answers."""
+"""If the other brokers do not answer, how long one of several has to report that a partition does not exist."""
 _PATIENCE: Final = 12
-"""Polls of a log whose replicas lag: then it is told as it is."""
+"""Number of polls of a log whose replicas lag. After that, the current state counts."""
 _LEADERS: Final = 3
-"""How often a log is read anew because another leader came meanwhile."""
+"""How often a log is read again because another leader was elected meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class SpooledBatch:
         lane: Name of the lane.
         position: Spool position of its first record.
         topic: Topic name.
-        partition: Partition, -1 while it is not chosen.
-        records: How many.
-        size_bytes: Of the whole batch.
-        identity: Its batch id, None while it has none.
+        partition: Partition; -1 while it is not chosen.
+        records: Number of records.
+        size_bytes: Size of the whole batch.
+        identity: Its batch id; None while it has none.
         max_timestamp: Newest timestamp, ms since the epoch.
-        known: What the spool knows of it.
-        file: Where in `rejected/` it is, None when it is not.
+        known: Its outcome, as far as the spool knows it.
+        file: Its file in `rejected/`; None if it is not there.
         given: While the partition is not chosen: see `journal.Batch`.
     """
 
@@ -92,15 +92,15 @@ class SpooledBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaneContent:
-    """All that is in a lane.
+    """The content of a lane.
 
     Attributes:
-        name: Of the lane.
-        log: As it was read.
-        journal: What is unfinished.
+        name: Name of the lane.
+        log: The log, as it was read.
+        journal: The unfinished batches.
         batches: In the order of their positions.
-        rejected: What is kept in `rejected/`, and what cannot be read there.
-        extent: What is wrong with the lane's `extent`, empty if nothing is.
+        rejected: The files in `rejected/`, including those that cannot be read.
+        extent: What is wrong with the lane's `extent`; empty if it is valid.
     """
 
     name: str
@@ -114,16 +114,16 @@ class LaneContent:
 
     @property
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
-        """What is in `rejected/`, by partition and reason."""
+        """The records in `rejected/`, by partition and reason."""
         return summed_up(self.rejected, self.journal)
 
     @property
     def rejected_unreadable(self) -> tuple[str, ...]:
-        """One sentence for each file there that is not whole."""
+        """One sentence for each damaged file there."""
         return unreadable(self.rejected)
 
     def without(self, resent: Collection[m.Resent]) -> LaneContent:
-        """The same, but for files of `rejected/` that another lane names as resent."""
+        """The same content without files of `rejected/` that another lane marks as resent."""
         gone = {mark.file for mark in resent if mark.lane == self.name}
         if not any(kept.path.name in gone for kept in self.rejected):
             return self
@@ -135,17 +135,17 @@ class LaneContent:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """One sentence per damaged range; also where there is not one intact group, and so nothing to be read."""
+        """One sentence per damaged range. Also one if there is no intact group, and so nothing that can be read."""
         told = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
-            told += (f"{self.log.torn[0].name}: not one intact group is in it",)
+            told += (f"{self.log.torn[0].name} has no intact group",)
         return told
 
     def data(self, batch: SpooledBatch) -> bytearray:
-        """A batch's bytes, checked.
+        """Returns a batch's bytes, after checking them.
 
         Raises:
-            SpoolError: They are not there any more, or damaged.
+            SpoolError: They do not exist any more, or are damaged.
         """
         if batch.file is not None:
             try:
@@ -174,15 +174,15 @@ class LaneContent:
 
 
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
-    """It may be in a log; as part of an atomic batch: all of that is at the brokers."""
+    """Whether the batch may be in a log. A batch of an atomic batch: whether all of that is at the brokers."""
     return journal.views.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
 def read_content(lane: Path, *, files: Files) -> LaneContent:
-    """Read a lane.
+    """Reads a lane.
 
     Raises:
-        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the lane.
         SpoolError: A file cannot be read.
     """
     log = read_lane(lane, files=files)
@@ -215,7 +215,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         )
         for file in kept
         for entry in file.entries
-        # What the log still has is shown with what its marks say.
+        # A batch that is still in the log is shown with what its marks say.
         if not (_ours(file, log) and entry.position in there)
     ]
     held = {entry.position: file.path for file in kept if _ours(file, log) for entry in file.entries}
@@ -227,7 +227,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             identity = _identity(header)
             if entry.position in unfinished:
                 identity = unfinished[entry.position].identity
-            # What no mark names was finished by one that went with its segment.
+            # A batch that no mark names was finished by a mark that was deleted with its segment.
             fate = known.get(entry.position, SpoolFate(Fate.COMMITTED))
             if fate.fate is Fate.NOT_SENT:
                 fate = replace(fate, identified=identity is not None)
@@ -255,7 +255,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
 
 
 def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:
-    """By position of a batch, what its GIVEN mark says."""
+    """The GIVEN marks, by position of the batch."""
     found = {}
     runs: dict[int, tuple[tuple[int, int, int], ...]] = {}
     index = 0
@@ -271,7 +271,7 @@ def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:
 
 
 def _ours(file: KeptFile, log: Log) -> bool:
-    """Its positions are this log's: not those of a directory that was here before."""
+    """Whether the file's positions belong to this log, not to an earlier directory with the same path."""
     return file.content is not None and file.content.lane_id in {b"", log.lane_id}
 
 
@@ -283,11 +283,11 @@ def _identity(header: codec.BatchHeader) -> BatchId | None:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One unfinished batch, and what is known of it.
+    """One unfinished batch, and its outcome.
 
     Attributes:
         batch: The batch.
-        verdict: What became of it.
+        verdict: Its outcome.
     """
 
     batch: SpooledBatch
@@ -296,7 +296,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One destination of one lane, and its batches that may have been sent."""
+    """One destination of one lane, with its batches that may have been sent."""
 
     content: LaneContent
     topic: str
@@ -311,13 +311,13 @@ def examine(
     timeout_s: float,
     told: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Examined]:
-    """Say of every unfinished batch what became of it.
+    """Determines the outcome of every unfinished batch.
 
     Args:
         contents: The lanes.
-        transport: The cluster, started; None: it is not asked.
-        timeout_s: For all questions together.
-        told: Called with (partitions done, partitions) on the way.
+        transport: The started cluster; None: do not ask a cluster.
+        timeout_s: Time limit for all requests together.
+        told: Called repeatedly with (partitions done, partitions).
     """
     found: list[Examined] = []
     places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
@@ -397,7 +397,7 @@ def _wait(
 def _examined(
     transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
-    """Asks about one partition; again where another leader came meanwhile, whose log may be another one."""
+    """Asks about one partition. Asks again if another leader was elected meanwhile, whose log may differ."""
     for _ in range(_LEADERS):
         before = _leader(transport, place)
         found = yield from _read(transport, place, note)
@@ -448,11 +448,11 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # Unknown to a log that reaches back that far: it is another one.
+            # The log reaches back that far but does not know the epoch, so it is another log.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):
-        # The log ends before what it had acknowledged: whatever is left is read.
+        # The log ends before records that it had acknowledged. Read all that is left.
         begin = start.offset
     identities = [batch.identity for batch in place.batches if batch.identity is not None]
     examination = Examination(identities, max(begin, 0), end.offset, max(start.offset, 0))
@@ -484,7 +484,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
 
 
 def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[str]:
-    """Why it is known that the topic does not have a partition; nothing where that is not known."""
+    """Why it is certain that the topic does not have a partition; empty if it is not certain."""
     case = Absence(partition, time.monotonic(), _ABSENT_S)
     while True:
         info = transport.topic(topic)
@@ -516,7 +516,7 @@ def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
 
 
 def _code(answer: Any) -> int:
-    """Kafka's error code, 0 where there is none."""
+    """Kafka's error code; 0 if there is none."""
     return (answer.code or 0) if isinstance(answer, Failure) else int(answer.error_code)
 
 

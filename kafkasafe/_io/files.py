@@ -1,7 +1,7 @@
-"""The seam between the spool and the disk: one small protocol, and the real thing behind it.
+"""The seam between the spool and the disk: one small protocol, and the real implementation.
 
-Everything a spool does to a disk goes through `Files`, so that tests can swap the disk for one that loses power,
-runs full or lies (`kafkasafe.testing.disk`). Errors are `OSError`s; what they mean is decided by the spool.
+The spool accesses the disk only through `Files`. So tests can replace it by a disk that loses power, fills up or lies
+(`kafkasafe.testing.disk`). Errors are `OSError`s; the spool decides what they mean.
 """
 
 from __future__ import annotations
@@ -34,98 +34,98 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
-"""Of a file or directory: (device, inode). Given again only when it was deleted and no process has it open."""
+"""(device, inode) of a file or directory. Reused only after it was deleted and no process has it open any more."""
 
 IOV_MAX: Final = 1024
-"""Most buffers in one `writev`: Linux's limit, and what POSIX systems in use have at least."""
+"""Maximum number of buffers in one `writev`: Linux's limit. Other POSIX systems in use allow at least as many."""
 
-_FILE_MODE: Final = 0o600  # records are nobody else's business
+_FILE_MODE: Final = 0o600  # other users must not read records
 _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 
 
 class Files(Protocol):
-    """A disk. A handle is an int; all sizes and offsets are bytes. Not thread-safe per handle.
+    """A disk. A handle is an int; all sizes and offsets are in bytes. A handle must not be used by two threads at once.
 
-    Nothing is durable before the `sync_data` of the file, and no name before the `sync_directory` of its
-    directory. After a failed `sync_data` what was written since the last good one is in an unknown state for
-    ever: the kernel marks the pages clean, so a later success proves nothing about them.
+    Content is durable only after `sync_data` of the file, a name only after `sync_directory` of its directory. After a
+    failed `sync_data`, the state of data written since the last successful one is unknown and stays unknown. The kernel
+    marks the pages as clean, so a later success proves nothing about them.
 
-    `at` is the handle of a directory (`open_directory`), to which a path that is not absolute is relative, as in
-    openat(2). A handle stands for the directory itself: it stays with it when the directory is moved, and nothing can
-    be created in it once it was removed.
+    `at` is the handle of a directory (`open_directory`). Relative paths start from it, as in openat(2). The handle
+    refers to the directory itself, even after the directory is moved. After the directory was removed, nothing can be
+    created in it.
     """
 
     def create(self, path: Path, *, at: int | None = None) -> int:
-        """A new, empty file, open for reading and writing. FileExistsError if there is one."""
+        """Creates an empty file, open for reading and writing. FileExistsError if it exists."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        """An existing file (with `create`: or a new one). FileNotFoundError if there is none."""
+        """Opens an existing file; with `create`, creates it if necessary. FileNotFoundError if it does not exist."""
 
     def open_directory(self, path: Path, *, at: int | None = None) -> int:
-        """An existing directory. NotADirectoryError where a file has the name."""
+        """Opens an existing directory. NotADirectoryError if it is a file."""
 
     def close(self, handle: int) -> None:
-        """Close; releases the handle's lock."""
+        """Closes a handle, and releases its lock."""
 
     def identity(self, handle: int) -> Identity:
-        """Which file or directory this is: the same number for as long as it is open, whatever its name."""
+        """Which file or directory this is. Stays the same while it is open, even if it is renamed."""
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
         """Which file or directory has this name; None if none has."""
 
     def path_of(self, handle: int) -> Path | None:
-        """Where a directory is now, for people; None where it was deleted, or the system does not tell."""
+        """A directory's current path, for messages; None if it was deleted, or if the system does not report it."""
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write at most `IOV_MAX` buffers at an offset, as one system call; how much was written, maybe less."""
+        """Writes at most `IOV_MAX` buffers at an offset in one system call. Returns the bytes written, maybe fewer."""
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from an offset: fewer only at the end of the file."""
+        """Reads up to `size` bytes from an offset. Returns fewer only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """Fill a buffer with the bytes from an offset; how many there were: fewer only at the end of the file."""
+        """Fills a buffer from an offset. Returns the number of bytes, which is smaller only at the end of the file."""
 
     def sync_data(self, handle: int) -> None:
         """fdatasync: contents and size are durable on return."""
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut at `size`; also gives back space reserved behind it."""
+        """Truncates at `size`, and frees space that was reserved after it."""
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """Reserve space without changing the file's size; False where that cannot be done. Never raises."""
+        """Reserves space without changing the file's size. False if that is impossible. Never raises."""
 
     def size(self, handle: int) -> int:
         """Size of an open file."""
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """Names in a directory, in no order."""
+        """Names in a directory, in no particular order."""
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """Make a directory and its parents; False if it was there. Its name is durable on return in any case."""
+        """Creates a directory and its parents. False if it existed. In both cases its name is durable on return."""
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """Makes the names in a directory durable."""
 
     def unlink(self, path: Path, *, at: int | None = None) -> None:
-        """Delete a file."""
+        """Deletes a file."""
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """Rename a file or directory; replaces the target, a file or an empty directory, atomically.
+        """Renames a file or directory. Atomically replaces the target, a file or an empty directory.
 
         Args:
-            source: Its name until now.
-            target: Its name from now on, in the same file system: OSError (EXDEV) elsewhere.
+            source: The old name.
+            target: The new name, in the same file system; otherwise OSError (EXDEV).
             at: Directory of `source`.
             to: Directory of `target`.
         """
 
     def lock(self, handle: int) -> bool:
-        """flock(2), exclusive, without waiting; False if somebody else has it."""
+        """Takes an exclusive flock(2) without waiting. False if it is already taken."""
 
     def free_bytes(self, path: Path, *, at: int | None = None) -> int:
-        """Space that is left for us on the file system of `path`."""
+        """Space available to this user on the file system of `path`."""
 
 
 class OsFiles:
@@ -140,7 +140,7 @@ class OsFiles:
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
         """See `Files`."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        # A pipe in the place of a file is not waited for.
+        # Do not wait for a pipe that has the name of a file.
         handle = os.open(path, flags | os.O_NONBLOCK, _FILE_MODE, dir_fd=at)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -214,9 +214,9 @@ class OsFiles:
         os.ftruncate(handle, size)
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """See `Files`. 1 MB writes with fdatasync are 10–20 % faster into reserved space (ext4, measured).
+        """See `Files`. With reserved space, 1 MB writes with fdatasync are 10–20 % faster (measured on ext4).
 
-        posix_fallocate() cannot be used: it changes the size, and Kafka's tools stop at a tail of zeros.
+        posix_fallocate() is not an option: it changes the size, and Kafka's tools stop at a tail of zeros.
         """
         if _fallocate is None:
             return False
@@ -225,7 +225,7 @@ class OsFiles:
             if code == errno.EINTR:
                 continue
             if code == errno.ENOSPC:
-                # What was reserved before space ran out would be missing elsewhere.
+                # Free the part that was reserved before space ran out, because others may need it.
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True
@@ -251,8 +251,8 @@ class OsFiles:
         while not _is_directory(there, at):
             missing.append(there)
             there = there.parent
-        # Whoever made this one may have died before its name was durable. Where its parent is closed to us, somebody
-        # else made it, long ago.
+        # The process that created this directory may have died before its name was durable. If the parent may not be
+        # read, another user has created it long ago.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False
@@ -304,7 +304,7 @@ class OsFiles:
 
 
 def _is_directory(path: Path, at: int | None) -> bool:
-    """As `Path.is_dir`. The end of a relative path, `.`, is one, or its parents would be looked for for ever."""
+    """Like `Path.is_dir`. `.`, the last parent of a relative path, is a directory, so the search for parents ends."""
     try:
         return stat.S_ISDIR(os.stat(path, dir_fd=at).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -314,12 +314,12 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which one directory is held by its handle: its path leads to it wherever it is moved.
+    """A disk on which the path of one directory leads to the open directory, even after it is moved.
 
-    The other paths are those of the disk. Implements `Files`; paths below `path` resolve relative to the handle.
+    Other paths lead where they lead on the disk. Implements `Files`; paths below `path` are relative to the handle.
 
     Attributes:
-        path: The directory's path when it was opened, or as `now_at` says.
+        path: The directory's path when it was opened, or the path given to `now_at`.
     """
 
     __slots__ = ("_below", "_files", "_handle", "path")
@@ -329,7 +329,7 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """Another path, or another directory, from now on. The caller closes the former handle."""
+        """Sets another path or another directory. The caller closes the former handle."""
         self.path = path
         self._handle = handle
         self._below = f"{path}/"
@@ -450,11 +450,11 @@ class DirectoryFiles:
 
 
 def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) -> bytes:
-    """A file's bytes from `start` to `end` (default: its end).
+    """Reads a file's bytes from `start` to `end` (default: the end of the file).
 
     Raises:
-        FileNotFoundError: There is none.
-        OSError: It cannot be read.
+        FileNotFoundError: The file does not exist.
+        OSError: The file cannot be read.
     """
     handle = files.open(path)
     try:
@@ -464,10 +464,10 @@ def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) 
 
 
 class WholeFiles:
-    """Reads one file after the other into the same memory.
+    """Reads files one after another into the same memory.
 
-    The memory of a large file is new to the process, and the kernel clears each page of it when it is touched first.
-    That takes longer than to copy the bytes.
+    New memory for a large file is slow: the kernel clears each page when it is first used, which takes longer than
+    copying the bytes.
     """
 
     __slots__ = ("_buffer", "_files")
@@ -477,11 +477,11 @@ class WholeFiles:
         self._buffer = bytearray()
 
     def read(self, path: Path) -> bytearray:
-        """A file's bytes, until the next call.
+        """Returns a file's bytes, which are valid until the next call.
 
         Raises:
-            FileNotFoundError: There is none.
-            OSError: It cannot be read.
+            FileNotFoundError: The file does not exist.
+            OSError: The file cannot be read.
         """
         handle = self._files.open(path)
         try:
@@ -498,7 +498,7 @@ class WholeFiles:
             self._buffer.append(0)
             del self._buffer[size:]
         except BufferError:
-            # A memoryview of the file before still exists: its bytes stay as they are.
+            # A memoryview of the previous file still exists, so its bytes must not change.
             self._buffer = bytearray()
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
@@ -506,10 +506,10 @@ class WholeFiles:
 
 
 def read_whole(files: Files, path: Path) -> bytes | None:
-    """A small file's content; None if there is none.
+    """Returns a small file's content; None if it does not exist.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         return read_file(files, path)
@@ -518,10 +518,10 @@ def read_whole(files: Files, path: Path) -> bytes | None:
 
 
 def size_of(files: Files, path: Path) -> int:
-    """Bytes in a file.
+    """Returns the size of a file in bytes.
 
     Raises:
-        OSError: There is none, or it cannot be opened.
+        OSError: The file does not exist, or cannot be opened.
     """
     handle = files.open(path)
     try:
@@ -531,10 +531,10 @@ def size_of(files: Files, path: Path) -> int:
 
 
 def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """All of it, in as few system calls as the system allows. Nothing is durable before `sync_data`.
+    """Writes all buffers, with as few system calls as possible. Durable only after `sync_data`.
 
     Raises:
-        OSError: A part of it may have been written.
+        OSError: A part may have been written.
     """
     rest: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
     while rest:
@@ -552,10 +552,10 @@ def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int)
 
 
 def write_whole(files: Files, path: Path, content: bytes) -> None:
-    """Makes a file, or writes it anew. What is in it is durable on return; its name is once its directory is synced.
+    """Creates or overwrites a file. Its content is durable on return, its name only after its directory is synced.
 
     Raises:
-        OSError: It could not be written; of the old content nothing may be left.
+        OSError: The content could not be written. The old content may be lost.
     """
     handle = files.open(path, write=True, create=True)
     try:
@@ -567,10 +567,11 @@ def write_whole(files: Files, path: Path, content: bytes) -> None:
 
 
 def replace_whole(files: Files, path: Path, content: bytes) -> None:
-    """Gives a small file another content; durable on return. Whatever happens, it has the old one or the new one.
+    """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: It could not be written; the old content stands, or the new one does and may not survive a power cut.
+        OSError: The content could not be replaced. The file has the old or the new content. The new one may not survive
+            a power failure.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)
@@ -583,7 +584,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 def _load_fallocate() -> Any:
-    """Glibc's fallocate(2), None where there is none (musl has it, macOS has not)."""
+    """Returns glibc's fallocate(2); None if it is missing (musl has it, macOS does not)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

@@ -1,10 +1,10 @@
-"""Questions that take several requests and pauses: generators, driven by whoever waits for them.
+"""Queries of several requests and pauses, as generators that the waiting thread drives.
 
-A *procedure* yields what it needs, an `Ask` (one request to a broker), a `Pause` or procedures `Together`, is sent the
-answer, and returns its result. So a question with retries and decisions in between reads from top to bottom, and many
-run side by side in one thread.
+A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. It
+is sent the answer, and finally returns its result. So a query with retries and decisions reads from top to bottom, and
+one thread can run many of them concurrently.
 
-Threads: a `Desk` belongs to the thread that calls it; answers arrive from the network thread in a queue.
+Threads: a `Desk` belongs to the thread that calls it. The network thread passes answers to it in a queue.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request; `send` gets the callback for its answer."""
+    """One request. `send` gets the callback for its answer."""
 
     send: Callable[[Reply[Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing for so long."""
+    """A pause of this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Procedures side by side, begun in this order.
+    """Procedures that run concurrently. They begin in this order.
 
-    The answer is the list of their results, when all have ended. The first error of one of them ends the others, and is
-    raised where this was yielded.
+    The answer is the list of their results, when all have ended. The first error of one of them cancels the others, and
+    is raised in the procedure that yielded this.
     """
 
     procedures: Sequence[Procedure[Any]]
@@ -62,12 +62,12 @@ Procedure: TypeAlias = Generator[Step, Any, T]
 
 
 def pause_s(failures: int) -> float:
-    """Seconds before try number `failures + 1`."""
+    """Seconds to wait after this many failures."""
     return PAUSES.pause_s(failures + 1)
 
 
 class Inquiry(Generic[T]):
-    """A procedure under way. When `done`, either `error` is set or `result` is what it returned."""
+    """A running procedure. When it is `done`, either `error` is set, or `result` is its return value."""
 
     def __init__(self, procedure: Procedure[T]) -> None:
         self.procedure = procedure
@@ -78,21 +78,21 @@ class Inquiry(Generic[T]):
         self._parts: list[Inquiry[Any]] = []
 
     def cancel(self) -> None:
-        """Ends it; a late answer is thrown away."""
+        """Cancels the procedure. A late answer is discarded."""
         self.done = True
         for part in self._parts:
             part.cancel()
         self.procedure.close()
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[Inquiry[Any]]:
-        """Waits for these from now on."""
+        """Makes the procedure wait for these parts."""
         self._parts = [Inquiry(procedure) for procedure in procedures]
         for part in self._parts:
             part._parent = self
         return self._parts
 
     def ended(self, *, result: T | None = None, error: Exception | None = None) -> Inquiry[Any] | None:
-        """It has come to its end. The inquiry that waits for it and can go on now, if there is one."""
+        """Ends the procedure. Returns the inquiry that waited for it and can continue now, if there is one."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
         if parent is None or parent.done:
@@ -105,7 +105,7 @@ class Inquiry(Generic[T]):
         return parent if all(part.done for part in parent._parts) else None
 
     def joined(self) -> Step:
-        """The next step, after its parts."""
+        """Returns the next step, after the parts have ended."""
         parts, self._parts = self._parts, []
         for part in parts:
             if part.error is not None:
@@ -114,13 +114,13 @@ class Inquiry(Generic[T]):
 
 
 class Desk:
-    """Drives procedures.
+    """Runs procedures.
 
-    What procedures ask in one go is sent in one go, after all of them have come to their next step: so the transport
-    can put questions of the same kind into one request.
+    First all procedures advance to their next step, then their requests are sent together. So the transport can combine
+    requests of the same kind.
 
     Args:
-        wake: Called on the network thread when an answer has arrived, for an owner that waits elsewhere than here.
+        wake: Called on the network thread when an answer has arrived. For owners that do not wait in `wait`.
     """
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
@@ -134,15 +134,15 @@ class Desk:
         )
 
     def retire(self) -> None:
-        """Nobody is woken any more."""
+        """Stops calling `wake`."""
         self._wake = None
 
     def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
-        """Starts a procedure: runs it to its first step."""
+        """Starts a procedure, and runs it to its first step."""
         return self.begin_all([procedure])[0]
 
     def begin_all(self, procedures: Iterable[Procedure[T]]) -> list[Inquiry[T]]:
-        """Starts procedures: runs each to its first step."""
+        """Starts procedures, and runs each to its first step."""
         inquiries = [Inquiry(procedure) for procedure in procedures]
         for inquiry in inquiries:
             self._advance(inquiry, None)
@@ -150,7 +150,7 @@ class Desk:
         return inquiries
 
     def work(self) -> None:
-        """Carries on what has got its answer or slept enough. Does not wait."""
+        """Continues procedures whose answer has arrived or whose pause has ended. Does not wait."""
         self._event.clear()
         while self._arrived:
             self._advance(*self._arrived.popleft())
@@ -168,16 +168,16 @@ class Desk:
 
     @property
     def has_work(self) -> bool:
-        """Whether an answer has arrived that `work` has not seen."""
+        """Whether an answer has arrived that `work` has not processed."""
         return bool(self._arrived)
 
     def due_s(self) -> float | None:
-        """Seconds until a pause ends; None when none is under way."""
+        """Seconds until the next pause ends; None if no procedure pauses."""
         return max(0.0, self._pauses[0][0] - time.monotonic()) if self._pauses else None
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until there is work, `timeout_s` at most."""
-        self._send()  # where this is called by what a procedure calls
+        """Waits until there is work, at most `timeout_s`."""
+        self._send()  # in case a procedure itself has called this
         due = self.due_s()
         self._event.wait(timeout_s if due is None else min(due, timeout_s))
 
@@ -192,7 +192,7 @@ class Desk:
         except StopIteration as stop:
             waiting = inquiry.ended(result=stop.value)
         except Exception as error:
-            # Whoever began it decides what becomes of it.
+            # The caller that began the procedure handles its error.
             waiting = inquiry.ended(error=error)
         else:
             self._take(inquiry, step)
@@ -215,7 +215,7 @@ class Desk:
 
     def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
-        if not self._event.is_set():  # `work` clears it before it looks
+        if not self._event.is_set():  # `work` clears it before it reads the queue
             self._event.set()
         wake = self._wake
         if wake is not None:
@@ -231,18 +231,18 @@ def insist(
     *,
     stats: ConsumerStats,
 ) -> Procedure[Any]:
-    """Asks until there is an answer without an error, for as long as the verdict on the error is to try again.
+    """Repeats a request until the answer has no error, as long as the verdict on the error says to retry.
 
     Args:
-        transport: Asked for metadata where the verdict says so.
-        topic: The topic that it is about.
+        transport: Refreshes the metadata if the verdict says so.
+        topic: The topic of the request.
         api: Request kind, for the verdict.
         send: Sends the request.
-        on_failure: Told of each failed try; what it raises ends the procedure.
-        stats: Counts what is tried again.
+        on_failure: Called for each failed attempt. If it raises, the procedure ends with this error.
+        stats: Counts retries.
 
     Raises:
-        KafkaError: One that no retry helps.
+        KafkaError: An error that is not retriable.
     """
     failures = 0
     while True:
@@ -270,11 +270,11 @@ def insist(
 
 def _error(code: int, topic: str) -> Exception:
     error: Any = for_code(code)(topic)
-    # Codes that kafka-python has no class for keep their number all the same.
+    # kafka-python has no class for some codes. Keep the number for those too.
     error.errno = code
     told: Exception = error
     return told
 
 
 def _ignore(_: object) -> None:
-    """The answer is in the metadata; who waits is told by his own question."""
+    """Ignores the answer, because the metadata have it. The caller's own request shows errors."""

@@ -1,4 +1,4 @@
-"""Looking into a lane without owning or changing it."""
+"""Inspects a lane without taking its lock or changing it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is not delivered yet, for one partition.
+    """The undelivered records of one partition.
 
     Attributes:
         topic: Topic name.
         partition: -1 while it is not chosen.
         batches: Number of batches.
         records: Number of records in them.
-        in_doubt_batches: How many may have been sent.
+        in_doubt_batches: Number of batches that may have been sent.
     """
 
     topic: str
@@ -61,7 +61,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What is in a lane.
+    """The state of a lane.
 
     Attributes:
         segments: Number of segments.
@@ -69,22 +69,22 @@ class Inspected:
         batches: Number of intact data batches.
         records: Number of records in them.
         size_bytes: Size of all segments.
-        next_position: Behind the last record.
+        next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: Those of them that nobody gave up yet: `quarantine/` has no copy of the bytes.
-        torn_bytes: Bytes a recovery would cut off; nothing in them was promised.
-        closed: The last owner closed it in order.
-        unfinished: Number of batches, and of atomic batches, without a fate.
-        doubted: Number of partitions where acknowledged records may be gone: the next producer asks the cluster.
-        waiting: What is not delivered yet.
-        rejected: What is kept in `rejected/`.
+        untold: Those of them that were not given up yet: `quarantine/` has no copy of the bytes.
+        torn_bytes: Bytes that recovery would cut off. None of them were promised.
+        closed: Whether the last owner closed the lane in an orderly way.
+        unfinished: Number of batches, and of atomic batches, without an outcome.
+        doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
+        waiting: Undelivered records, by partition.
+        rejected: The records in `rejected/`.
         rejected_bytes: Size of its files.
-        rejected_unreadable: One sentence per file there that is not whole.
-        rejected_missing: One sentence per file that was deleted, and neither resent nor discarded.
-        rejected_discarded: Records that `kafkasafe spool discard` gave up.
-        extent: What is wrong with the lane's `extent`, empty if nothing is: see `extent_of`.
-        oldest_ms: When the oldest batch that waits was written, ms since the epoch; -1 where none waits.
-        undecidable: Of each batch that waits for a decision, the position of the group that says so.
+        rejected_unreadable: One sentence per file there that is damaged.
+        rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
+        rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
+        extent: What is wrong with the lane's `extent`, see `extent_of`; empty if it is valid.
+        oldest_ms: When the oldest undelivered batch was written, ms since the epoch; -1 if there is none.
+        undecidable: For each batch that waits for a decision, the position of the group that says so.
     """
 
     segments: int
@@ -111,9 +111,9 @@ class Inspected:
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
-    """What is wrong with a lane's `extent`, one sentence; empty if nothing is.
+    """Describes what is wrong with a lane's `extent` in one sentence; empty if it is valid.
 
-    It is no damage, and nothing is refused for it; but segments that vanish at either end would not be noticed.
+    This is not damage, and has no consequence of its own. But segments that vanish at either end would go unnoticed.
 
     Raises:
         SpoolError: It cannot be read.
@@ -121,7 +121,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
     try:
         content = read_whole(files, lane / EXTENT_NAME)
         if content is None and not found.segments and "reserve" not in files.list(lane):
-            return ""  # nothing was ever in it
+            return ""  # the lane has never had content
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     trouble = extent_trouble(content, found.lane_id)
@@ -131,7 +131,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Files of `rejected/`, of any lane, whose records are batches of this one."""
+    """Files of `rejected/`, of any lane, whose records are in batches of this lane."""
     return [
         mark
         for entry in log.entries
@@ -142,12 +142,12 @@ def resent_in(log: Log) -> list[m.Resent]:
 
 
 def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
-    """One sentence for each file that is not whole."""
+    """One sentence for each damaged file."""
     return tuple(f"rejected/{file.path.name}: {file.error}" for file in kept if file.error)
 
 
 def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]) -> tuple[str, ...]:
-    """Names of the files of `rejected/` that were deleted, and neither resent nor discarded.
+    """Names of files of `rejected/` that were deleted, but neither resent nor discarded.
 
     Args:
         files: The disk.
@@ -160,21 +160,21 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     except FileNotFoundError:
         there = {mark.file for mark in resent if mark.lane == lane.name}
     except OSError:
-        return ()  # said by `read_rejected`
+        return ()  # `read_rejected` reports it
     gone = [name for name in sorted(notes.kept) if name not in there]
     if gone:
-        # What was resent since has no note any more.
+        # Files that were resent meanwhile have no note any more.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """The steps of KAFKA-156 that a lane's log tells of; see `_core/steps.py`."""
+    """The steps of KAFKA-156 in a lane's log, see `_core/steps.py`."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """Each group's marks, and (position, has an id) of its batches."""
+    """The marks of each group, and (position, whether it has an id) of its batches."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -190,12 +190,12 @@ def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
 
 
 def read_lane(lane: Path, *, files: Files) -> Log:
-    """Read a lane, without changing anything or taking its lock.
+    """Reads a lane, without changing anything or taking its lock.
 
-    Its owner may write and delete segments meanwhile: what is seen in between is looked at again.
+    The lane's owner may write and delete segments meanwhile. If this disturbs the reading, it is repeated.
 
     Raises:
-        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the lane.
         SpoolError: A file cannot be read.
     """
     seen: list[Damage] = []
@@ -217,17 +217,17 @@ def read_lane(lane: Path, *, files: Files) -> Log:
 
 
 def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> Inspected:
-    """Read all of a lane and check every byte, without changing anything or taking its lock.
+    """Reads a whole lane and checks every byte, without changing anything or taking its lock.
 
-    While its owner writes, the end of the log may look torn.
+    While the lane's owner writes, the end of the log may look torn.
 
     Args:
-        lane: Its directory.
+        lane: The lane's directory.
         files: The disk.
-        resent: Files of `rejected/` that other lanes name as resent.
+        resent: Files of `rejected/` that other lanes mark as resent.
 
     Raises:
-        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the lane.
         SpoolError: A file cannot be read.
     """
     found = read_lane(lane, files=files)
@@ -245,7 +245,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal.recovered(0.0)
     resent = (*resent, *resent_in(found))
     try:
-        # Before the files: one that is resent meanwhile loses its note first.
+        # Read the notes before the files: a file that is resent meanwhile loses its note first.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

@@ -1,8 +1,8 @@
-"""A spool directory and its lanes: who owns which.
+"""A spool directory and its lanes, and their owners.
 
-A lane belongs to whoever holds the flock(2) on its lock file. The kernel lets go of it when the owner dies, however
-it dies, so a lane is never owned by a dead process and never by two living ones. A forked child inherits the lock's
-file: it closes its copy at once, which does not unlock the parent's.
+The process that holds the flock(2) on a lane's lock file owns the lane. The kernel releases the lock when the process
+dies, for whatever reason. So a dead process never owns a lane, and two running ones never own the same. A forked child
+inherits the open lock file. It closes its copy at once, which does not release the parent's lock.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _LANE: Final = re.compile(r"lane-(\d{3,})")
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
-"""The id of a cluster: a UUID in base64 in all clusters of today, and anything that can be printed in old ones."""
+"""The id of a cluster: in all current versions a UUID in base64, in old ones any printable characters."""
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long a lane is waited for that a sibling has adopted: any of them, or the one that was asked for."""
+"""How long to wait for a lane that a sibling has adopted: any of them, or the requested one."""
 _BACK_PAUSE_S: Final = 0.02
 _LOCK: Final = Path("lock")
 _NOBODY: Final = "-"
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
-"""What something says that is no lane, or has no segments in it."""
+"""Errors that mean that a path is not a lane, or that a lane has no segments."""
 _BIND_TRIES: Final = 250  # 5 s
 _OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
-"""What a directory may hold, beside lanes, that is to become a spool directory: a file system's root has the first."""
+"""What a directory may contain, apart from lanes, to become a spool directory. A file system's root has the first."""
 
 _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
 _lockable: set[tuple[Files, int]] = set()
-"""Every open file that is locked, or may be any moment."""
+"""Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
-"""Held over a fork, and while `_lockable` changes: a lock belongs to the open file, not to a process. A child that
-inherited one without knowing would hold the lock for as long as it lives."""
+"""Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a
+child that inherited an unknown one would hold the lock until the child ends."""
 
 
 def _open_lockable(files: Files, path: Path, *, create: bool = False, at: int | None = None) -> int:
@@ -69,30 +69,30 @@ def _close_lockable(files: Files, handle: int) -> None:
 
 
 class Standing(enum.Enum):
-    """Where the directory of a lane is that was locked."""
+    """Where the directory of a locked lane is now."""
 
     HERE = "here"
-    """Its path leads to it, and the name `lock` in it to the file that is locked."""
+    """The lane's path leads to it, and its name `lock` leads to the locked file."""
     UNLOCKED = "unlocked"
-    """Its path leads to it, and its lock is not there under its name: another process may own it."""
+    """The lane's path leads to it, but its name `lock` does not lead to the locked file. Another process may own it."""
     MOVED = "moved"
-    """Its path leads nowhere, or to another directory. It is elsewhere, with its lock."""
+    """The lane's path leads nowhere, or to another directory. The directory and its lock have been moved."""
     DELETED = "deleted"
-    """Its path leads nowhere, or to another directory; and its lock has no name any more."""
+    """The lane's path leads nowhere, or to another directory, and the lock file was deleted."""
 
 
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
-    The lane is the directory that was locked, wherever it is moved: `files` holds it open.
+    The lane is the directory that was locked, even after it is moved: `files` keeps it open.
 
     Attributes:
         path: The lane's directory.
         number: The lane's number.
-        client: Client id of the producer whose records are in it, empty where that is not known.
-        files: The disk, on which paths below `path` lead into the directory that was locked.
-        home: The spool directory that it was taken from.
-        lost: The lock was deleted, and another process has the lane: nothing may be written any more.
+        client: Client id of the producer that wrote the lane's records; empty if unknown.
+        files: The disk, on which paths below `path` lead into the locked directory.
+        home: The spool directory that the lane belongs to.
+        lost: The lock was deleted, and another process owns the lane. Nothing may be written any more.
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class LaneLock:
         _held.add(self)
 
     def _stands(self, number: int, directory: int, handle: int) -> None:
-        """Under this number from now on, in this directory and with this lock."""
+        """Notes the lane's number, directory and lock from now on."""
         self.number = number
         self.path = self.home.lane_path(number)
         self._directory = directory
@@ -148,10 +148,10 @@ class LaneLock:
 
     @property
     def standing(self) -> Standing:
-        """Where the directory is now. Two system calls.
+        """Where the directory is now. Takes two system calls.
 
         Raises:
-            OSError: It cannot be seen.
+            OSError: It cannot be determined.
         """
         directory, lock = self._identities
         named = self._on.identity_of(self.path) == directory
@@ -162,19 +162,19 @@ class LaneLock:
 
     @property
     def found_at(self) -> Path | None:
-        """Where the directory is now, for people; None: it was deleted, or the system does not tell."""
+        """The directory's current path, for messages; None if it was deleted, or if the system does not report it."""
         return self._on.path_of(self._directory)
 
     def announce(self, position: int) -> None:
-        """Say where in the lane this owner's life begins: what stands before it is of lives that are over."""
+        """Writes into the lock file where this incarnation begins. Earlier positions belong to earlier incarnations."""
         self._write(f"{self._text} from {position}\n")
 
     def release(self, *, drained: bool = True) -> None:
-        """Let others have the lane.
+        """Releases the lane, so that other processes can own it.
 
         Args:
-            drained: Nothing waits in it. Otherwise it says whose records those are: a producer of the same client id
-                takes it first.
+            drained: Whether no record waits in it. Otherwise the lock file gets the client id, so that a producer with
+                this client id takes the lane first.
         """
         if self._handle < 0:
             return
@@ -184,7 +184,7 @@ class LaneLock:
 
     def _write(self, text: str) -> None:
         self._said = text
-        # Only a courtesy: on a full disk the lock holds without it.
+        # The text is optional: on a full disk the lock works without it.
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 self._on.truncate(self._handle, 0)
@@ -197,11 +197,11 @@ class LaneLock:
             _give_up(self._on, self._directory, handle)
 
     def _lock_again(self) -> None:
-        """The name `lock` leads to another file, or to none: lock what it leads to.
+        """Locks the file that now has the name `lock`, because another file or none has it.
 
         Raises:
-            LaneBusyError: Another process did that first.
-            OSError: It cannot be made.
+            LaneBusyError: Another process has locked it first.
+            OSError: The lock file cannot be created.
         """
         handle = _open_lockable(self._on, _LOCK, create=True, at=self._directory)
         if not self._on.lock(handle):
@@ -210,7 +210,7 @@ class LaneLock:
             pid, _ = self.home.owner(self.number)
             raise LaneBusyError(
                 f"The lock of {self.path} was deleted, and {f'process {pid}' if pid else 'another process'} took the"
-                " lane: it delivers what is on disk there. This producer ends. Nothing that was promised is lost",
+                " lane: it delivers the records on disk. This producer ends. No record that was promised is lost",
                 pid=pid,
             )
         with contextlib.suppress(OSError):
@@ -219,14 +219,14 @@ class LaneLock:
         self._write(self._said)
 
     def _replace(self, number: int, directory: int, handle: int) -> None:
-        """The directory was deleted: another one takes its place, which is empty and locked."""
+        """Replaces a directory that was deleted by a new, empty one that is locked."""
         _give_up(self._on, self._directory, self._handle)
         self._stands(number, directory, handle)
         self._write(self._said)
 
 
 def _give_up(files: Files, directory: int, handle: int) -> None:
-    """Close a lane's directory and its lock."""
+    """Closes a lane's directory and its lock."""
     with contextlib.suppress(OSError):
         _close_lockable(files, handle)
     with contextlib.suppress(OSError):
@@ -234,12 +234,12 @@ def _give_up(files: Files, directory: int, handle: int) -> None:
 
 
 def _after_fork() -> None:
-    """In the child: the lanes are the parent's. Closing is enough; unlocking would unlock the parent's as well."""
+    """In a forked child, closes the parent's locks. Unlocking them would unlock them for the parent too."""
     for lock in list(_held):
         lock._handle = -1
     while _lockable:
         files, handle = _lockable.pop()
-        # Whatever a disk raises (a double of one: that its process is dead), the next one is closed as well.
+        # Close the next one whatever a disk raises. (A simulated one may raise that its process is dead.)
         with contextlib.suppress(BaseException):
             files.close(handle)
     _forking.release()
@@ -250,12 +250,12 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 
 
 class SpoolDirectory:
-    """A directory of lanes. Made by `open`.
+    """A directory of lanes, made by `open`.
 
     Attributes:
         path: The directory.
         files: The disk.
-        strange: By number, why what has a lane's name is none, as far as `dead_lanes` met it.
+        strange: By lane number, why an entry with a lane's name is not a lane, as far as `dead_lanes` has found.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -266,16 +266,16 @@ class SpoolDirectory:
         self._free_since: dict[int, float] = {}
         self._taken: dict[int, LaneLock] = {}
         self._cluster = ""
-        """Id of the cluster, as it was read or written last."""
+        """Id of the cluster, as last read or written."""
         self._paths: dict[int, Path] = {}
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
-        """Open a spool directory, make it if it is not there.
+        """Opens a spool directory. Creates it if it does not exist.
 
         Raises:
-            SpoolFormatError: It holds something else, or was written by a newer kafkasafe. Nothing was changed.
-            SpoolError: It cannot be made, read or written.
+            SpoolFormatError: It contains something else, or a newer kafkasafe has written it. Nothing was changed.
+            SpoolError: It cannot be created, read or written.
         """
         try:
             _make_format(path, files)
@@ -288,10 +288,10 @@ class SpoolDirectory:
 
     @classmethod
     def look(cls, path: Path, *, files: Files) -> SpoolDirectory:
-        """Open a spool directory that is there, to look at it only: nothing is made or written.
+        """Opens an existing spool directory read-only.
 
         Raises:
-            SpoolFormatError: It holds something else, or was written by a newer kafkasafe.
+            SpoolFormatError: It contains something else, or a newer kafkasafe has written it.
             SpoolError: It cannot be read.
         """
         try:
@@ -301,11 +301,11 @@ class SpoolDirectory:
         return cls(path, files)
 
     def cluster_id(self) -> str | None:
-        """Id of the cluster that the records are for, None before the first contact.
+        """Id of the cluster to which the records belong; None before the first contact.
 
         Raises:
-            SpoolCorruptError: What its file holds is no id.
-            SpoolError: It cannot be read.
+            SpoolCorruptError: Its file does not contain an id.
+            SpoolError: Its file cannot be read.
         """
         try:
             return self._cluster_id()
@@ -313,24 +313,24 @@ class SpoolDirectory:
             raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read: {error}") from error
 
     def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Write down, durably, which cluster the records in here are for: no other one must get them.
+        """Writes durably to which cluster the records in this directory belong. No other cluster may get them.
 
         Args:
-            cluster_id: Of the cluster that answers.
-            drained: Whether nothing waits in any lane: then the directory may change to another cluster.
+            cluster_id: Id of the cluster that answers.
+            drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
 
         Returns:
-            (id of the cluster it belonged to until now, None before the first contact; whether it is now this
-            cluster's).
+            (id of the cluster it belonged to before, None before the first contact; whether it now belongs to this
+            cluster).
 
         Raises:
-            SpoolCorruptError: What its file holds is no id, and something waits.
-            SpoolError: It cannot be read or written.
+            SpoolCorruptError: Its file does not contain an id, and records wait.
+            SpoolError: Its file cannot be read or written.
         """
         try:
             handle = _open_lockable(self._files, self.path / "FORMAT")
             try:
-                # Two processes at their first contact, with different clusters: one of them must see the other's.
+                # Two processes may make their first contact with different clusters. One must see the other's id.
                 for _ in range(_BIND_TRIES):
                     if self._files.lock(handle):
                         break
@@ -364,7 +364,7 @@ class SpoolDirectory:
         finally:
             self._files.close(handle)
         found = raw.decode(errors="replace").strip()
-        # It is written as a whole: an empty one was cut later, and may have been another cluster's.
+        # The file is always written as a whole. An empty one was truncated later, and may have named another cluster.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self.path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"
@@ -375,19 +375,19 @@ class SpoolDirectory:
         return found
 
     def lanes(self) -> list[int]:
-        """Numbers of the lanes that are there, ascending."""
+        """Numbers of the existing lanes, ascending."""
         found = (_LANE.fullmatch(name) for name in self._files.list(self.path))
         return sorted(int(match[1]) for match in found if match)
 
     def lane_path(self, number: int) -> Path:
-        """The directory of a lane."""
+        """Returns the directory of a lane."""
         path = self._paths.get(number)
         if path is None:
             path = self._paths[number] = self.path / lane_name(number)
         return path
 
     def number_of(self, name: str) -> int:
-        """The number of the lane with this directory's name; -1 if no lane has it."""
+        """The number of the lane with this directory name; -1 if it is not a lane's name."""
         match = _LANE.fullmatch(name)
         return int(match[1]) if match else -1
 
@@ -398,19 +398,20 @@ class SpoolDirectory:
         client: str = "",
         wait: Callable[[float], None] | None = None,
     ) -> LaneLock:
-        """Own a lane: the one asked for, or one that nobody owns.
+        """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client` that is the lowest whose last owner was of this client id, or drained it. Next comes one that
-        another process adopted from such an owner: it is asked to hand it back. Then a new one.
+        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. Its
+        second choice is such a lane that another process has adopted: it asks that process to hand the lane back. Its
+        last choice is a new lane.
 
         Args:
-            number: Of the lane.
-            client: Client id of the producer that is to own it.
-            wait: Waits for so many seconds, for a lane that is handed back; None: nothing is waited for.
+            number: Number of the requested lane.
+            client: Client id of the producer that takes the lane.
+            wait: Waits this many seconds for a lane to be handed back. None: do not wait for any.
 
         Raises:
-            LaneBusyError: The lane asked for belongs to another live process, or all lanes do.
-            SpoolError: It cannot be made or locked.
+            LaneBusyError: Another running process owns the requested lane, or others own all lanes.
+            SpoolError: The lane cannot be created or locked.
         """
         try:
             if number is not None:
@@ -453,16 +454,16 @@ class SpoolDirectory:
         )
 
     def _mine(self, client: str) -> list[int]:
-        """Lanes of this client id, and those of nobody in particular."""
+        """Lanes of this client id, and those without a client id."""
         if not client:
             return self.lanes()
         return [number for number in self.lanes() if self._client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """The lowest free lane that suits; a new one unless a sibling has one that was this client's."""
+        """The lowest suitable free lane. A new one, unless a sibling has adopted one of this client."""
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
-            # What is no directory is said by `kafkasafe spool ls`; it does not keep anybody from starting.
+            # `kafkasafe spool ls` reports an entry that is not a directory. It must not prevent a start.
             with contextlib.suppress(FileExistsError, NotADirectoryError):
                 lock = self._try(candidate, client)
                 if lock is not None:
@@ -482,7 +483,7 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Ask the process that adopted a lane for it; None if it did not come, or somebody else asks already."""
+        """Asks the process that adopted a lane to hand it back. None: it did not, or another process asks already."""
         path = self.lane_path(number) / "wanted"
         handle = _open_lockable(self._files, path, create=True)
         try:
@@ -509,7 +510,7 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """While lanes are taken, or it is looked who owns which: looking takes each lock for a moment.
+        """Context for taking lanes and for finding out their owners, which locks each lane for a moment.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -526,7 +527,7 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
-        """As `births`, for a lane that is taken: `kafkasafe spool prune` may have deleted the directory meanwhile."""
+        """Like `births`, for taking a lane. `kafkasafe spool prune` may have deleted the directory meanwhile."""
         with self.births():
             if self._files.identity_of(self.path / "FORMAT") is None:
                 _make_format(self.path, self._files)
@@ -534,11 +535,11 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def resending(self) -> Iterator[None]:
-        """While rejected records are put back into lanes: one process at a time.
+        """Context for returning rejected records to lanes: only one process at a time.
 
         Raises:
-            LaneBusyError: Another one does.
-            SpoolError: It cannot be locked.
+            LaneBusyError: Another process does this now.
+            SpoolError: The lock file cannot be locked.
         """
         path = self.path / "RESEND"
         try:
@@ -555,14 +556,14 @@ class SpoolDirectory:
             _close_lockable(self._files, handle)
 
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
-        """Lanes with content that nobody owns; they are ours on return.
+        """Takes ownership of lanes that have content but no owner, and returns them.
 
-        A lane that was offered before, and has not changed since, is not offered again, unless `offer_again` says so.
+        A lane that was offered before and has not changed since is offered again only after `offer_again`.
 
         Args:
-            now: Seconds.
-            grace_s: How long a lane must have been without an owner, as far as was seen here: a producer that is about
-                to start again gets its own lane back.
+            now: The time in seconds.
+            grace_s: How long a lane must have been seen without an owner. So a producer that restarts gets its own lane
+                back.
 
         Raises:
             SpoolError: The directory cannot be read.
@@ -601,28 +602,28 @@ class SpoolDirectory:
         return taken
 
     def offer_again(self, number: int) -> None:
-        """A lane could not be adopted."""
+        """Notes that a lane could not be adopted, so that `dead_lanes` offers it again."""
         self._offered.pop(number, None)
 
     @property
     def whole(self) -> bool:
-        """Whether its own files are there. Two system calls.
+        """Whether the directory's own files exist. Takes two system calls.
 
         Raises:
-            OSError: It cannot be seen.
+            OSError: It cannot be determined.
         """
         needed = ("FORMAT", "CLUSTER") if self._cluster else ("FORMAT",)
         return all(self._files.identity_of(self.path / name) is not None for name in needed)
 
     def restore(self, lock: LaneLock | None = None) -> None:
-        """Make the directory again, as far as it is not there, and have a lane of it where its path leads.
+        """Creates the missing parts of the directory, and puts a lane at its path.
 
-        A lane that was moved is fetched, as a whole and in one step; its number may be another one then. In the place
-        of one that was deleted there is an empty one: its content has to be written again.
+        If the lane was moved, this moves it back as a whole, in one step; it may get another number. If the lane was
+        deleted, an empty one replaces it, so its content has to be written again.
 
         Raises:
-            LaneBusyError: The lane's lock was deleted and another process has it; or all lanes belong to others.
-            SpoolError: It cannot be done for now, and something may have been.
+            LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
+            SpoolError: This is not possible now. A part may have been done.
         """
         try:
             self._make_again()
@@ -662,7 +663,7 @@ class SpoolDirectory:
                 )
 
     def _fetch(self, lock: LaneLock) -> None:
-        """Rename a lane that was moved: nothing of it is copied, and a crash leaves it in one place."""
+        """Renames a lane that was moved. Copies nothing, so after a crash the lane is in exactly one place."""
         there = set(self.lanes())
         number = next(n for n in (lock.number, *range(_MAX_LANES)) if n not in there)
         parent = self._files.open_directory(Path(".."), at=lock._directory)
@@ -680,7 +681,7 @@ class SpoolDirectory:
         lock._stands(number, lock._directory, lock._handle)
 
     def _begin_again(self, lock: LaneLock) -> None:
-        """An empty lane in the place of one that was deleted."""
+        """Replaces a deleted lane by an empty one."""
         there = set(self.lanes())
         for number in (lock.number, *(n for n in range(_MAX_LANES) if n not in there)):
             with contextlib.suppress(FileExistsError, NotADirectoryError):
@@ -690,11 +691,11 @@ class SpoolDirectory:
                 if set(self._files.list(self.lane_path(number))) <= {_LOCK.name}:
                     lock._replace(number, *taken)
                     return
-                _give_up(self._files, *taken)  # it is another owner's, who died
+                _give_up(self._files, *taken)  # it belongs to another owner, which has died
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") where it does not say."""
+        """(pid, text) of a lane's lock file; (0, "") if it has none."""
         text = self._lock_text(number).strip()
         match = re.match(r"pid (\d+)\b", text)
         return (int(match[1]) if match else 0), text
@@ -710,17 +711,17 @@ class SpoolDirectory:
             return ""
 
     def adopted(self, number: int) -> bool:
-        """Whether the lane's owner says that it only drains it."""
+        """Whether the lane's owner has written that it only drains the lane."""
         return " adopts " in self.owner(number)[1]
 
     def begun(self, number: int) -> int:
-        """Where the life of a lane's owner begins; -1 where it does not say, or only drains the lane."""
+        """Position at which the owner's incarnation begins; -1 if it is not written, or if the owner only drains it."""
         match = re.search(r" from (\d+)$", self.owner(number)[1])
         return int(match[1]) if match else -1
 
     def _client(self, number: int) -> str:
-        """Client id of the producer whose records are in a lane, empty where that is not known."""
-        # With what follows the name: of a text that was not synced a power cut may leave the beginning of one.
+        """Client id of the producer that wrote a lane's records; empty if unknown."""
+        # Require a separator after the name: a power failure may leave only the beginning of an unsynced text.
         match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != _NOBODY else ""
 
@@ -739,10 +740,10 @@ class SpoolDirectory:
             _close_lockable(self._files, handle)
 
     def seems_owned(self, number: int) -> int:
-        """Pid of the process that owns the lane, 0 if none seems to: without touching the lock, for people to read.
+        """Pid of the process that seems to own the lane, 0 if none does. For messages; does not touch the lock.
 
-        By what the owner wrote, and the kernel's list of locks where there is one. `is_owned` is certain, but takes the
-        lock for a moment, which would make a starting producer choose another lane.
+        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
+        but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text:
@@ -759,10 +760,10 @@ class SpoolDirectory:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """Where the process that the lane's lock file names has this lane open, if that is not here.
+        """Where the process named in the lane's lock file has this lane open, if that is not here.
 
-        The directory was moved or replaced while its producer works. As far as the system tells: another user's process
-        shows nothing, nor does one of another host.
+        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
+        it shows nothing of another user's process, or of one on another host.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
@@ -771,7 +772,7 @@ class SpoolDirectory:
             for handle in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     path = handle.readlink()
-                    # The same text: a number of a process may have been given again.
+                    # Compare the text, because the pid may have been reused.
                     if (
                         path.name == _LOCK.name
                         and handle.read_bytes().decode(errors="replace").strip() == text
@@ -780,10 +781,10 @@ class SpoolDirectory:
         return None
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Segments of a lane with their sizes: what changes when it does. Of one that lost all of them, its extent.
+        """Segments of a lane with their sizes, which change when the lane does. Without segments, its extent.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The lane cannot be read.
         """
         lane = self.lane_path(number)
         content = []
@@ -794,7 +795,7 @@ class SpoolDirectory:
                 try:
                     handle = self._files.open(lane / name)
                 except FileNotFoundError:
-                    continue  # its owner just released it
+                    continue  # the lane's owner has just released this segment
                 try:
                     content.append((name, self._files.size(handle)))
                 finally:
@@ -802,7 +803,7 @@ class SpoolDirectory:
         return tuple(content)
 
     def _try(self, number: int, client: str | None = None) -> LaneLock | None:
-        """Own a lane if nobody does; without `client` only to drain it."""
+        """Takes ownership of a lane if it has no owner. Without `client`, only to drain it."""
         lane = self.lane_path(number)
         taken = self._take(lane)
         if taken is None:
@@ -816,7 +817,7 @@ class SpoolDirectory:
         elif client:
             text += f" client {quote(client)}"
         try:
-            # What an earlier owner says here is no longer true.
+            # Remove an earlier owner's text, which no longer applies.
             self._files.truncate(handle, 0)
             lock = LaneLock(
                 self,
@@ -834,7 +835,7 @@ class SpoolDirectory:
         return lock
 
     def _take(self, lane: Path) -> tuple[int, int] | None:
-        """Handles of a lane's directory and of its lock, which is ours; None if another process has it."""
+        """Handles of a lane's directory and of its lock, now owned. None if another process owns it."""
         for _ in range(_TAKE_TRIES):
             self._files.make_directory(lane)
             with contextlib.ExitStack() as opened:
@@ -844,28 +845,31 @@ class SpoolDirectory:
                     handle = _open_lockable(self._files, _LOCK, create=True, at=directory)
                     opened.callback(_close_lockable, self._files, handle)
                 except FileNotFoundError:
-                    continue  # it was deleted just now
+                    continue  # it has just been deleted
                 if not self._files.lock(handle):
                     return None
                 there = self._files.identity_of(lane), self._files.identity_of(_LOCK, at=directory)
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # It was moved or deleted just now: the lock says nothing of what has the name since.
+                # It has just been moved or deleted. The lock says nothing about the directory that now has the name.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))
 
 
 def lane_name(number: int) -> str:
-    """Of the lane's directory."""
+    """The name of a lane's directory."""
     return f"lane-{number:03d}"
 
 
 def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
-    """(what is wrong, what to do) with a spool directory that lost its file FORMAT; None if that is not so.
+    """Describes a spool directory that has lost its file FORMAT.
 
     Args:
         path: The directory.
-        names: What is in it.
+        names: Its content.
+
+    Returns:
+        (what is wrong, what to do); None if FORMAT is not missing.
     """
     lanes = [name for name in names if _LANE.fullmatch(name)]
     if "FORMAT" in names or not lanes:
@@ -891,12 +895,12 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # another user's
     return True
 
 
 def _write_whole(path: Path, name: str, content: bytes, files: Files) -> None:
-    """A small file, all of it or nothing."""
+    """Writes a small file atomically."""
     draft = path / f"{name}.{os.getpid()}.{time.monotonic_ns()}"
     handle = files.open(draft, write=True, create=True)
     try:
@@ -910,9 +914,9 @@ def _write_whole(path: Path, name: str, content: bytes, files: Files) -> None:
 
 
 def _make_format(path: Path, files: Files) -> None:
-    """See that there is a spool directory of this format: a new one, unless there is one.
+    """Ensures that this is a spool directory of this format. Makes a new one if it is empty.
 
-    A directory of lanes whose FORMAT was deleted is one: what is in a lane names its format itself.
+    A directory with lanes but without FORMAT is valid, because the content of a lane names its own format.
     """
     files.make_directory(path)
     names = files.list(path)

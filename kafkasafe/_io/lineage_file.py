@@ -1,4 +1,4 @@
-"""The file in which a consumer remembers what it read, from one life of the process to the next."""
+"""The file in which a consumer stores what it has read, for the next run of its process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["LineageMemory"]
 
 
 class LineageMemory:
-    """What was read of partitions that are not assigned now, or were in another life. Not thread-safe.
+    """What was read of partitions that are not assigned now, or in an earlier run. Not thread-safe.
 
     Args:
-        path: The file; None: only this life is remembered.
+        path: The file; None: remember it only during this run.
         files: The disk, for tests.
 
     Raises:
         LineageFileError: The file cannot be used, or another consumer has it. It was not changed.
-        OSError: It, or the lock beside it, cannot be opened.
+        OSError: The file, or the lock next to it, cannot be opened.
     """
 
     def __init__(self, path: Path | None, files: Files | None = None) -> None:
@@ -44,32 +44,32 @@ class LineageMemory:
             self.close()
             if isinstance(error, SealError | UnicodeDecodeError):
                 raise LineageFileError(
-                    f"{path} cannot be used: {error}. Put a good copy in its place. Or move it away: then it cannot be"
-                    " known whether what was read before is still in the log, so compare positions that you kept with"
-                    " what they led to."
+                    f"{path} cannot be used: {error}. Replace it by an intact copy, or move it away. Without it, the"
+                    " consumer cannot find out whether the records that it has read are still in the log. So compare"
+                    " them with the log yourself, from positions that you have stored."
                 ) from None
             raise
 
     def _claim(self, path: Path, lock: Path) -> None:
         if self._lock is None or not self._files.lock(self._lock):
             raise LineageFileError(
-                f"{path} is in use by another consumer (which holds {lock}): give each one a file of its own"
+                f"{path} is in use by another consumer (which holds {lock}): give each consumer its own file"
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:
-        """What is remembered of a partition."""
+        """Returns what is remembered of a partition."""
         return self._known.get((topic, partition))
 
     def keep(self, topic: str, partition: int, known: Remembered) -> None:
-        """Remember this of a partition; not on disk yet."""
+        """Remembers what was read of a partition. Not written to disk yet."""
         if known.lineage.entries:
             self._known[topic, partition] = known
 
     def save(self) -> bool:
-        """Write what is remembered; durable on return. Whether there was anything new.
+        """Writes everything that is remembered. Durable on return. Returns whether there was anything new.
 
         Raises:
-            OSError: It could not be written; what was there before still is.
+            OSError: It could not be written. The previous content has not changed.
         """
         if self._path is None or self._lock is None:
             return False
@@ -81,7 +81,7 @@ class LineageMemory:
         return True
 
     def close(self) -> None:
-        """Let go of the file. Does not save; repeated calls do nothing."""
+        """Releases the file without saving. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             self._files.close(lock)

@@ -1,13 +1,13 @@
-"""Look-ups of offsets whose answers may be believed, for `SafeConsumer` and the planner of the Spark source.
+"""Look-ups of offsets that verify the answers, for `SafeConsumer` and the planner of the Spark source.
 
-Each public method of `LookUps` is a procedure (`_io.inquiry`) about one partition. It asks the leader again for as long
-as that helps; its result is the offset to work with. Two things may be wrong with an answer that has no error:
+Each public method of `LookUps` is a procedure (`_io.inquiry`) about one partition. It asks the leader again as long as
+this helps, and returns the offset to use. An answer without an error can be wrong in two ways:
 
-- A new leader may know of less than the former one did (KIP-207). So `end`, `start` and `at_time` pass what was
-  answered through the tracker's rules, and find the proof that these ask for. `listed` gives an answer as it is.
-- A leader that does not find its remote segments answers a look-up by time with the first such record on its own disk,
-  or with none (KIP-1007). So `at_time` asks whether the log has a remote part. Where it has one, `at_time` reads the
-  last remote batch and asks once more after it has come: see `_beside_remote`.
+- A new leader may know less than its predecessor (KIP-207). So `end`, `start` and `at_time` pass each answer through
+  the tracker's rules, and obtain the proof that these rules require. `listed` returns an answer unchecked.
+- A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
+  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If it has, `at_time` reads the
+  last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ __all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "No
 OUT_OF_RANGE: Final = 1
 REQUEST_TIMED_OUT: Final = 7
 REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
-"""What remote storage that is not ready looks like (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, REPLICA_NOT_
-AVAILABLE; and OUT_OF_RANGE of an offset that the log has. Each has other causes too: where the leader's own part of the
-log begins tells."""
+"""Errors of remote storage that is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
+REPLICA_NOT_AVAILABLE; and OUT_OF_RANGE for an offset that the log has. Each also has other causes. The start of the
+leader's own part of the log distinguishes them."""
 
 Note = Callable[[Exception], None]
-"""Gets the error of each failed try."""
+"""Gets the error of each failed attempt."""
 
 # LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE (KIP-207).
 _NOT_AVAILABLE: Final = frozenset({5, 78})
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another leader, or one who knows another epoch.
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# How many answers of a former leader or topic are waited out.
+# How many answers of a former leader or topic to tolerate before giving up.
 _OLD_ANSWERS: Final = 3
-_NOWHERE: Final = 2**63  # after each offset
-# How long a broker may take to read one remote batch. It answers with nothing when it takes longer.
+_NOWHERE: Final = 2**63  # larger than any offset
+# How long a broker may take to read one remote batch. If it takes longer, it answers without records.
 _REMOTE_READ_MS: Final = 1000
 
 
 class LeaderChangedError(Exception):
-    """The answers to a walk's questions must all be of one leader.
+    """All answers of a walk must come from one leader, but the leader has changed.
 
-    It never leaves the package, and is no KafkaError: what retries those must let it pass.
+    It never leaves the package. It is not a KafkaError, so that code which retries those does not catch it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An end offset that may be worked with.
+    """A verified end offset.
 
     Attributes:
         offset: The end.
-        leader_epoch: Under which epoch its leader leads, -1 when it does not say.
+        leader_epoch: The leader's epoch; -1 if it does not report it.
     """
 
     offset: int
@@ -95,20 +95,20 @@ class End:
 
 
 def id_of(info: TopicInfo | None) -> bytes | None:
-    """The topic's id; None where brokers have none."""
+    """The topic's id; None if the brokers have no topic ids."""
     return info.topic_id if info is not None and any(info.topic_id) else None
 
 
 class LookUps:
-    """Asks, retries, and passes answers through the tracker's rules.
+    """Asks leaders, retries, and passes answers through the tracker's rules.
 
     Args:
-        network: Gives the connections; called for each question.
-        tracker: What is remembered of earlier answers.
-        stats: Counts retries, and the time that leaders were not ready.
-        emit: Gets what is to be reported.
+        network: Returns the connections; called for each request.
+        tracker: Knows earlier answers.
+        stats: Counts retries, and the time during which leaders were not ready.
+        emit: Gets events.
         isolation: 1 (read_committed): an end is the last stable offset.
-        note: Gets the errors of questions that name no other.
+        note: Gets the errors of failed attempts, if the call has no `note` of its own.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LookUps:
     def ask_at_once(
         self, partitions: Sequence[tuple[str, int]], timestamp: int
     ) -> Procedure[Mapping[tuple[str, int], OffsetListed]]:
-        """What leaders answer about many partitions to one request each. Leaves out partitions without an offset."""
+        """Asks about many partitions with one request for each leader. Leaves out partitions without an offset."""
         transport = self._network()
         answer: Mapping[tuple[str, int], OffsetListed] | Failure = yield Ask(
             lambda reply: transport.list_offsets(
@@ -153,16 +153,16 @@ class LookUps:
     def listed(
         self, topic: str, partition: int, timestamp: int, note: Note | None = None
     ) -> Procedure[OffsetListed]:
-        """What the leader answers to ListOffsets, as it is.
+        """The leader's unchecked answer to ListOffsets.
 
         Args:
             topic: Topic name.
             partition: Partition number.
             timestamp: See `Cluster.list_offset`.
-            note: Gets the error of each failed try.
+            note: Gets the error of each failed attempt.
 
         Raises:
-            KafkaError: One that no retry helps.
+            KafkaError: An error that is not retriable.
         """
         if self._given:
             given = self._given.pop((topic, partition, timestamp), None)
@@ -176,7 +176,9 @@ class LookUps:
 
         def failed(error: Exception, verdict: Verdict) -> None:
             nonlocal since
-            if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:  # asked beside another
+            if (
+                verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL
+            ):  # that one is an auxiliary request
                 since = time.monotonic() if since is None else since
             self._noted(note, error, verdict)
 
@@ -184,7 +186,7 @@ class LookUps:
             answer: OffsetListed = yield from insist(
                 transport, topic, "list_offsets", send, failed, stats=self._stats
             )
-        finally:  # also when time is over
+        finally:  # also if the procedure is cancelled at a timeout
             if since is not None:
                 self._stats.unavailable_s[topic] += time.monotonic() - since
         if answer.offset < 0 and timestamp in {EARLIEST, LATEST}:
@@ -195,17 +197,17 @@ class LookUps:
         return answer
 
     def _noted(self, note: Note | None, error: Exception, verdict: Verdict) -> None:
-        if verdict.retriable:  # else it is raised
+        if verdict.retriable:  # otherwise it is raised
             (self._note if note is None else note)(error)
 
     def epoch_end(
         self, topic: str, partition: int, epoch: int, current: int, note: Note | None = None
     ) -> Procedure[EpochEnd]:
-        """Where an epoch ends in the log of the leader that leads under `current`.
+        """Asks where an epoch ends in the log of the leader with epoch `current`.
 
         Raises:
-            LeaderChangedError: It leads under another one, or not any more.
-            KafkaError: One that no retry helps.
+            LeaderChangedError: The leader has another epoch, or the broker is no longer the leader.
+            KafkaError: An error that is not retriable.
         """
         transport = self._network()
 
@@ -225,7 +227,7 @@ class LookUps:
     # --- through the tracker's rules ----------------------------------------------------------------------------
 
     def end(self, topic: str, partition: int, note: Note | None = None) -> Procedure[End]:
-        """Where the log ends. What was not simply believed is reported."""
+        """The verified end of the log. Reports answers that needed verification."""
         tries = 0
         while True:
             answer = yield from self.listed(topic, partition, LATEST, note)
@@ -262,10 +264,10 @@ class LookUps:
             yield from self._elsewhere(topic, tries)
 
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
-        """Where the log begins. What was not simply believed is reported.
+        """The verified start of the log. Reports answers that needed verification.
 
-        A lower start that nothing can prove is believed in the end: what it names can be read, while one that is held
-        although the log is another one would hide records.
+        A lower start that cannot be proven is finally accepted. Its records can be read, whereas keeping the old start
+        of a log that has been replaced would hide records.
         """
         tries = 0
         is_fresh = False
@@ -282,12 +284,12 @@ class LookUps:
             )
             tries += 1
             if isinstance(result, Held) and not is_fresh:
-                # By old metadata the start of a recreated topic looks like one of this topic.
+                # With old metadata, the start of a recreated topic looks like a start of this topic.
                 yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
                 is_fresh = True
                 continue
             if isinstance(result, Held) and result.ask_epoch is not None:
-                # The answer has the epoch of the first record, not the leader's.
+                # The answer has the epoch of the first record, not that of the leader.
                 told = None if info is None else info.partitions.get(partition)
                 current = UNDEFINED if told is None else told.leader_epoch
                 try:
@@ -295,10 +297,10 @@ class LookUps:
                 except LeaderChangedError:
                     yield from self._elsewhere(topic, tries)
                     continue
-                except IllegalStateError:  # closed meanwhile
+                except IllegalStateError:  # the client was closed meanwhile
                     raise
                 except KafkaError:
-                    # Brokers before 2.3 do not let every client ask about epochs.
+                    # Brokers before 2.3 do not permit every client to ask about epochs.
                     proof = EpochEnd(0, UNDEFINED, UNDEFINED)
                 result = self._tracker.prove_start(
                     topic,
@@ -320,16 +322,16 @@ class LookUps:
     def at_time(
         self, topic: str, partition: int, timestamp: int, note: Note | None = None
     ) -> Procedure[OffsetListed]:
-        """The first record at or after a time. What was not simply believed is reported.
+        """The verified first record at or after a time. Reports answers that needed verification.
 
         Args:
             topic: Topic name.
             partition: Partition number.
             timestamp: Ms since the epoch.
-            note: Gets the error of each failed try.
+            note: Gets the error of each failed attempt.
 
         Returns:
-            The record's offset, timestamp and leader epoch; an offset of -1 where there is none.
+            The record's offset, timestamp and leader epoch; offset -1 if there is no such record.
         """
         tries = misses = 0
         while True:
@@ -340,7 +342,7 @@ class LookUps:
                     self.listed(topic, partition, EARLIEST, note),
                 )
             )
-            # Also where the answer lies below `local`, which may have moved past it since.
+            # Even if the answer is below `local`, which may have moved past it since then.
             if local is not None and start.offset < local:
                 sure = yield from self._beside_remote(
                     topic, partition, timestamp, answer, range(start.offset, local), note
@@ -352,7 +354,7 @@ class LookUps:
                 answer = sure
             result = self._observe_time(topic, partition, timestamp, answer)
             if isinstance(result, Held) and result.reason is HeldReason.NOT_FOUND:
-                # Retention or a truncation may have removed the record: that is what these two find out.
+                # Retention or a truncation may have removed the record. These two calls find out which.
                 yield from self.start(topic, partition, note)
                 yield from self.end(topic, partition, note)
                 result = self._observe_time(topic, partition, timestamp, answer)
@@ -373,26 +375,27 @@ class LookUps:
         remote: range,
         note: Note | None,
     ) -> Procedure[OffsetListed | None]:
-        """The answer to a look-up by time in a log with a remote part; None: there is none that may be believed.
+        """A verified answer to a look-up by time in a log with a remote part; None: no answer can be trusted now.
 
-        1. Records 2 to 5 are remote and the leader cannot find them. A look-up for record 2 gets 6, the first record of
-           the leader's own disk, without an error.
+        1. Records 2 to 5 are remote, and the leader cannot find them. A look-up for record 2 returns 6, the first
+        record
+           on the leader's own disk, without an error.
         2. Remote storage becomes ready.
         3. A fetch of offset 5 succeeds.
 
-        The fetch says nothing about the moment of the answer. So the leader is asked once more after the fetch, and the
-        lower answer counts: an outage that spoils both answers has to last from one to the other, and the fetch lies
-        between them. Two outages, one for each answer, are recognised by the batch that was fetched: a record of it
-        that is as new as `timestamp` shows that the first such record is not after it. That needs a batch which lies
-        in the log as a whole, and cannot show anything where timestamps have no order.
+        The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
+        after the fetch, and the lower answer counts. An outage that falsifies both answers must last from one to the
+        other, and so include the fetch. If there are two outages, one for each answer, the fetched batch reveals them:
+        if it has a record that is at least as new as `timestamp`, the first such record cannot come after it. This
+        check needs a complete batch, and shows nothing if timestamps are out of order.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp: What was looked for, ms since the epoch.
-            answer: Of the first look-up.
+            timestamp: The requested time, ms since the epoch.
+            answer: The answer to the first look-up.
             remote: Offsets that are in remote storage only.
-            note: Gets the error of each failed try.
+            note: Gets the error of each failed attempt.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:
@@ -426,7 +429,7 @@ class LookUps:
     def _settled(
         self, topic: str, partition: int, look_up: LookUp, answered: int, result: Result, tries: int
     ) -> int | None:
-        """The offset to work with, None: ask again. Reports what was not simply believed."""
+        """The offset to use; None: ask again. Reports answers that needed verification."""
         match result:
             case Value(offset=int(offset), recreated=recreated, previous=previous):
                 if recreated and previous is not None and offset < previous:
@@ -445,24 +448,24 @@ class LookUps:
                 return None
 
     def _elsewhere(self, topic: str, tries: int) -> Procedure[None]:
-        """The answer was of a former leader or topic: metadata say which one to ask now."""
+        """Refreshes the metadata, because a former leader or the leader of a former topic has answered."""
         self._network().refresh_metadata([topic], _ignore)
         yield Pause(pause_s(tries))
 
     # --- remote storage -----------------------------------------------------------------------------------------
 
     def local_start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int | None]:
-        """Where the leader's own part of the log begins; None: it has no other. Remote storage is not asked."""
+        """Asks where the leader's own part of the log begins; None: all of it is local. Does not use remote storage."""
         try:
             answer = yield from self.listed(topic, partition, EARLIEST_LOCAL, note)
-        except IllegalStateError:  # closed meanwhile
+        except IllegalStateError:  # the client was closed meanwhile
             raise
         except KafkaError:
-            return None  # brokers before 3.4, which have no remote storage
+            return None  # brokers before 3.4 have no remote storage
         return answer.offset if answer.offset >= 0 else None
 
     def has_remote_part(self, topic: str, partition: int) -> Procedure[bool | None]:
-        """Whether a part of the log is in remote storage only; None: the leader did not say. Asks once."""
+        """Whether a part of the log is in remote storage only; None: the leader did not answer. Asks once."""
         local = yield from self._asked_once(topic, partition, EARLIEST_LOCAL)
         if local is None or local <= 0:
             return None if local is None else False
@@ -479,7 +482,7 @@ class LookUps:
     def _read_remote(
         self, topic: str, partition: int, offset: int, note: Note | None
     ) -> Procedure[RecordsFetched | None]:
-        """The batch in remote storage that holds an offset; None: it cannot be read now."""
+        """The batch in remote storage that contains an offset; None: it cannot be read now."""
         transport = self._network()
 
         def send(reply: Reply[Any]) -> None:
@@ -495,7 +498,7 @@ class LookUps:
         elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
             noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
         else:
-            # No records and no error: the broker did not get them in time.
+            # No records and no error: the broker did not receive them in time.
             code = answer.error_code or REQUEST_TIMED_OUT
             told = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
             self._not_ready(topic, partition, told, code, note)
@@ -511,4 +514,4 @@ class LookUps:
 
 
 def _ignore(_: object) -> None:
-    """The answer is in the metadata."""
+    """Ignores the answer, because the metadata have it."""

@@ -1,7 +1,7 @@
-"""Files in memory, for `spool="never"`: they are gone with the process, and no call of the system is made for them.
+"""Files in memory, for `spool="never"`. They end with the process, and need no system calls.
 
-The journal's marks need a place where they stand in order, and with `spool="never"` that place is this one. Nobody is
-told that anything in it is durable.
+The journal needs an ordered place for its marks, and with `spool="never"` these files are this place. Callers are never
+informed that anything in them is durable.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kafkasafe._io.files import Buffer, Identity
 __all__ = ["MemoryFiles"]
 
 _FREE_BYTES: Final = 1 << 60
-"""How much may wait is bounded where records are accepted (`Pump.room`)."""
+"""The amount of waiting data is bounded where records are accepted (`Pump.room`)."""
 
 
 class MemoryFiles:
-    """See `kafkasafe._io.files.Files`, which this implements for one process; a handle is the only one of its file."""
+    """Implements `kafkasafe._io.files.Files` for one process. A file has at most one handle."""
 
     __slots__ = ("_directories", "_files", "_folders", "_handles", "_locked", "_next", "_numbers")
 
@@ -30,7 +30,7 @@ class MemoryFiles:
         self._directories: set[Path] = set()
         self._handles: dict[int, tuple[bytearray, bool]] = {}
         self._folders: dict[int, Path] = {}
-        """Directories that are open: none is ever moved or removed."""
+        """Open directories. They are never moved or removed."""
         self._locked: dict[int, bytearray] = {}
         self._numbers: dict[Path, int] = {}
         self._next = 0
@@ -112,7 +112,7 @@ class MemoryFiles:
         return len(content)
 
     def sync_data(self, handle: int) -> None:
-        """See `Files`. Nothing is promised by it."""
+        """See `Files`. Makes nothing durable."""
 
     def truncate(self, handle: int, size: int) -> None:
         """See `Files`."""
@@ -152,7 +152,7 @@ class MemoryFiles:
             raise _error(errno.ENOENT, path)
 
     def rename(self, source: Path, target: Path, *, at: int | None = None, to: int | None = None) -> None:
-        """See `Files`. Of files only."""
+        """See `Files`. Only for files."""
         source = self._place(source, at)
         if source not in self._files:
             raise _error(errno.ENOENT, source)

@@ -1,4 +1,4 @@
-"""kafka-python's view of the cluster, in which nothing that was asked for gets lost."""
+"""kafka-python's view of the cluster, extended so that no request for an update gets lost."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Metadata"]
 
 
 class Metadata(ClusterMetadata):
-    """Metadata of which an update asked for while a request for less is under way is another one, which follows.
+    """Metadata with a separate update for requests that the one in flight does not cover.
 
-    kafka-python takes the answer under way for it. That one may have been asked before a topic was added: then nothing
-    is known of the topic for `metadata_max_age_ms`, five minutes by default. Kafka's own client compares versions of
-    what was asked (`Metadata.requestVersion`).
+    kafka-python counts the response in flight as the answer to a new request. That response may have been requested
+    before a topic was added. Then the topic stays unknown for `metadata_max_age_ms`, five minutes by default. Kafka's
+    own client compares versions of the set of topics (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:
         parent: Any = super()
         parent.__init__(**configs)
-        # Both under kafka-python's lock.
+        # kafka-python's lock guards both.
         self._asked: frozenset[str] | None = (
-            None  # topics of the request under way; None: all, or there is none
+            None  # topics of the request in flight; None: all topics, or there is no request
         )
         self._next: Future | None = None
 
     def request_update(self) -> Future:
-        """See kafka-python's. The future is done with an answer that speaks of all topics which are wanted now."""
+        """See kafka-python's. The future completes with a response that covers all topics wanted now."""
         parent: Any = super()
         with self._lock:
             if self._lacks():
@@ -39,9 +39,10 @@ class Metadata(ClusterMetadata):
         return asked
 
     def _lacks(self) -> bool:
-        """Whether a request is under way that does not ask for all that is wanted.
+        """Whether the request in flight does not cover all wanted topics.
 
-        One that does is shared: polls shorter than a round trip, each with one of its own, would never see an answer.
+        A request that covers them is shared. Otherwise, polls that are shorter than a round trip would never see a
+        response, because each would start its own request.
         """
         if self._asked is None:
             return False
@@ -59,7 +60,7 @@ class Metadata(ClusterMetadata):
         parent: Any = super()
         try:
             parent.update_metadata(metadata)
-        finally:  # listeners raise, of topics that may not be read
+        finally:  # listeners raise for topics that may not be read
             self._go_on()
 
     def failed_update(self, exception: BaseException) -> None:
@@ -71,7 +72,7 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def _go_on(self) -> None:
-        """What was asked for meanwhile is the next update."""
+        """Starts the next update, for topics that were requested meanwhile."""
         with self._lock:
             self._asked = None
             following, self._next = self._next, None

@@ -1,4 +1,4 @@
-"""What belongs to the process that opened it: it is neither pickled nor copied."""
+"""Objects that belong to the process that opened them, and cannot be pickled or copied."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["OfOneProcess"]
 
 
 class OfOneProcess:
-    """Has threads, locks and connections: a copy would share them, or be without."""
+    """An object with threads, locks and connections. A copy would share them, or lack them."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Of pickle and copy.
+        """For pickle and copy.
 
         Raises:
             TypeError: Always.

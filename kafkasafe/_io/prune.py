@@ -1,4 +1,4 @@
-"""Deletes lanes that hold nothing, and spool directories without lanes: each client id and worker leaves its own."""
+"""Deletes empty lanes, and spool directories without lanes. Each client id and worker leaves its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafkasafe.errors import LaneBusyError, SpoolError
 __all__ = ["Prunable", "find_prunable", "prune_directory", "prune_lane"]
 
 _DOOMED: Final = ".pruned-"
-"""Begin of the name under which a lane is deleted. What a crash leaves of one is no damaged lane."""
+"""Prefix of the name under which a lane is deleted. So a rest that a crash leaves does not count as a damaged lane."""
 _OURS: Final = frozenset({"FORMAT", "CLUSTER", "RESEND"})
 
 
@@ -30,9 +30,9 @@ class Prunable:
     """A lane, and whether it may be deleted.
 
     Attributes:
-        number: Of the lane.
-        bytes: Of all its files.
-        kept: Why it is kept, empty where it may be deleted.
+        number: Number of the lane.
+        bytes: Size of all its files.
+        kept: Why it is kept; empty if it may be deleted.
     """
 
     number: int
@@ -41,11 +41,11 @@ class Prunable:
 
 
 def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Prunable]:
-    """Each lane. Changes nothing, and takes no lock.
+    """Yields each lane. Changes nothing, and takes no lock.
 
     Args:
-        directory: The spool directory; producers may be at work in it.
-        older_than_s: How long no file of the lane may have changed.
+        directory: The spool directory. Producers may be using it.
+        older_than_s: For how long no file of the lane may have changed.
     """
     resent = _resent(directory)
     for number in directory.lanes():
@@ -59,7 +59,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """What the lanes name as resent. A lane that cannot be read says nothing, so others are kept as well."""
+    """Files that lanes mark as resent. A lane that cannot be read names none, so other lanes are kept as well."""
     resent: list[m.Resent] = []
     for number in directory.lanes():
         with contextlib.suppress(SpoolError):
@@ -68,7 +68,7 @@ def _resent(directory: SpoolDirectory) -> list[m.Resent]:
 
 
 def _content(directory: SpoolDirectory, lane: Path, resent: Collection[m.Resent]) -> str:
-    """Why a lane is needed, empty if it is not."""
+    """Why a lane is needed; empty if it is not."""
     files = directory.files
     try:
         found = inspect(lane, files=files, resent=resent)
@@ -110,19 +110,19 @@ def _files(lane: Path) -> Iterator[Path]:
 def _bytes(lane: Path) -> int:
     total = 0
     for path in _files(lane):
-        with contextlib.suppress(FileNotFoundError):  # its owner released it
+        with contextlib.suppress(FileNotFoundError):  # the owner has released it
             total += path.stat().st_size
     return total
 
 
 def prune_lane(directory: SpoolDirectory, number: int) -> str:
-    """Delete a lane, unless a process took it or something waits in it by now.
+    """Deletes a lane, unless a process has taken it, or records wait in it now.
 
     Returns:
-        Why it was kept, empty where it is deleted.
+        Why it was kept; empty if it was deleted.
 
     Raises:
-        SpoolError: It cannot be deleted.
+        SpoolError: The lane cannot be deleted.
     """
     lane = directory.lane_path(number)
     try:
@@ -130,7 +130,7 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     except LaneBusyError as error:
         return f"in use by process {error.pid}"
     try:
-        # Under the lock nobody writes: what is seen now is what is deleted.
+        # Under the lock no process writes, so this content is what will be deleted.
         if kept := _content(directory, lane, _resent(directory)):
             return kept
         doomed = directory.path / f"{_DOOMED}{lane.name}-{os.getpid()}"
@@ -144,10 +144,10 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
 
 
 def prune_directory(directory: SpoolDirectory) -> bool:
-    """Delete a spool directory without lanes; whether it is deleted. One that holds anything else is kept.
+    """Deletes a spool directory without lanes. Returns whether it did. Keeps a directory that contains anything else.
 
     Raises:
-        SpoolError: It cannot be deleted.
+        SpoolError: The directory cannot be deleted.
     """
     path = directory.path
     try:
@@ -158,7 +158,7 @@ def prune_directory(directory: SpoolDirectory) -> bool:
                 return False
             for name in left:
                 shutil.rmtree(path / name)
-            # FORMAT last: a directory that lost it only looks as if somebody had taken it away.
+            # Delete FORMAT last. Without it, a directory looks as if FORMAT had been removed by mistake.
             for name in sorted(set(names) & _OURS, key="FORMAT".__eq__):
                 (path / name).unlink()
             path.rmdir()

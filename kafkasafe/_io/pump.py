@@ -1,9 +1,9 @@
-"""The pump: the thread that runs the engine, its inbox, and how callers hand over and wait.
+"""The pump: the thread that runs the engine, its inbox, and how callers submit batches and wait.
 
-Callers hand it sealed batches (`Parcel`) through a queue; the network thread hands it replies through the same
-queue. Nobody else touches a journal or a spool. A turn of the loop takes everything that is there, lets the engine
-work (`engine/engine.py`), and sleeps until something comes or a timer is due. Group commit is nothing but that:
-whatever came during the last fsync shares the next one.
+Callers submit sealed batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
+other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
+(`engine/engine.py`), and sleeps until a message arrives or a timer is due. This is also the group commit: all batches
+that arrive during an fsync share the next one.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from kafkasafe.logs import apart
 __all__ = ["Pump", "PumpState"]
 
 _CROWD: Final = 64
-"""Messages that wait to be taken: a turn takes them all, and the next step of what is under way comes after it."""
+"""From this many messages on, callers should pause. A turn takes all of them before anything in progress advances."""
 
 
 @dataclass(frozen=True, slots=True)
 class PumpState:
-    """A moment of a pump.
+    """The state of a pump at one moment.
 
     Attributes:
         gauges: By name.
         last_acked_offsets: By (topic, partition).
-        refused: What the cluster refuses, confirmed.
-        units: Atomic batches without a fate, by step.
+        refused: Destinations that the cluster refuses, confirmed.
+        units: Number of atomic batches without an outcome, by step.
     """
 
     gauges: Mapping[str, float]
@@ -74,7 +74,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped: end when everything is delivered, or patience ends."""
+    """The producer was dropped: end when everything is delivered, or when the patience ends."""
 
     began: float
     patience: Patience
@@ -82,24 +82,26 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _Hurry:
-    """Somebody waits for the end of a pump that retires."""
+    """A caller waits for the end of a retiring pump."""
 
     patience: Patience
 
 
 class Pump:
-    """See the module.
+    """Runs the engine on its own thread.
 
     Args:
         config: Options.
-        cluster: The brokers, started by the pump.
+        cluster: The brokers. The pump starts it.
         directory: The opened spool directory.
         files: The disk.
-        choose: (topic, partitions, keys, values) → partition of each record: for records that came before the
-            topic was known.
-        seal_due: Called each turn with the time; seals what lingered long enough and returns when to be called next.
-        on_topic: Called when a topic's partition count is known and nothing waits for it any more.
-        let_go: Entered by a caller that waits: without the locks that its own thread may have, in a signal handler.
+        choose: (topic, partitions, keys, values) → partition of each record. For records that were accepted before
+            their topic was known.
+        seal_due: Called in each turn with the time. Seals chunks that have lingered, and returns the time of the next
+            call.
+        on_topic: Called when a topic's partition count is known and no record waits for it any more.
+        let_go: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
+            in a signal handler.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Pump:
         )
 
     def open(self, lock: LaneLock) -> None:
-        """Open the own lane, on the caller's thread so that its errors are the caller's.
+        """Opens the own lane on the caller's thread, so that the caller gets its errors.
 
         Raises:
             SpoolError: The lane cannot be opened.
@@ -154,7 +156,7 @@ class Pump:
         self.engine.open(lock)
 
     def start(self) -> None:
-        """Start the threads: from now on nobody else looks into the journal."""
+        """Starts the threads. From now on no other thread may use the journal."""
         self.engine.listen()
         self._ground.cluster.start()
         self._thread.start()
@@ -165,11 +167,11 @@ class Pump:
         return self._ground.own.name
 
     def unchosen_topics(self) -> list[str]:
-        """Topics of which records wait for their partitions to be chosen."""
+        """Topics with records that wait for their partitions to be chosen."""
         return self._ground.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """Partition counts remembered from an earlier life, for topics nothing waits for."""
+        """Partition counts from an earlier incarnation, for topics for which no record waits."""
         journal = self._ground.own.journal
         return {
             name: topic.partition_count
@@ -178,16 +180,16 @@ class Pump:
         }
 
     def crowded(self) -> bool:
-        """Whether so much waits to be taken that whoever brings more should let the pump work first."""
+        """Whether so many messages wait that callers should let the pump work before they submit more."""
         return len(self._inbox) >= _CROWD
 
     def poke(self) -> None:
-        """Wake the pump."""
+        """Wakes the pump."""
         self._wake.set()
 
     def _post(self, message: Message | _Retire | _Hurry) -> None:
         self._inbox.append(message)
-        # Its own thread looks into the inbox before it sleeps; a bell would cost it a turn with nothing to do.
+        # The pump's own thread checks the inbox before it sleeps, so ringing would only cause an idle turn.
         if not self.is_current_thread():
             self._wake.set()
 
@@ -197,15 +199,16 @@ class Pump:
         ).start()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in order; see `Ledger.submit`."""
+        """Accepts parcels, in order. See `Ledger.submit`."""
         self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
-        """Wait until `ready()`; False when the time ended first.
+        """Waits until `ready()` returns True. Returns False if the time ends first.
 
-        It is evaluated on the caller's thread, without `lock`: it only looks, at what changes in one step. On return
-        the pump has done with `lock` held all that it does together with what was waited for. With `choosy` the
-        pump looks before it wakes the caller: for what changes only where somebody rings afterwards.
+        The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
+        return, the pump has finished all changes that it makes, with `lock` held, together with the awaited one. With
+        `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that `ready`
+        depends on rings afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -227,15 +230,15 @@ class Pump:
                 return done
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
-        """The unit under a user's transactional id that earlier lives ended last. Before `start`."""
+        """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
         return self._ground.own.journal.units.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
-        """Have a transactional id made the own lane's; `Ledger.names` says when it is."""
+        """Requests that the own lane takes over a transactional id. `Ledger.names` says when this is done."""
         self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
-        """Put everything that is accepted on disk now (`spool="on_error"`)."""
+        """Writes everything that is accepted to disk now (`spool="on_error"`)."""
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
@@ -254,16 +257,16 @@ class Pump:
         return self.engine.places.displaced
 
     def adopt_now(self) -> None:
-        """Somebody waits for what was left behind in other lanes."""
+        """Requests to adopt lanes now, because a caller waits for records that were left in other lanes."""
         if self.ledger.left_behind:
             self._post(AdoptAsked())
 
     def no_room(self) -> None:
-        """A send found no room."""
+        """Counts a send for which there was no room."""
         self.refused_sends += 1
 
     def state(self) -> PumpState:
-        """What a scrape sees, from any thread: numbers that are a moment old."""
+        """The state for a scrape, from any thread. Numbers may be slightly out of date."""
         lanes = list(self._ground.lanes)
         journals = [lane.journal for lane in lanes]
         today_ms = self._ground.clock.wall_ms()
@@ -298,7 +301,7 @@ class Pump:
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
         if units or self.stats.units:
-            # A step with none is 0, and not a series that comes and goes.
+            # Steps without units are 0, so that their series do not come and go.
             units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
@@ -306,12 +309,12 @@ class Pump:
     def seen(
         self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
     ) -> ProducerSeen:
-        """What a probe sees, from any thread: no lock is taken, and neither disk nor broker is asked.
+        """The state for a probe, from any thread. Takes no lock, and asks neither disk nor brokers.
 
         Args:
-            closed: Why the producer accepts nothing any more.
-            needed_bytes: What the next batch may need, beside those that are open.
-            callbacks_behind: `send` waits for callbacks of earlier records.
+            closed: Why the producer accepts no more records.
+            needed_bytes: Room that the next batch may need in addition to the open ones.
+            callbacks_behind: Whether `send` waits for callbacks of earlier records.
         """
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._ground.cluster.last_error
@@ -348,25 +351,25 @@ class Pump:
         )
 
     def _end_of_thread(self) -> str:
-        """What ended it, where no error did."""
+        """A message that the thread has ended, if no error ended it."""
         return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
-        """Decide undecidable batches: send them again (they may be twice in the log), or take them as delivered.
+        """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
-        Those that the last error spoke of; where none was raised, all that are there. A batch that became undecidable
-        since is for the next decision.
+        This applies to the batches of the last raised error; if none was raised, to all undecidable batches. A batch
+        that has become undecidable since then needs another decision.
         """
-        # Forgotten at once: the caller's next `send` must not raise what was just decided.
+        # Remove them at once, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.take_shown()
         self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
-        """End the thread, close lanes and network. What is on disk stays there for the next owner.
+        """Ends the thread, and closes lanes and network. The next owner delivers what is on disk.
 
         Args:
-            timeout_s: How long it may go on with what it does.
-            deadline: A disk that fails is not tried again after that, monotonic seconds.
+            timeout_s: How long the pump may continue its current work.
+            deadline: After this time a failing disk is not tried again; monotonic seconds.
         """
         if deadline is not None:
             self._ground.hurry(deadline)
@@ -384,10 +387,12 @@ class Pump:
         return not self._thread.is_alive()
 
     def retire(self, patience: Patience, then: Callable[[], None]) -> None:
-        """End by itself when everything is delivered, or patience ends. Takes no lock: the garbage collector may call.
+        """Lets the pump end when everything is delivered, or when the patience ends.
+
+        Takes no lock, because the garbage collector may call it.
 
         Args:
-            patience: From now on.
+            patience: Counted from now on.
             then: Called on the pump's thread at its end.
         """
         began = time.monotonic()
@@ -395,27 +400,30 @@ class Pump:
         self._post(_Retire(began, patience))
 
     def come_after(self, other: Pump) -> None:
-        """The producer of another pump was dropped: what it accepted goes before what is sent from now on.
+        """Delivers what a dropped producer has accepted before what this one sends from now on.
 
-        Takes no lock: the garbage collector may call.
+        Takes no lock, because the garbage collector may call it.
+
+        Args:
+            other: The pump of the dropped producer.
         """
         predecessor = other.engine.predecessor
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def hurry(self, patience: Patience, timeout_s: float) -> bool:
-        """A pump that retires ends with this patience, counted from when it began to; whether it ended in time."""
+        """Gives a retiring pump this patience, counted from its retirement. Returns whether it ended in time."""
         self._post(_Hurry(patience))
         return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end; whether it came."""
+        """Waits for the end of the thread. Returns whether it has ended."""
         self._thread.join(timeout_s)
         return self.ended()
 
     def _step(self, message: Message | _Retire | _Hurry) -> None:
         match message:
             case _Retire(began, patience):
-                # What the producer itself did not seal.
+                # Seal chunks that the producer itself did not seal.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
@@ -428,7 +436,7 @@ class Pump:
                 self.engine.step(message)
 
     def _retired(self) -> bool:
-        """Whether a pump that retires is at its end."""
+        """Whether a retiring pump should end now."""
         if self._retiring is None:
             return False
         began, patience = self._retiring
@@ -440,19 +448,19 @@ class Pump:
         )
 
     def is_current_thread(self) -> bool:
-        """Whether the caller is the pump's own thread: a hook, or a handler."""
+        """Whether the caller runs on the pump's own thread: in a hook or a handler."""
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread is over: nothing is resolved any more."""
+        """Whether the thread has ended. Nothing is resolved any more."""
         return not self._thread.is_alive()
 
     def nudge(self) -> None:
-        """Have callers who wait look again."""
+        """Wakes waiting callers, so that they check their conditions."""
         self.ledger.waiters.notify_all()
 
     def forked(self, error: BaseException) -> None:
-        """In a forked child: nobody works here, and whoever held the lock is gone."""
+        """Prepares a forked child for use: the pump's thread, and the holder of the lock, do not exist in it."""
         self.ledger.renew()
         self.ledger.failure = error
 
@@ -464,7 +472,7 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Not with its traceback: it says what is safe and what to do.
+            # Without a traceback: the message says what is safe and what to do.
             self._log.error(
                 "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
             )
@@ -472,7 +480,7 @@ class Pump:
         except BaseException as error:
             self._log.exception(
                 "The producer ended by an error; %s",
-                "what was not acknowledged is lost with it, unless the cluster has it"
+                "unacknowledged records are lost with it, unless the cluster has them"
                 if self._config.in_memory
                 else "everything durable is safe in the spool",
                 event="producer_ended",
@@ -491,7 +499,7 @@ class Pump:
             self._step(self._inbox.popleft())
         self.engine.turn()
         if self._ground.stranger is not None:
-            # What was accepted goes to disk; then this producer ends.
+            # Write everything that is accepted to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
@@ -508,7 +516,7 @@ class Pump:
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
     def _last_turn(self) -> None:
-        """What was accepted goes to disk also when `close` was interrupted, or called by a hook."""
+        """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
         if self._inbox and not self._ground.abandon:
             for _ in range(len(self._inbox)):
@@ -520,49 +528,49 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """By name, the topics that the cluster refuses as a whole, confirmed."""
+        """Topics that the cluster refuses as a whole, by name, confirmed."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """The partitions that the cluster refuses, of topics that it takes otherwise, confirmed."""
+        """Partitions that the cluster refuses although it accepts their topics, confirmed."""
         return self.engine.endings.refused_partitions
 
     @property
     def left(self) -> Mapping[Path, int]:
-        """At the end: how many records wait on disk, by spool directory."""
+        """At the end: number of records that wait on disk, by spool directory."""
         return self.engine.left
 
     @property
     def left_elsewhere(self) -> Elsewhere | None:
-        """At the end: where those of the own lane are, should that not be where its path leads."""
+        """At the end: where the own lane's records are, if the lane is not where its path leads."""
         return self.engine.left_elsewhere
 
     @property
     def left_doubted(self) -> Sequence[tuple[str, int]]:
-        """At the end: partitions of which it is not known whether they still have what was acknowledged."""
+        """At the end: partitions for which it is unknown whether they still have the acknowledged records."""
         return self.engine.left_doubted
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """The own lane, and those that were adopted."""
+        """The own lane and the adopted ones."""
         return tuple(self._ground.lanes)
 
     def doubts(self) -> list[str]:
-        """For people: what is asked about acknowledged records of the own lane, and why that is not known yet."""
+        """Open questions about acknowledged records of the own lane, and why they are open, as text."""
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
             for topic, partition, why in self._ground.own.journal.views.doubts()
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """What waits because the cluster refuses it, of one topic or all, oldest first. From any thread."""
+        """Destinations that wait because the cluster refuses them, of one topic or all, oldest first. Any thread."""
         return self.engine.endings.refused(topic)
 
     def refresh_topic(self, topic: str) -> None:
-        """Ask for a topic's metadata; brokers that create topics create it."""
+        """Requests a topic's metadata. Brokers that create topics automatically create it."""
         self.engine.topics.want(topic)
 
     def patience_ends(self, patience: Patience, began: float) -> float:
-        """When a caller that waits for deliveries since `began` gives up, monotonic seconds."""
+        """When a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
         return self.engine.patience_ends(patience, began)

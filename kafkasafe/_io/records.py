@@ -1,9 +1,9 @@
-"""KafkaConsumer's records, decoded many at a time.
+"""Decodes KafkaConsumer's records, many at a time.
 
-kafka-python's `PartitionRecords` decodes record by record, in Python. `Records` stands in its place and goes through
-the batches as it does: what a position is, which batches are passed over, when a batch is looked at and which error
-comes after which record is the same. Only within a batch it reads many records at once (`_core/record_decode`), and
-where one of them is not as Kafka writes it, and for the message formats before v2, kafka-python reads them itself.
+kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and treats batches in
+the same way: positions, skipped batches, the moment when a batch is read, and the order of records and errors are the
+same. But it decodes many records of a batch at once (`_core/record_decode`). kafka-python still decodes records that
+are not as Kafka writes them, and message formats before v2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kafkasafe._core.record_decode import Piece, Place, Row, read, read_alike
 __all__ = ["Records"]
 
 
-_PIECE: Final = 2048  # records that are decoded at once
-_TAKING: Final = -1  # no position: what was interrupted while it took is fetched again
+_PIECE: Final = 2048  # number of records that are decoded at once
+_TAKING: Final = -1  # no position: after an interrupt during a take, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _MAGIC: Final = 2
@@ -42,7 +42,7 @@ _make_record: Final[Any] = functools.partial(tuple.__new__, ConsumerRecord)
 
 
 class _Decoded:
-    """Records of a piece, and what they count for."""
+    """Decoded records of a piece, with the offsets that they account for."""
 
     __slots__ = ("records", "sizes")
 
@@ -51,7 +51,7 @@ class _Decoded:
         self.sizes = iter(sizes)
 
     def give(self, taken: list[Any], most: int | None, part: Records) -> bool:
-        """Adds records to `taken`. Returns whether these were all there are."""
+        """Adds records to `taken`. Returns whether this was the rest of the piece."""
         before = len(taken)
         try:
             taken.extend(islice(self.records, most))
@@ -65,7 +65,7 @@ class _Decoded:
 
 
 class _Foreign:
-    """What is left of a batch, read by kafka-python."""
+    """The rest of a batch, decoded by kafka-python."""
 
     __slots__ = ("_inner", "_is_old", "_records")
 
@@ -94,11 +94,11 @@ class _Foreign:
 
 
 class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of its types
-    """kafka-python's `PartitionRecords`, faster.
+    """A faster `PartitionRecords` of kafka-python.
 
     Attributes:
-        working_offset: What `next_fetch_offset` is going to be when `take` returns.
-        skipping: No record at or behind the offset that was asked for was found yet.
+        working_offset: The value that `next_fetch_offset` gets when `take` returns.
+        skipping: No record at or after the requested offset was found yet.
     """
 
     topic_partition: TopicPartition
@@ -121,14 +121,14 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
 
     def take(self, n: int | None = None) -> list[Any]:
-        """The next records, at most so many; see kafka-python's.
+        """Takes the next records, at most this many; see kafka-python's.
 
         Raises:
-            Exception: What comes before the next record: the batch is damaged, or a deserializer raised it.
+            Exception: The error that precedes the next record: the batch is damaged, or a deserializer raised it.
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
-        # Whoever is interrupted here (Ctrl-C) has taken nothing.
+        # After an interrupt (Ctrl-C) from here on, nothing has been taken.
         self.next_fetch_offset = _TAKING
         try:
             while n is None or len(taken) < n:
@@ -141,18 +141,18 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                     self._piece = None
         except Exception as error:
             self._piece = None
-            self.record_iterator = iter(())  # as a generator that raised
+            self.record_iterator = iter(())  # like a generator that has raised
             self.next_fetch_offset = self.working_offset
             if not taken:
                 raise
-            # To be raised in the next call.
+            # Raise it in the next call.
             self._next_inline_exception = error
             return taken
         self.next_fetch_offset = self.working_offset
         return taken
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
-        """The records of batch after batch; a batch is looked at when the records before it were taken."""
+        """The records of one batch after another. Reads a batch only after the records before it were taken."""
         behind = None
         while (view := records._next_slice) is not None:
             if len(view) < HEADER_BYTES or view[_MAGIC_AT] != _MAGIC:
@@ -171,7 +171,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             else:
                 self.working_offset = behind
         if behind is not None:
-            # Also when compaction took the last records.
+            # Even if compaction has removed the last records.
             self.working_offset = behind
         self.drain()
 
@@ -182,14 +182,14 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             )
 
     def _passes(self, header: BatchHeader, view: memoryview) -> bool:
-        """Whether its records are delivered. Called for every batch, in order."""
+        """Whether the batch's records are delivered. Must be called for every batch, in order."""
         self.leader_epoch = header.partition_leader_epoch
         if not header.attributes & (_TRANSACTIONAL | _CONTROL):
             return True
         if self.isolation_level and header.producer_id >= 0:  # read_committed
             self._consume_aborted_transactions_up_to(header.last_offset)
             if header.is_control:
-                # Compaction may leave of a marker's batch the header alone.
+                # Compaction may leave only the header of a marker's batch.
                 if header.count and self._contains_abort_marker(DefaultRecordBatch(view)):
                     self.aborted_producer_ids.discard(header.producer_id)
             elif header.producer_id in self.aborted_producer_ids:
@@ -209,7 +209,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 yield self._without_codec(DefaultRecordBatch(view), error)
                 return
             except ValueError:
-                yield self._by_kafka_python(DefaultRecordBatch(view))  # which knows no such codec either
+                yield self._by_kafka_python(DefaultRecordBatch(view))  # it does not know this codec either
                 return
         is_appended = header.is_log_append_time
         topic, partition = self.topic_partition
@@ -226,7 +226,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         while left > 0:
             piece = read_alike(body, at, min(left, _PIECE), place)
             if piece is None:
-                body = bytes(body)  # single bytes of a memoryview are slow to read
+                body = bytes(body)  # reading single bytes of a memoryview is slow
                 piece = read(body, at, min(left, _PIECE), place)
             if piece is None:
                 break
@@ -237,7 +237,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 records = map(_make_record, rows) if self._is_plain else self._deserialized(rows)
                 yield _Decoded(records, piece.sizes)
         if left or at != len(body):
-            # kafka-python goes on where this ends, and finds what is wrong.
+            # kafka-python continues from here, and finds the error.
             batch: Any = DefaultRecordBatch(view)
             batch._buffer = bytearray(body)
             batch._pos = at
@@ -246,7 +246,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             yield self._by_kafka_python(batch)
 
     def _reach_start(self, piece: Piece) -> bool:
-        """Passes over what stands in front of the offset that was asked for: a broker gives whole batches."""
+        """Skips records before the requested offset. (Brokers return whole batches.)"""
         passed = 0
         for row in piece.rows:
             offset = row[_OFFSET_FIELD]
@@ -283,9 +283,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             SimpleNamespace(next_batch=iter((batch, None)).__next__),
             key_deserializer,
             value_deserializer,
-            check_crcs=is_old and self.check_crcs,  # the batch's own was compared
+            check_crcs=is_old and self.check_crcs,  # the CRC of a new batch was already checked
         )
-        inner.leader_epoch = self.leader_epoch  # which an old message does not have
+        inner.leader_epoch = self.leader_epoch  # old messages do not have one
         if is_old:
             inner.next_fetch_offset = self.working_offset
         return _Foreign(inner, is_old=is_old)
@@ -294,7 +294,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         try:
             batch._assert_has_codec(batch.compression_type)
         except kafka_errors.UnsupportedCodecError:
-            # It has nothing to do with the package that kafka-python would ask for.
+            # The cause is not the missing package that kafka-python's error would name.
             raise kafka_errors.CorruptRecordError(
                 f"Record batch for partition {self.topic_partition} at offset {batch.base_offset}: {error}"
             ) from error

@@ -1,7 +1,7 @@
-"""Reading a lane back: what is in its segments, what a crash tore, what is damaged.
+"""Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
 
-Nothing is changed here. `scan` reads all segments and says what they hold and where a torn tail would be cut; the
-spool carries that out. The rules are those of `docs/spool-format.md`, section Recovery.
+`scan` reads all segments, and returns their content and where a torn tail must be cut off. It changes nothing; the
+spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ __all__ = [
 SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
-"""How every GROUP record begins behind its length: attributes, two deltas, length of the key, the key."""
+"""The beginning of every GROUP record, after its length: attributes, two deltas, length of the key, the key."""
 _LENGTH_BYTES: Final = range(1, 6)  # of a varint
 _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
-_OVERHEAD_BYTES: Final = 12  # what a batch's length does not count
+_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 EXTENT_NAME: Final = "extent"
 _SECTOR_BYTES: Final = 512
-_ZEROS: Final = 4  # so many at the end of a sector are taken for bytes that were not written
-# Zeros that a batch may end with by its nature. Plain: no headers of the last record; lz4: the frame's end; gzip: the
-# size of what is in it; snappy and zstd: what was stored as it is.
+_ZEROS: Final = 4  # this many zeros at the end of a sector count as bytes that were not written
+# A whole batch may end with this many zeros. Plain: the last record without headers; lz4: the frame's end mark; gzip:
+# the size of the content; snappy and zstd: content that was stored uncompressed.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MarksEntry:
-    """The marks of one group, at the position of its control batch; when it was written, ms since the epoch."""
+    """The marks of a group, with the position of its control batch and the time of writing (ms since the epoch)."""
 
     position: int
     marks: Sequence[m.Mark]
@@ -72,7 +72,7 @@ class MarksEntry:
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """A data batch, whole and proven."""
+    """A complete data batch whose checksums match."""
 
     position: int
     destination: int
@@ -82,11 +82,11 @@ class BatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class LostEntry:
-    """What was here is damaged.
+    """A damaged part of the log.
 
     Attributes:
-        position: Where it began.
-        destination: Of the damaged data batch; 0 when a whole group, with marks nobody knows, is gone.
+        position: Position of the damaged part.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost, with unknown marks.
     """
 
     position: int
@@ -95,7 +95,7 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, in front of others of its group that are whole. It was never promised."""
+    """A batch that a crash tore, before complete batches of its group. No caller was informed that it is durable."""
 
     position: int
     destination: int
@@ -112,12 +112,12 @@ class StoredSegment:
 
     Attributes:
         path: The file.
-        first_position: Of its first record, which is also its name.
-        size_bytes: Bytes that count; what stands behind them was abandoned.
+        first_position: Position of its first record, which is also its name.
+        size_bytes: Valid bytes. Bytes after them were abandoned.
         batches: Its data batches, by position.
-        records: How many are in those.
-        proven_bytes: In front of this, a later group says that all of it was durable.
-        written_ms: When its last group was written, ms since the epoch; 0 when that is not known.
+        records: Number of records in these batches.
+        proven_bytes: A later group states that all bytes before this one were durable.
+        written_ms: When its last group was written, ms since the epoch; 0 if unknown.
     """
 
     path: Path
@@ -131,19 +131,19 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A byte range that is not what was written.
+    """A byte range that differs from the written bytes.
 
     Attributes:
-        path: The segment; it may be missing.
+        path: The segment, which may be missing.
         start: First byte.
-        end: Behind the last byte; equal to `start` where bytes are missing.
-        position: Position of what was there.
-        destination: Of the data batch, 0 for a group.
-        end_position: Behind what was there; -1 where that is not known.
-        records: Data records that were there: how many, or with `most` how many at most; -1 where nothing is known.
-        most: It may be fewer records.
-        name: Topic and partition of the data batch, as far as they are known.
-        other_lane: Id of the lane that wrote the segment, where that is another one; all of the file is meant then.
+        end: End of the range (exclusive); equal to `start` if bytes are missing.
+        position: Position of the damaged batch or group.
+        destination: Destination of the data batch; 0 for a group.
+        end_position: End of the damaged positions (exclusive); -1 if unknown.
+        records: Number of damaged data records, with `most` an upper bound; -1 if unknown.
+        most: `records` is an upper bound.
+        name: Topic and partition of the data batch, if known.
+        other_lane: Id of another lane that wrote the segment. In this case the whole file is meant.
     """
 
     path: Path
@@ -182,22 +182,22 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """All that is in a lane.
+    """The content of a lane.
 
     Attributes:
-        segments: In order, without those behind a torn tail.
-        entries: What they hold, in log order.
-        damage: Real damage, in log order; a torn tail is none.
-        torn: (segment, byte offset) where a torn tail begins, None without one.
-        doomed: Segments behind a torn tail.
-        next_position: Behind the last record.
-        synced_position: Behind the last record that is proven to have been durable.
-        lane_id: None in a lane without a group.
+        segments: In order, without those after a torn tail.
+        entries: Their content, in log order.
+        damage: Damage, in log order. A torn tail is not damage.
+        torn: (segment, byte offset) where a torn tail begins; None if there is none.
+        doomed: Segments after a torn tail.
+        next_position: Position after the last record.
+        synced_position: Position after the last record that is proven to have been durable.
+        lane_id: Id of the lane; None if it has no group.
         groups: Number of intact groups.
-        closed: The last group was written by an orderly close.
-        manifest: By (segment, byte offset), what a group says of a data batch that is damaged.
-        skipped: Positions of torn batches in front of whole ones of the same group.
-        extent: What the lane's `extent` claims.
+        closed: Whether an orderly close wrote the last group.
+        manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
+        skipped: Positions of torn batches before complete ones of the same group.
+        extent: The claims of the lane's `extent`.
         records_after_end: Records of intact batches at and after the end that the extent claims.
     """
 
@@ -219,9 +219,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """An intact control batch, with the data batches that follow it: None where one is damaged.
+    """An intact control batch, with its data batches (None for a damaged one).
 
-    `torn`: where a crash may have left it so.
+    `torn` has the damaged batches that a crash may have left like this.
     """
 
     segment: int
@@ -237,7 +237,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """Bytes between groups that are none; `torn`: a crash may have left them so."""
+    """Bytes between groups that do not form a group. `torn`: a crash may have left them like this."""
 
     segment: int
     at: int
@@ -248,14 +248,14 @@ class _Bad:
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
-    """Tell a journal what was found. The caller ends with `journal.recovered()`."""
+    """Passes the entries of a log to a journal. The caller calls `journal.recovered()` at the end."""
     for entry in entries:
         replay_one(entry, journal)
     journal.recovered_log()
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
-    """One entry of the log, in its turn; `Journal.recovered_log` follows the last one."""
+    """Passes one entry to a journal, in log order. `Journal.recovered_log` must follow the last one."""
     match entry:
         case MarksEntry(position, marks, _):
             journal.recover_marks(position, marks)
@@ -285,28 +285,29 @@ def segment_name(first_position: int) -> str:
 
 
 def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) -> Log:
-    """Read a lane.
+    """Reads a lane.
 
     Args:
         files: The disk.
-        lane: Its directory.
-        each: Gets the entries up to the first place that is torn or damaged, one after the other, while the log is
-            read; they are not among `Log.entries` then. The caller has the lane's lock.
+        lane: The lane's directory.
+        each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
+            then does not contain them. The caller must hold the lane's lock.
 
     Raises:
-        SpoolFormatError: It was written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # A living owner moves both ends on. The end that is known before the log is read is in it; the beginning that is
-    # known afterwards is not in front of what was read.
+    # If the lane has an owner, it moves both ends forward meanwhile. So take the end from before the log is read: the
+    # log reaches it. Take the beginning from afterwards: nothing before it is missing from what was read.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
-    # 1. Two processes own two directories. One directory takes the place of the other.
-    # 2. The process whose directory went creates its next segment by the path: among segments of the other process.
-    # Where it begins says nothing about where the segment in front of it ends. So it is left out, and told as damage:
-    # a reader that took it for the next one would miss what never was, and cut both as a torn tail.
+    # 1. Two processes own two directories. One directory is moved to the place of the other.
+    # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
+    # The foreign segment's first position says nothing about the end of the segment before it. So leave it out and
+    # report it as damage. Otherwise recovery would miss records that never existed, and cut both segments off as a torn
+    # tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = _Reader(lane_id)
@@ -325,10 +326,10 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
 
 
 def _writer(files: Files, path: Path) -> bytes | None:
-    """Id of the lane that wrote a segment, as its first group says; None where that is not whole.
+    """Id of the lane that wrote a segment, from its first group; None if that group is not intact.
 
     Raises:
-        SpoolFormatError: It was written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the segment.
         OSError: The file cannot be read.
     """
     handle = files.open(path)
@@ -345,7 +346,7 @@ def _writer(files: Files, path: Path) -> bytes | None:
 
 
 def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
-    """Whose log this is: that of the lane which `extent` is about, if there is any of it, else the first one's."""
+    """Id of this log's lane: the one in `extent` if a segment has it, otherwise that of the first segment."""
     known = [writer for writer in writers if writer is not None]
     return extent.lane_id if extent.lane_id in known else next(iter(known), None)
 
@@ -364,28 +365,28 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], told: int, extent: Extent) -> int:
-    """Everything before this was durable once; its groups told how far that is."""
+    """The position up to which the log was durable: the largest that a group or the extent states."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
     return max(synced, told, 0)
 
 
 def read_extent(files: Files, lane: Path) -> Extent:
-    """What a lane's `extent` claims: nothing where there is none.
+    """The claims of a lane's `extent`; empty if the file does not exist.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return decode_extent(read_whole(files, lane / EXTENT_NAME) or b"")
 
 
 def address_bytes(entry: m.ManifestEntry) -> bytes:
-    """What bytes 0 to 20 of a data batch were written as: its own CRC leaves them out."""
+    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover them."""
     return _ADDRESS.pack(entry.position, entry.size_bytes - _OVERHEAD_BYTES, entry.destination, 2, entry.crc)
 
 
 class _Reader:
-    """Walks segments, group by group."""
+    """Iterates over segments, group by group."""
 
     def __init__(self, lane_id: bytes | None) -> None:
         self.lane_id = lane_id
@@ -414,7 +415,7 @@ class _Reader:
                     break
             group, marks, size = read
             if limit is not None and group.position >= limit:
-                break  # abandoned: the next segment begins there
+                break  # abandoned bytes: the next segment begins here
             item = self._batches(index, content, at, group, marks, size, limit)
             segment.written_ms = max(segment.written_ms, codec.read_header(content, at).max_timestamp)
             yield item
@@ -428,7 +429,7 @@ class _Reader:
             yield _Bad(index, at, at, position, torn=True, end_position=bound)
 
     def _bound(self, limit: int | None, end: Claim | None) -> int | None:
-        """How far the segment must reach: to where the next one begins, the last one to what was promised."""
+        """Position that the segment must reach: the beginning of the next one, or for the last one the claimed end."""
         if limit is not None or end is None:
             return limit
         return end.position if self.lane_id in {None, end.lane_id} else None
@@ -453,7 +454,7 @@ class _Reader:
         torn: list[tuple[int, m.ManifestEntry]] = []
         for number, entry in enumerate(group.manifest):
             if limit is not None and entry.position >= limit:
-                break  # cut off by an earlier recovery; the next segment begins here
+                break  # an earlier recovery cut this off; the next segment begins here
             header = _batch_at(content, at, entry)
             position = entry.position + (header.count if header is not None else 1)
             if header is not None and number + 1 < len(group.manifest):
@@ -476,7 +477,7 @@ class _Reader:
     def _resync(
         self, content: _Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """The next intact group from a byte on, and where it begins: (end of the segment, None) without one."""
+        """The first intact group from a byte on, with its byte. (end of the segment, None) if there is none."""
         earliest = at
         found = content.find(_GROUP_KEY, at)
         while found >= 0:
@@ -508,9 +509,9 @@ def _group_at(content: _Content, at: int) -> tuple[m.Group, list[m.Mark], int] |
 def _may_miss_more(
     content: _Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """The file ends inside the group's last batch, and that does not say that the segment ends with it.
+    """Whether groups may be missing after the group's last batch, in which the file ends.
 
-    Groups with marks may have followed. Whoever reads the log must know that, and not only of the batch.
+    Such groups may have had marks. So the reader must know that more may be missing than the batch.
     """
     at, entry, _ = last
     if at + entry.size_bytes <= len(content):
@@ -522,15 +523,15 @@ def _may_miss_more(
 
 
 def _group_may_be_torn(content: _Content, at: int, end: int) -> bool:
-    """Whether a crash may have left these bytes where a group was being written.
+    """Whether a crash during the writing of a group may have left these bytes.
 
     Args:
-        content: Of the segment.
+        content: Content of the segment.
         at: Where the group should begin.
-        end: Where the next intact group begins, else the end of the segment.
+        end: Where the next intact group begins, otherwise the end of the segment.
     """
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # A crash leaves a byte as it was meant, or 0. Of these it is known how they were meant.
+    # A crash leaves each byte with its intended value or 0. The intended values of these bytes are known.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -543,11 +544,11 @@ def _group_may_be_torn(content: _Content, at: int, end: int) -> bool:
 
 
 def _may_be_torn(content: _Content, start: int, end: int) -> bool:
-    """Whether a crash may have left this of a batch; if not, it was whole once, and was changed.
+    """Whether a crash may have left a batch like this. Otherwise the batch was complete once, and was changed later.
 
-    Disks write sectors: one that is missing is zeros, from its beginning or, where it was written to while it was on
-    its way, from somewhere in it. What a file system did not come to is missing at the end of the file. etcd's
-    write-ahead log judges by its sectors too.
+    Disks write whole sectors. A missing sector is zero from its beginning. If the process was still writing to it, it
+    may be zero from the middle on. Data that the file system had not written yet is missing at the end of the file.
+    etcd's write-ahead log also judges by sectors.
     """
     if end > len(content):
         return True
@@ -558,12 +559,12 @@ def _may_be_torn(content: _Content, start: int, end: int) -> bool:
     part = content[start:end]
     compression = part[22] & 7 if len(part) > 22 else Compression.NONE
     zeros = len(part) - len(part.rstrip(b"\x00"))
-    last = min(len(part), (end - 1) % _SECTOR_BYTES + 1)  # bytes in its last sector
+    last = min(len(part), (end - 1) % _SECTOR_BYTES + 1)  # bytes in the last sector
     return zeros > _LAST_ZEROS.get(compression, _LAST_ZEROS_COMPRESSED) or (zeros >= last and last < _ZEROS)
 
 
 def _batch_may_be_torn(content: _Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left this of a data batch; its manifest tells more than its bytes do."""
+    """Whether a crash may have left a data batch like this. Its manifest entry says more than its bytes do."""
     end = at + entry.size_bytes
     if end <= len(content):
         meant = address_bytes(entry)
@@ -578,7 +579,7 @@ def _batch_may_be_torn(content: _Content, at: int, entry: m.ManifestEntry) -> bo
 
 
 def _address_may_be_torn(found: _Content, meant: bytes, at: int) -> bool:
-    """The body is whole. What is missing of the bytes in front of it was in the sector before, to its end."""
+    """Whether a crash may have left this address. The body is complete, so missing bytes end at a sector boundary."""
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
     if boundary >= len(meant) or found[boundary:] != meant[boundary:]:
         return False
@@ -587,7 +588,7 @@ def _address_may_be_torn(found: _Content, meant: bytes, at: int) -> bool:
 
 
 def _batch_at(content: _Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The data batch that a manifest promises, None unless every byte of it is proven."""
+    """The data batch of a manifest entry; None unless the checksums cover every byte of it."""
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:
         return None
@@ -601,24 +602,24 @@ def _batch_at(content: _Content, at: int, entry: m.ManifestEntry) -> codec.Batch
 
 
 class _Whole:
-    """The groups up to the first one that is not whole: what comes later in the log changes nothing about them.
+    """The groups before the first one that is not intact. Nothing later in the log can change their meaning.
 
-    So they are taken as they are read, and nothing of them is kept but what `each` keeps. All others wait until it is
-    known how far the log was durable.
+    So they are processed while they are read, and only `each` keeps anything of them. All later groups are kept until
+    it is known up to where the log was durable.
 
     Attributes:
-        extent: What is claimed, as it was before the log was read.
-        entries: What the groups hold, where no `each` gets that.
-        rest: The group that is not whole, and all after it.
-        ended: What comes now is a part of `rest`.
-        synced: The furthest position that a group of the whole log says to have been durable.
-        known_torn: What earlier recoveries went past, as groups of the whole log say.
-        declared: Destinations and their names in words.
-        groups: How many.
-        closed: The last one was written by an orderly close.
-        end_position: Behind the last one; -1 without one.
-        between: Records of batches that went to `each`, between the two ends that are claimed.
-        after: The same after the latter.
+        extent: The claims, as they were before the log was read.
+        entries: The groups' entries, if there is no `each`.
+        rest: The first group that is not intact, and everything after it.
+        ended: Further groups belong to `rest`.
+        synced: The largest position that a group of the log states to have been durable.
+        known_torn: Positions that earlier recoveries skipped, as groups of the log state.
+        declared: Destinations with their names as text.
+        groups: Number of groups.
+        closed: Whether an orderly close wrote the last one.
+        end_position: Position after the last one; -1 if there is none.
+        between: Records of batches that were passed to `each`, between the two claimed ends.
+        after: The same after the second claimed end.
     """
 
     def __init__(
@@ -638,11 +639,11 @@ class _Whole:
         self.closed = False
         self.end_position = -1
         self.between = self.after = 0
-        # (segment, position behind it, byte behind it) of groups that are not proven yet to have been durable.
+        # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
     def take(self, item: _Group | _Bad) -> None:
-        """The next one of the log."""
+        """Processes the next group of the log."""
         if isinstance(item, _Group):
             self.synced = max(self.synced, item.group.synced_position)
             for mark in item.marks:
@@ -689,7 +690,7 @@ class _Whole:
             self.between += records
 
     def prove(self, synced: int) -> None:
-        """Everything before this position was durable."""
+        """Notes that everything before this position was durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
             self.segments[segment].proven_bytes = end
@@ -704,7 +705,7 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
 
 
 def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
-    """Tell a torn tail from damage, and keep what is in front of it."""
+    """Distinguishes a torn tail from damage, and keeps the log before the tail."""
     segments, entries, declared = whole.segments, whole.entries, whole.declared
     damage: list[Damage] = []
     manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
@@ -732,7 +733,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
             path = segments[item.segment].path
             damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
             entries.append(LostEntry(item.position, 0))
-            # Its position is taken, also where nothing follows: the next life has to find it damaged again.
+            # Its position stays taken, even if nothing follows: the next incarnation has to find it damaged again.
             next_position = max(item.position + 1, item.end_position)
             continue
         gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
@@ -808,7 +809,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
 
 
 def _cut_at(item: _Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
-    """(byte, position) where a torn group is cut, behind its last whole batch; None where nothing is torn."""
+    """(byte, position) where a torn group must be cut, after its last complete batch; None if nothing is torn."""
     if not torn:
         return None
     last = max((at for at, _, header in item.batches if header is not None), default=-1)
@@ -817,7 +818,7 @@ def _cut_at(item: _Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int,
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """Segments in front, or all of them, that were not let go."""
+    """The damage of missing first segments, or of all segments, that the extent says were not released."""
     begin, end = extent.begin, extent.end
     if segments:
         if begin is None or begin.position >= segments[0].first_position:
@@ -826,16 +827,16 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
     else:
         first = 0 if begin is None else begin.position
         behind = max(0 if end is None else end.position, first)
-        # The last segment is never let go, so one was there as soon as others had been.
+        # The last segment is never released. So if there have been segments, one must still exist.
         if behind == first and (begin is None or not begin.records):
             return None
     return Damage(lane / segment_name(first), 0, 0, first, 0, behind)
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
-    """How many records are concerned: from one position to the next, and all in all from what the extent counted.
+    """Adds the number of records to each damage: from the distance of positions, or from the totals of the extent.
 
-    Between its ends there are so many before these entries.
+    `before` is the number of records between the extent's ends that are not in `entries`.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []
@@ -847,7 +848,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # Behind the last batch groups may be missing as well; a group has a position itself.
+        # After the last batch, groups may be missing as well, and each group takes a position.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

@@ -1,4 +1,4 @@
-"""What waits because the cluster refuses it for a reason that may pass: in words, for callers, logs and scrapes."""
+"""Destinations that wait because the cluster refuses them for a reason that may pass: as text for callers and logs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["RefusedDestination", "because", "error_for_send", "read_needed", "re
 _OF_ID: Final = "transactional id "
 _OF_GROUP: Final = "group "
 _NAMED: Final = 3
-"""How many destinations a sentence names."""
+"""Maximum number of destinations that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedDestination:
-    """A destination that the cluster refuses, and what waits for it.
+    """A destination that the cluster refuses, and the records that wait for it.
 
     Attributes:
-        topic: Topic name; `transactional id NAME` or `group NAME` where that is what is refused.
-        partition: Partition, -1 while none is chosen.
+        topic: Topic name; `transactional id NAME` or `group NAME` if one of these is refused.
+        partition: Partition; -1 while none is chosen.
         code: Kafka's error code.
-        reason: What the cluster said.
+        reason: The cluster's explanation.
         since: `time.monotonic()` of the first such answer.
-        batches: How many wait.
-        records: In them.
-        confirmed: It is no stray answer, and no topic that is merely new.
-        whole: All of the destination is refused, not one batch of it, nor a question about it.
+        batches: Number of waiting batches.
+        records: Number of records in them.
+        confirmed: The answer is not a stray one, and the topic is not merely new.
+        whole: The destination as a whole is refused, not a single batch or a query about it.
     """
 
     topic: str
@@ -49,20 +49,20 @@ class RefusedDestination:
 
     @property
     def kind(self) -> Literal["topic", "transactional_id", "group"]:
-        """What is refused: of a partition, its topic."""
-        # No name of a topic has a space.
+        """The kind of the refused object. For a partition, its topic."""
+        # Names of topics contain no space.
         if self.topic.startswith(_OF_ID):
             return "transactional_id"
         return "group" if self.topic.startswith(_OF_GROUP) else "topic"
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the refused object."""
         return self.topic.removeprefix(_OF_ID).removeprefix(_OF_GROUP) if self.kind != "topic" else self.topic
 
     @property
     def error(self) -> str:
-        """Kafka's name of the code."""
+        """Kafka's name for the code."""
         return classify_code(self.code).name
 
     @property
@@ -82,15 +82,15 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """Why nothing is known of batches in doubt, where the permission is missing to ask (DescribeProducers, Fetch)."""
+    """Why the outcome of batches in doubt is unknown if the permission to ask is missing (DescribeProducers, Fetch)."""
     return (
-        f"READ on topic {topic} is needed to ask what became of {counted(batches, 'batch', 'batches')} that may be in"
-        f" the log already ({reason})"
+        f"READ on topic {topic} is needed to find out the outcome of {counted(batches, 'batch', 'batches')} that may be"
+        f" in the log already ({reason})"
     )
 
 
 def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
-    """What is refused now, oldest first. From any thread."""
+    """The destinations that are refused now, oldest first. May be called from any thread."""
     found = []
     for journal in journals:
         for destination, denial, batches, records in journal.views.denials():
@@ -114,7 +114,7 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
 
 
 def because(waiting: Iterable[RefusedDestination]) -> str:
-    """For the end of a message about a timeout: what waits and why; nothing where nothing is refused."""
+    """A sentence for the end of a message about a timeout: what waits and why. Empty if nothing is refused."""
     named = list(waiting)
     if not named:
         return ""
@@ -126,11 +126,12 @@ def because(waiting: Iterable[RefusedDestination]) -> str:
 def error_for_send(
     refused: RefusedDestination, spool_dir: Path, *, of_topic: bool = True
 ) -> kafka_errors.KafkaError:
-    """kafka-python's exception for the code, to be raised by `send`: a topic is refused, or one partition of it."""
+    """kafka-python's exception for the code, which `send` raises if the topic, or one partition of it, is refused."""
     where = f"Topic {refused.topic}" if of_topic else f"{refused.topic}-{refused.partition}"
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
-        f"{where} is blocked by the cluster: {refused.reason}. The record was not accepted. What was accepted"
-        f" before ({counted(refused.records, 'record')}) is kept in {spool_dir} and delivered as soon as the cluster"
-        f" accepts it. {classify_code(refused.code).explanation} on_blocked_topic='accept' takes more records meanwhile"
+        f"{where} is blocked by the cluster: {refused.reason}. The record was not accepted. Records accepted"
+        f" before ({counted(refused.records, 'record')}) are kept in {spool_dir} and delivered as soon as the cluster"
+        f" accepts them. {classify_code(refused.code).explanation} With on_blocked_topic='accept', send"
+        " accepts further records meanwhile"
     )
     return error

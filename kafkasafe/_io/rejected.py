@@ -1,6 +1,6 @@
-"""`rejected/` of a lane: what the cluster rejected, kept with its reason until it is resent.
+"""`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
 
-Reading never fails for one file: what is not whole is reported as such, and locks nothing.
+Reading never fails because of one file. A damaged file is reported, and prevents nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class KeptFile:
     Attributes:
         path: The file.
         size_bytes: Its size.
-        content: What is in it, None when it cannot be read.
-        entries: What of it counts.
+        content: Its content; None if it cannot be read.
+        entries: The entries that count as rejected.
         error: Why it cannot be read.
     """
 
@@ -57,11 +57,11 @@ class KeptFile:
 
     @property
     def records(self) -> int:
-        """How many records count."""
+        """Number of records that count as rejected."""
         return sum(entry.header.count for entry in self.entries)
 
     def address(self, journal: Journal) -> tuple[str, int]:
-        """Topic and partition of what is in it; topic "?" where that is not known any more."""
+        """Topic and partition of its records; topic "?" if it is not known any more."""
         if self.content is not None and self.content.topic:
             return self.content.topic, self.content.partition
         if self.content is not None and self.content.number in journal.views.destinations:
@@ -70,18 +70,18 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Nothing of it counts: the log has all of it as unfinished."""
+        """Whether none of its entries counts, because all of them are unfinished in the log."""
         return self.content is not None and not self.entries
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """What is kept of one partition for one reason.
+    """The kept records of one partition and one reason.
 
     Attributes:
         topic: Topic name.
-        partition: -1 when it was never chosen.
-        code: Kafka's error code; `OPERATOR` when an operator set it aside, -1 when it is not known.
+        partition: -1 if it was never chosen.
+        code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
         reason: For people.
         batches: Number of batches.
         records: Number of records in them.
@@ -96,11 +96,11 @@ class RejectedRecords:
 
 
 def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecords, ...]:
-    """By partition and reason, in the order of rejection.
+    """Sums up files by partition and reason, in the order of rejection.
 
     Args:
-        kept: What `read_rejected` found.
-        journal: Of the lane: knows the topics of files of earlier versions.
+        kept: The result of `read_rejected`.
+        journal: The lane's journal, which knows the topics of files from earlier versions.
     """
     counts: dict[tuple[str, int, int, str], list[int]] = {}
     for file in kept:
@@ -128,14 +128,14 @@ def read_rejected(
     waits: pure.Waits,
     resent: Collection[m.Resent] = (),
 ) -> list[KeptFile]:
-    """What counts of a lane's `rejected/`, and what there cannot be read; in the order of rejection.
+    """The files of a lane's `rejected/` that count, and those that cannot be read, in the order of rejection.
 
     Args:
         files: The disk.
         lane: The lane's directory.
-        lane_id: Of its log, None when it has none.
-        waits: What its log has as unfinished: see `waits_of`.
-        resent: Marks of files that count for nothing; read before the files are.
+        lane_id: Id of its log; None if it has none.
+        waits: The unfinished batches of its log, see `waits_of`.
+        resent: Marks of files that do not count. They must be read before the files are.
     """
     folder = lane / _FOLDER
     try:
@@ -149,7 +149,7 @@ def read_rejected(
     for name in names:
         if name in gone:
             continue
-        with contextlib.suppress(FileNotFoundError):  # resent meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it was resent meanwhile
             kept = _read(files, folder / name, lane_id, waits)
             if not kept.void:
                 found.append(kept)
@@ -157,10 +157,10 @@ def read_rejected(
 
 
 def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) -> KeptFile:
-    """One file.
+    """Reads one file.
 
     Raises:
-        FileNotFoundError: It is not there any more.
+        FileNotFoundError: The file does not exist any more.
     """
     size = 0
     try:
@@ -175,7 +175,7 @@ def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) ->
 
 
 def rejected_names(files: Files, lane: Path) -> list[str]:
-    """Names of the files in a lane's `rejected/`, in the order of rejection; none where it cannot be listed."""
+    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it cannot be listed."""
     try:
         return sorted(name for name in files.list(lane / _FOLDER) if _NAME.fullmatch(name))
     except OSError:
@@ -186,8 +186,8 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
     """The bytes of one batch, with the address that it has in the file.
 
     Raises:
-        OSError: They cannot be read.
-        ValueError: They are damaged.
+        OSError: The file cannot be read.
+        ValueError: The batch is damaged.
     """
     raw = read_file(files, path)
     for entry in pure.decode(raw, int(path.name[:20])).entries:
@@ -197,22 +197,22 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
 
 
 def retire(files: Files, directory: Path, mark: m.Resent) -> None:
-    """Delete a file that was resent; durable on return.
+    """Deletes a file that was resent. Durable on return.
 
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: Names the file; durable in the lane that has its records now.
+        mark: Names the file. It must be durable in the lane that now has the records.
 
     Raises:
-        OSError: It may be there still.
+        OSError: The file may still exist.
     """
     lane = directory / mark.lane
     path = lane / _FOLDER / mark.file
     forget(files, lane, mark.file)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
-    # Also where it is gone: the process that deleted it may have died before that was durable.
+    # Even if it does not exist: the process that deleted it may have died before this was durable.
     with contextlib.suppress(FileNotFoundError):
         files.sync_directory(path.parent)
     forget(files, lane, mark.file)
@@ -220,12 +220,12 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
 
 @dataclass(slots=True)
 class RejectedStore:
-    """A lane's `rejected/`, for its owner. Not thread-safe.
+    """A lane's `rejected/`, for the lane's owner. Not thread-safe.
 
     Attributes:
         files: The disk.
         lane: The lane's directory.
-        lane_id: Of its log.
+        lane_id: Id of its log.
     """
 
     files: Files
@@ -233,29 +233,29 @@ class RejectedStore:
     lane_id: bytes
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
-    """Of the file that is being written, the same until that succeeds."""
+    """Number of the file that is being written. It stays the same until the writing succeeds."""
     _stale: Path | None = None
-    """What a failed attempt may have left under a name that counts."""
+    """A file that a failed attempt may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(size for _, size in list(self._known.values()))
 
     @property
     def records(self) -> int:
-        """In all files."""
+        """Number of records in all files."""
         return sum(records for records, _ in list(self._known.values()))
 
     def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
-        """Look what is there, and delete what a crash left that counts for nothing.
+        """Reads the directory, and deletes files that a crash has left and that do not count.
 
         Returns:
-            What cannot be read, for people.
+            A message for each file that cannot be read.
 
         Raises:
-            OSError: The directory cannot be listed, or a draft not deleted.
+            OSError: The directory cannot be listed, or a draft cannot be deleted.
         """
         folder = self.lane / _FOLDER
         try:
@@ -293,7 +293,7 @@ class RejectedStore:
         return troubles
 
     def _take_notes(self) -> None:
-        """Of files that a crash, or an earlier version, left without one."""
+        """Makes missing notes, for files that a crash or an earlier version left without one."""
         with contextlib.suppress(OSError):
             notes = read_notes(self.files, self.lane)
             for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
@@ -304,10 +304,10 @@ class RejectedStore:
     def keep(
         self, batches: Sequence[pure.Refused], destination: m.Destination, *, cluster_id: str, now_ms: int
     ) -> Path:
-        """Write rejected batches of one destination into a file of their own. Durable on return.
+        """Writes rejected batches of one destination into a new file. Durable on return.
 
         Raises:
-            OSError: They are not kept; call again.
+            OSError: They are not kept. Call again.
         """
         folder = self.lane / _FOLDER
         self.files.make_directory(folder)
@@ -345,13 +345,13 @@ class RejectedStore:
         return path
 
     def stands_at(self, lane: Path) -> None:
-        """The lane has another path now."""
+        """Notes the lane's new path."""
         self.lane = lane
         if self._stale is not None:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Delete what a failed attempt left: it may be delivered after all. Tried again at each call."""
+        """Deletes the file that a failed attempt left: its batches may be delivered after all. Tried at each call."""
         if self._stale is not None:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(FileNotFoundError):
@@ -360,16 +360,16 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Names of files that count for nothing and may be there still: a mark has to say so. Each is told once."""
+        """Names of files that do not count but may still exist. A mark has to name them. Returns each once."""
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:
             names.append(self._stale.name)
             self._stale = None
-            self._number = 0  # that name is not used again
+            self._number = 0  # this name is not reused
         return names
 
     def refresh(self) -> None:
-        """Forget files that were resent, or deleted by hand."""
+        """Forgets files that were resent, or deleted by hand."""
         self.tidy()
         if not self._known:
             return

@@ -1,16 +1,17 @@
-"""Which files a lane's `rejected/` should hold: for each of them a note beside it, an empty file.
+"""Notes of the files that a lane's `rejected/` should contain: for each of them there is an empty file.
 
-A file of `rejected/` that is deleted by hand, or by a cleaner of `*.log`, leaves its note. A resend removes both.
-`kafkasafe spool discard` marks the note, which then says what was given up on purpose.
+If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
+both. `kafkasafe spool discard` marks the note, which then shows that the file was given up on purpose.
 
-1. The file is durable in `rejected/`; then its note is made. A crash between the two: the lane's next owner makes it.
-2. A resend removes the note, then the file, then the note once more: an owner that opens the lane between the first two
-   makes the note again. A crash before the end: the mark of the resend is still in a log, and the next owner of that
-   lane does all of it again.
-3. A discard marks the note, then removes the file. A crash between the two: the file counts as rejected until the
+1. First the file becomes durable in `rejected/`, then its note is made. After a crash between the two, the lane's next
+   owner makes it.
+2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
+   two steps makes the note again. After a crash before the end, a log still has the mark of the resend, and the next
+   owner of that lane repeats all steps.
+3. A discard marks the note, then removes the file. After a crash between the two, the file counts as rejected until the
    discard is repeated.
 
-A note is a courtesy: records that are kept without one are safe, and their deletion by hand goes unnoticed.
+Notes are optional: without a note the records are safe, but their deletion by hand goes unnoticed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Notes:
     """All notes of a lane.
 
     Attributes:
-        kept: Records by name of the file that should be in `rejected/`.
-        discarded: Records by name of the file that was discarded.
+        kept: Number of records by name of each file that should be in `rejected/`.
+        discarded: Number of records by name of each file that was discarded.
     """
 
     kept: Mapping[str, int]
@@ -44,7 +45,7 @@ class Notes:
 
 
 def read_notes(files: Files, lane: Path) -> Notes:
-    """The notes of a lane.
+    """Reads the notes of a lane.
 
     Raises:
         OSError: They cannot be listed.
@@ -55,12 +56,12 @@ def read_notes(files: Files, lane: Path) -> Notes:
         for name in files.list(lane / FOLDER):
             if found := _NAME.fullmatch(name):
                 (discarded if found[3] else kept)[found[1]] = int(found[2])
-    # A crash while it was marked may leave both names.
+    # A crash during the marking may leave both names.
     return Notes({name: records for name, records in kept.items() if name not in discarded}, discarded)
 
 
 def note(files: Files, lane: Path, name: str, records: int) -> None:
-    """Make the note of a file that is durable in `rejected/`. Does not raise."""
+    """Makes the note of a file that is durable in `rejected/`. Does not raise."""
     with contextlib.suppress(OSError):
         files.make_directory(lane / FOLDER)
         files.close(files.open(lane / FOLDER / f"{name}-{records}", write=True, create=True))
@@ -68,10 +69,10 @@ def note(files: Files, lane: Path, name: str, records: int) -> None:
 
 
 def forget(files: Files, lane: Path, name: str) -> None:
-    """Remove the notes of a file; durable on return.
+    """Removes the notes of a file. Durable on return.
 
     Raises:
-        OSError: One may be there still.
+        OSError: A note may still exist.
     """
     try:
         names = [each for each in files.list(lane / FOLDER) if each.startswith(f"{name}-")]
@@ -80,15 +81,15 @@ def forget(files: Files, lane: Path, name: str) -> None:
     for each in names:
         with contextlib.suppress(FileNotFoundError):
             files.unlink(lane / FOLDER / each)
-    # Also where none is there: the process that removed it may have died before that was durable.
+    # Even if there was none: the process that removed it may have died before this was durable.
     files.sync_directory(lane / FOLDER)
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Say that a file of `rejected/` is given up on purpose; durable on return.
+    """Notes that a file of `rejected/` is given up on purpose. Durable on return.
 
     Raises:
-        OSError: It may not be said.
+        OSError: The note may be missing.
     """
     files.make_directory(lane / FOLDER)
     for each in files.list(lane / FOLDER):
@@ -96,7 +97,7 @@ def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
             with contextlib.suppress(FileNotFoundError):
                 files.rename(lane / FOLDER / each, lane / FOLDER / f"{each}.discarded")
     if name not in read_notes(files, lane).discarded:
-        # Of an earlier version, or the note could not be made.
+        # The file is from an earlier version, or its note could not be made.
         handle = files.open(lane / FOLDER / f"{name}-{records}.discarded", write=True, create=True)
         files.close(handle)
     files.sync_directory(lane / FOLDER)

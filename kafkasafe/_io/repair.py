@@ -1,7 +1,8 @@
-"""Repairs a lane, as far as that provably loses nothing that was promised.
+"""Repairs a lane, provided that this provably loses nothing that was promised.
 
-`plan_repair` reads and says what would be done; `carry_out` copies the files aside and does that. Whoever calls it owns
-the lane's lock. What cannot be repaired without a loss is left, byte by byte, and told.
+`plan_repair` reads the lane and returns the possible steps. `carry_out` copies the files to another directory, then
+carries out the steps. The caller must own the lane's lock. Parts that cannot be repaired without a loss stay unchanged
+byte by byte, and are reported.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
 _FINISHED: Final = {
     Fate.COMMITTED: "it is delivered",
     Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
-    Fate.REPLACED: "its records live on in other batches",
+    Fate.REPLACED: "its records are in other batches now",
     Fate.LOST: "it was given up",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One repair.
+    """One step of a repair.
 
     Attributes:
-        what: "cut": a torn tail goes. "address": bytes 0 to 20 of a batch are restored. "quarantine": a copy of the
-            bytes says that they were told of, so that the lane opens.
+        what: "cut": cuts off a torn tail. "address": restores bytes 0 to 20 of a batch. "quarantine": copies the bytes
+            to quarantine/. The copy shows that their damage was reported, so that the lane can be opened.
         segment: File name.
         start: First byte.
-        end: Behind the last byte.
-        reason: Why nothing is lost by it.
-        content: What is written, for "address".
+        end: End of the bytes (exclusive).
+        reason: Why the step loses nothing.
+        content: The bytes to write, for "address".
     """
 
     what: Literal["cut", "address", "quarantine"]
@@ -54,12 +55,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done in a lane.
+    """The possible repairs of a lane.
 
     Attributes:
-        refused: Why nothing can be done at all; empty when it can.
-        steps: What is safe.
-        left: What is not, one sentence each.
+        refused: Why nothing can be repaired; empty if something can.
+        steps: The safe steps.
+        left: Parts that cannot be repaired, one sentence each.
     """
 
     refused: str = ""
@@ -68,10 +69,10 @@ class Plan:
 
 
 def plan_repair(lane: Path, *, files: Files) -> Plan:
-    """What can be repaired, without changing anything.
+    """Finds out what can be repaired, without changing anything.
 
     Raises:
-        SpoolFormatError: Written by a newer kafkasafe.
+        SpoolFormatError: A newer kafkasafe has written the lane.
         SpoolError: A file cannot be read.
     """
     found = read_lane(lane, files=files)
@@ -88,11 +89,11 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
             steps.append(step)
     if found.torn is not None and not found.groups:
-        # Not one intact group: whether this was torn at its first write, or all of it is damaged, nothing can tell.
+        # There is no intact group. It is impossible to tell a first write that was torn from complete damage.
         left += [
-            f"{path.name}: {size} bytes without one intact group: if it was ever in use, restore it from a copy. A"
-            " producer that opens the lane takes it for a first write that a crash tore: it goes on without it, and"
-            " leaves a copy in quarantine/"
+            f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
+            " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"
+            " and keeps a copy in quarantine/"
             for path in (found.torn[0], *found.doomed)
             if (size := size_of(files, path))
         ]
@@ -103,20 +104,20 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
             reason = "nothing proves that it was durable: it is what a crash leaves"
             steps.append(Step("cut", path.name, at, size, reason))
         steps += [
-            Step("cut", doomed.name, 0, size_of(files, doomed), "it stands behind a torn tail")
+            Step("cut", doomed.name, 0, size_of(files, doomed), "it follows a torn tail")
             for doomed in found.doomed
         ]
     return Plan("", tuple(steps), tuple(left))
 
 
 def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
-    """Copy the lane's segments aside, then do it. Whoever calls owns the lane.
+    """Copies the lane's segments, then carries out the steps. The caller must own the lane.
 
     Returns:
-        Where the copies are; they are durable before anything is changed.
+        The directory of the copies. They are durable before anything is changed.
 
     Raises:
-        SpoolError: It failed; the message says where the copies are.
+        SpoolError: A step failed. The message names the directory of the copies.
     """
     copies = lane / time.strftime("repair-%Y%m%dT%H%M%SZ", time.gmtime())
     try:
@@ -143,7 +144,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 
 def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
-    """The manifest says what the bytes in front of a batch's body are; the CRC it names proves the body."""
+    """A step that restores the address of a batch. The manifest has the address, and a CRC that proves the body."""
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
         return None
@@ -156,7 +157,7 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
     except codec.CorruptBatchError:
         return None
     if before == meant:
-        return None  # damaged in another way: of a destination that was never declared
+        return None  # the damage is of another kind: the destination was never declared
     return Step(
         "address",
         damage.path.name,
@@ -174,23 +175,23 @@ def _finished(
     if not damage.destination or known is None or known.fate not in _FINISHED:
         return None
     if blind:
-        return None  # a lost mark may have made it unfinished again
+        return None  # a lost mark may have made the batch unfinished again
     if known.fate is Fate.REJECTED and f"{damage.position:020d}.log" not in _names(files, lane, "rejected"):
         return None
     at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
-    reason = f"a mark behind it says that {_FINISHED[known.fate]}{at}"
+    reason = f"a later mark says that {_FINISHED[known.fate]}{at}"
     return Step("quarantine", damage.path.name, damage.start, damage.end, reason)
 
 
 def _why_left(damage: Damage) -> str:
     if damage.other_lane is not None:
         return (
-            f"{damage}: nothing of it is delivered from here. Move it into a lane directory of its own (lane-NNN); one"
-            " directory for all segments with this id"
+            f"{damage}: kafkasafe delivers nothing of it from here. Move it into its own lane directory (lane-NNN);"
+            " use one directory for all segments with this id"
         )
     what = "its records are not delivered" if damage.destination else "its marks are not known"
     if not damage.destination and damage.start == damage.end:
-        what = "what was there and not delivered yet is lost unless it is restored"
+        what = "records there that are not delivered yet are lost unless they are restored"
     return (
         f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
         " else"

@@ -1,4 +1,4 @@
-"""kafka-python's request of a name, with fields given as plain data."""
+"""Makes kafka-python's requests from a name and plain data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 
 
 def made(name: str, fields: Mapping[str, Any]) -> Any:
-    """The request; dicts and lists of dicts become structs."""
+    """Makes the request. Dicts, and lists of dicts, become structs."""
     return _struct(_REQUESTS[name], fields)
 
 

@@ -1,7 +1,8 @@
-"""Brings rejected records back into the spool, and sets a batch aside that stands in the way.
+"""Returns rejected records to the spool, and sets a batch aside that blocks others.
 
-A file of `rejected/` is written into a lane in one atomic group with a mark that names it, and deleted when that group
-is durable: a crash at any moment leaves its records in one of the two places (docs/spool-format.md, Rejected batches).
+A file of `rejected/` is written into a lane in one atomic group, together with a mark that names it. It is deleted when
+that group is durable. So after a crash its records are in one of the two places (docs/spool-format.md, Rejected
+batches).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Resendable:
     Attributes:
         lane: Name of the lane.
         kept: The file.
-        topic: Of all records in it.
-        partition: -1 when it was never chosen.
+        topic: Topic of all its records.
+        partition: -1 if it was never chosen.
     """
 
     lane: str
@@ -50,12 +51,12 @@ class Resendable:
 
 @dataclass(slots=True)
 class Resent:
-    """What was, or would be, brought back.
+    """The result of a resend, or of a search for resendable files.
 
     Attributes:
-        files: In the order in which they are resent.
-        left: One sentence for each that cannot be.
-        lane: Name of the lane that has them now; empty when nothing was written.
+        files: In the order of the resend.
+        left: One sentence for each file that cannot be resent.
+        lane: Name of the lane that has the records now; empty if nothing was written.
     """
 
     files: list[Resendable] = field(default_factory=list)
@@ -64,27 +65,27 @@ class Resent:
 
     @property
     def records(self) -> int:
-        """How many."""
+        """Number of records."""
         return sum(each.kept.records for each in self.files)
 
 
 def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Resent:
-    """What a resend would bring back. Changes nothing.
+    """Finds out what a resend would return. Changes nothing.
 
     Args:
-        directory: The spool directory; producers may be at work in it.
-        topics: Only these; empty: all.
+        directory: The spool directory. Producers may be using it.
+        topics: Only these topics; empty: all.
 
     Raises:
-        SpoolCorruptError: Damage may hide that something was resent already.
-        SpoolError: Something cannot be read.
+        SpoolCorruptError: Damage may hide an earlier resend.
+        SpoolError: A lane cannot be read.
     """
     files = directory.files
     numbers = directory.lanes()
     cluster_id = directory.cluster_id()
     try:
-        # In this order: what is listed was in its lane's log before, so the log read next knows what became of it;
-        # and a file whose mark is gone from the logs by then is gone when it is read.
+        # List the files before reading the logs. A listed file was in its lane's log before, so the log that is read
+        # next knows its outcome. If the file's mark has left the logs by then, the file is gone when it is read.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
@@ -99,7 +100,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
                 files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
             ):
                 if kept.path.name not in names[number]:
-                    continue  # rejected since
+                    continue  # rejected since then
                 topic, partition = kept.address(journal)
                 if kept.error:
                     found.left.append(f"{kept.path}: it cannot be read: {kept.error}")
@@ -110,7 +111,9 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
                         f"{kept.path}: its records are for cluster {kept.content.cluster_id}, not {cluster_id}"
                     )
                 elif topic == "?":
-                    found.left.append(f"{kept.path}: for which topic it is, the spool does not know any more")
+                    found.left.append(
+                        f"{kept.path}: the spool does not know any more to which topic it belongs"
+                    )
                 else:
                     found.files.append(Resendable(lane.name, kept, topic, partition))
     except OSError as error:
@@ -125,21 +128,21 @@ def bring_back(
     progress: Callable[[int, int], None] = lambda _done, _all: None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Resent:
-    """Put rejected records back into a lane without an owner, in the order in which they were rejected.
+    """Returns rejected records to a lane without an owner, in the order of their rejection.
 
-    On return they are durable there, and not in `rejected/` any more; the producer that adopts or drains the lane
+    On return they are durable there, and are no longer in `rejected/`. The producer that adopts or drains the lane
     delivers them.
 
     Args:
-        directory: The spool directory; producers may be at work in it.
-        topics: Only these; empty: all.
-        progress: Called with (files done, files) on the way.
-        clock_ms: Ms since the epoch.
+        directory: The spool directory. Producers may be using it.
+        topics: Only these topics; empty: all.
+        progress: Called repeatedly with (files done, files).
+        clock_ms: Returns ms since the epoch.
 
     Raises:
-        LaneBusyError: Another resend is under way, or no lane is free.
-        SpoolCorruptError: Damage may hide that something was resent already, or is in the lane.
-        SpoolError: Something cannot be read or written. Nothing is lost; what was brought back stays so.
+        LaneBusyError: Another resend is running, or no lane is free.
+        SpoolCorruptError: Damage may hide an earlier resend, or is in the lane.
+        SpoolError: A file cannot be read or written. Nothing is lost, and records already returned stay in the lane.
     """
     with directory.resending():
         found = find_rejected(directory, topics)
@@ -149,7 +152,7 @@ def bring_back(
             try:
                 opened = stack.enter_context(own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
-                # What to do about its damage is not decided here: any lane will do.
+                # Do not decide here what to do about its damage. Any other lane is suitable.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 opened = stack.enter_context(own_lane(lock, clock_ms))
             own, spool, journal = opened
@@ -168,23 +171,23 @@ def set_aside(
     *,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> tuple[Path, str, int, int]:
-    """Move an unfinished batch into `rejected/`, so that those after it can be delivered. Durable on return.
+    """Moves an unfinished batch into `rejected/`, so that later batches can be delivered. Durable on return.
 
     Args:
         directory: The spool directory.
-        number: Of the lane, which must have no owner.
-        position: Of the batch.
-        absent: Called with topic, partition and positions if the batch may have been sent: those of the positions that
-            are not in the cluster's log, and can not get there any more.
-        clock_ms: Ms since the epoch.
+        number: Number of the lane, which must have no owner.
+        position: Position of the batch.
+        absent: Called with topic, partition and positions if the batch may have been sent. Returns those of the
+            positions that are not in the cluster's log, and cannot get there any more.
+        clock_ms: Returns ms since the epoch.
 
     Returns:
         (file, topic, partition, records).
 
     Raises:
         LaneBusyError: A process owns the lane.
-        UsageError: No unfinished batch is there.
-        SpoolError: It may be in the cluster's log, or the lane cannot be read or written. It stays where it is.
+        UsageError: There is no unfinished batch.
+        SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays.
     """
     with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
         lane = lock.path
@@ -199,7 +202,7 @@ def set_aside(
         identified = [other.position for other in queue if other.identity is not None]
         proven: Collection[int] = ()
         if batch.identity is not None:
-            # Where nothing was sent to the partition yet, no question is needed.
+            # If nothing was sent to the partition yet, no request is needed.
             proven = absent(topic, partition, identified) if journal.views.may_be_sent(batch) else identified
         marks = marks_to_set_aside(queue, position, proven)
         if isinstance(marks, str):
@@ -223,7 +226,7 @@ def set_aside(
 
 
 class own_lane:  # noqa: N801 - used like a function
-    """Opens a lane whose lock one has, and closes it in order."""
+    """Opens a lane whose lock the caller has, and closes it in an orderly way."""
 
     def __init__(self, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
         self._lock = lock
@@ -270,7 +273,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
             if entry.given is not None:
                 marks.append(m.Given(index, entry.given))
             data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
-            # A new id: what became of the old one does not matter any more.
+            # A new id is granted later; the outcome under the old one no longer matters.
             codec.stamp_identity(data, -1, -1, -1)
             batches.append((number, data))
         spool.write_group([*marks, mark], batches, atomic=True)
@@ -290,7 +293,7 @@ def _journal(log: Log) -> Journal:
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """A mark that was read may be in the page cache only; before it is relied on it goes to disk."""
+    """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
     if log.segments:
         handle = files.open(log.segments[-1].path)
         try:

@@ -1,4 +1,4 @@
-"""`RetryPolicy`: a call that tenacity tries again. Whether to is decided in the core (`kafkasafe.classify`)."""
+"""`RetryPolicy` repeats a failed call, with tenacity. The core decides whether to repeat it (`kafkasafe.classify`)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RetryEvent:
-    """A call failed: it will be tried again, or it is given up.
+    """A call failed. It will be repeated, or it is given up.
 
     Attributes:
         call: Name of the function.
-        partition: The key of the rate cap; None: none was given.
-        attempt: Which try failed, from 1.
-        elapsed_s: Seconds since the first try began.
-        pause_s: Seconds until the next try; longer when others wait for the same partition. None: there is none.
-        gave_up: Why there is none: `"deadline"`, `"attempts"`, or `"verdict"` (no retry helps); None: there is one.
-        error: What it raised.
-        verdict: What `kafkasafe.classify` says of it. Where its `refresh_metadata` is set, the callback is the place
-            to do that: it runs before the pause.
+        partition: Key of the rate limit; None if none was given.
+        attempt: Number of the failed attempt, from 1.
+        elapsed_s: Seconds since the first attempt began.
+        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None: there is none.
+        gave_up: Why there is none: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there is one.
+        error: The exception.
+        verdict: The verdict of `kafkasafe.classify` on it. If its `refresh_metadata` is set, refresh the metadata in
+            the callback, because it runs before the pause.
     """
 
     call: str
@@ -59,19 +59,19 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Partitions in error of which the rate is kept. Of those whose turn has come nothing needs to be known.
+# Maximum number of failing partitions whose rate is remembered. A partition whose turn has come needs no entry.
 _MAX_KEYS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where a policy gets its time and its chance from; tests have others.
+    """The clock and random numbers of a policy; tests replace them.
 
     Attributes:
-        clock: Monotonic seconds.
-        sleep: Waits so many seconds.
-        async_sleep: Waits so many seconds in a task.
-        dice: A number in [0, 1).
+        clock: Returns monotonic seconds.
+        sleep: Sleeps for this many seconds.
+        async_sleep: Sleeps for this many seconds in a task.
+        dice: Returns a number in [0, 1).
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -84,7 +84,7 @@ _REAL: Final = Times()
 
 
 class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacity names its own
-    """For programs that use tenacity itself: try again where `kafkasafe.classify` says that a retry may help.
+    """For programs that use tenacity directly: retries if `kafkasafe.classify` says that a retry may help.
 
         @tenacity.retry(retry=retry_if_kafka_retriable(), wait=..., stop=...)
         def end_offset(topic, partition): ...
@@ -100,17 +100,17 @@ class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacit
         self._api = classify(0, api).api
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
-        """Tenacity's question after each try."""
+        """Tenacity calls this after each attempt."""
         error = _outcome(retry_state)
         return isinstance(error, Exception) and classify(error, self._api).action in _AGAIN
 
 
 class RetryPolicy:
-    """When to try a failed call again: deadline, exponential pauses with full jitter, and a request rate per partition.
+    """Repeats failed calls, with a deadline, exponential pauses with full jitter, and a request rate per partition.
 
-    Whether to try again is not its business: that is `kafkasafe.classify`'s verdict (`retry`, `retry_after_refresh`).
-    Everything else (`fatal`, `fence`, `ask_broker` …) is raised at once. A call that writes must be one that may be
-    repeated: `SafeProducer.send` needs no policy, it retries by itself without duplicates.
+    `kafkasafe.classify` decides whether to repeat a call: only after the verdicts `retry` and `retry_after_refresh`.
+    All other errors (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be repeatable.
+    `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
 
     Use it as a decorator of a function or a coroutine function, or call through it:
 
@@ -124,31 +124,32 @@ class RetryPolicy:
 
         policy.call(consumer.partitions_for_topic, "orders")
 
-    One policy may be shared by any number of threads, tasks and functions; the rate cap is then shared as well.
-    `kafkasafe.metrics.install(policy)` shows in Prometheus what it tried again, paused and gave up
-    (`kafkasafe_retries_total` ...; label `api` is the request kind, or the function's name where there is none).
+    Threads, tasks and functions may share one policy; then they also share its rate limit. After
+    `kafkasafe.metrics.install(policy)`, Prometheus shows its retries, pauses and failures (`kafkasafe_retries_total`
+    ...; the label `api` is the request kind, or the function's name if there is none).
 
     Args:
-        deadline_ms: Milliseconds after which no further try begins, counted from the first one's begin. A pause that
-            would end behind it is not begun. None: none. A try that runs is not interrupted: give the call a timeout.
-        attempts: Most tries, the first one included. None: any number.
-        first_ms: Upper bound of the first pause; it doubles with each failure.
-        max_ms: Upper bound of any pause that the back-off makes.
-        rate_per_s: While a partition fails, at most so many tries a second go to it, whoever makes them and whatever
-            the dice say; a success lifts the cap. Calls without a partition are capped one by one. 10 is what design
-            and KIP-1007 (KAFKA-19599: 9,000 fetches a second) ask for.
+        deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would
+            end later does not begin. None: no limit. A running attempt is not interrupted, so give the call a timeout.
+        attempts: Maximum number of attempts, including the first one. None: no limit.
+        first_ms: Upper bound of the first pause. It doubles with each failure.
+        max_ms: Upper bound of any pause of the back-off.
+        rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
+            success removes the limit. For calls without a partition the limit applies to each call. 10 is the value of
+            the design and of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
         api: The request kind for `classify`; None: any.
-        on_retry: Gets a `RetryEvent` for every failed try, in the thread or task of the call, before the pause. What
-            it raises is logged and ignored.
-        reraise: True: a call that is given up raises its last error, with a note that says what was tried. False:
+        on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. If
+            it raises, this is logged and ignored.
+        reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
             tenacity's `RetryError`, with the last error as its cause.
-        whether: Instead of `kafkasafe.classify`: the verdict on an error.
-        wait: Instead of `first_ms` and `max_ms`: any of tenacity's waits, or a function of tenacity's
-            `RetryCallState` that gives the seconds until the next try. `rate_per_s` still caps calls with a partition.
+        whether: Replaces `kafkasafe.classify`: returns the verdict on an error.
+        wait: Replaces `first_ms` and `max_ms`: one of tenacity's waits, or a function that gets tenacity's
+            `RetryCallState` and returns the seconds until the next attempt. `rate_per_s` still applies to calls with a
+            partition.
         client_id: Label of its metrics.
 
     Raises:
-        ConfigError: An option has a value that cannot work.
+        ConfigError: An option has an invalid value.
     """
 
     def __init__(
@@ -177,12 +178,12 @@ class RetryPolicy:
         self._max_s = _number("max_ms", max_ms) / 1000
         self._least_s = 1 / _number("rate_per_s", rate_per_s)
         if deadline_ms is None and attempts is None:
-            # P6 of the design: nothing is retried for ever unless somebody has said so.
+            # P6 of the design: nothing is retried forever unless the user requests it.
             raise ConfigError(
-                "deadline_ms and attempts are both None: a call would be tried for ever; set one"
+                "deadline_ms and attempts are both None: a call would be repeated forever; set one"
             )
         self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=_times.dice)
-        # Asked once, so that a wrong name is told here and not at the first error.
+        # Check the name here, so that a wrong one does not wait for the first error.
         self._api = classify(0, api).api
         self._on_retry = on_retry
         self._reraise = reraise
@@ -193,7 +194,7 @@ class RetryPolicy:
         self._sleep = _times.sleep
         self._async_sleep = _times.async_sleep
         self._lock = threading.Lock()
-        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last try failed.
+        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
 
     def __repr__(self) -> str:
         return (
@@ -203,21 +204,21 @@ class RetryPolicy:
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: the function, sync or async, tried by this policy. Its signature stays what it was.
+        """Decorates a function or coroutine function, so that this policy repeats it. Its signature does not change.
 
         Raises:
-            UsageError: It is a generator function: half of what it yields cannot be taken back.
+            UsageError: It is a generator function. Values that it has yielded cannot be taken back.
         """
         return self.on(None)(function)
 
     def on(
         self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """As a decorator with a partition (or any other key) for the rate cap.
+        """Decorates a function with a partition (or any other key) for the rate limit.
 
         Args:
-            partition: The key, or a function that makes it from the arguments of the call.
-            api: The request kind for `classify`, instead of the policy's.
+            partition: The key, or a function that returns it for the arguments of the call.
+            api: The request kind for `classify`; replaces the policy's.
         """
         kind = self._api if api is None else classify(0, api).api
 
@@ -248,7 +249,7 @@ class RetryPolicy:
         return decorate
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls `function` by this policy, without a partition. Of a coroutine function: `await policy.call(...)`."""
+        """Calls `function` under this policy, without a partition. Coroutine functions: `await policy.call(...)`."""
         return self(function)(*args, **kwargs)
 
     # --- metrics ---
@@ -265,11 +266,11 @@ class RetryPolicy:
             elif gave_up != "verdict":
                 self._stats.exhausted[api] += 1
 
-    # --- the rate cap ---
+    # --- the rate limit ---
 
     def _turn_s(self, key: Hashable, limit_s: float) -> float | None:
-        """Seconds until a try may go to `key`; the turn is taken. None, and nothing taken: more than `limit_s`."""
-        # Nearly always nothing fails: a lookup costs no lock.
+        """Takes a turn for `key`, and returns the seconds until it. If that exceeds `limit_s`, takes none: None."""
+        # Usually nothing fails. Then a look-up is enough, without the lock.
         if key not in self._next_turn:
             return 0.0
         with self._lock:
@@ -349,10 +350,10 @@ class _Call:
         self._succeeded()
         return result
 
-    # --- the rate cap ---
+    # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Seconds until this call's next try may begin. Raises its last error when that is behind the deadline."""
+        """Seconds until this call's next attempt may begin. Raises its last error if that is after the deadline."""
         if self._partition is None:
             return 0.0
         deadline_s = self._policy._deadline_s
@@ -370,7 +371,7 @@ class _Call:
         if self._partition is not None:
             self._policy._succeeded(self._partition)
 
-    # --- tenacity asks, in this order ---
+    # --- callbacks of tenacity, in the order of the calls ---
 
     def _is_again(self, state: tenacity.RetryCallState) -> bool:
         error = _outcome(state)
@@ -391,7 +392,7 @@ class _Call:
         if not isinstance(error, Exception):
             return False
         if self._error is not error:
-            # tenacity's TryAgain goes round the question whether.
+            # tenacity's TryAgain skips the retry condition.
             self._judge(error)
         policy = self._policy
         if policy._attempts is not None and self._tries >= policy._attempts:
@@ -407,7 +408,7 @@ class _Call:
         if isinstance(error, Exception):
             self._tell(error, state.upcoming_sleep, None)
 
-    # --- what is said of it ---
+    # --- reports ---
 
     def _elapsed_s(self) -> float:
         return self._policy._clock() - self._began
@@ -460,11 +461,11 @@ class _Call:
         try:
             self._policy._on_retry(event)
         except Exception:
-            # The hook is the user's: it must not decide what becomes of the call.
+            # It is the user's function, and must not affect the result of the call.
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Says on the raised error what was tried, once: a function may raise the same instance for ever."""
+        """Adds a note about the attempts to the raised error, once: a function may always raise the same object."""
         if self._tries < 2:
             return
         kept = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]

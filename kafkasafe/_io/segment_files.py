@@ -1,7 +1,7 @@
-"""The files of a lane's segments, held open: what is in them can be read, whatever becomes of their names.
+"""The files of a lane's segments, held open, so that their content can be read whatever happens to their names.
 
-A file that somebody deletes or renames stays what it is for the process that has it open. So the owner of a lane can
-see that a name leads elsewhere, and write the file again from the one that it holds.
+If another process deletes or renames a file, it does not change for the process that has it open. So the owner of a
+lane can detect that a name leads elsewhere, and write the file again from the one that it holds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kafkasafe._io.recovery import StoredSegment
 __all__ = ["SegmentFiles"]
 
 _HELD: Final = 64
-"""So many segments are held open. The content of others is lost with their names."""
+"""Maximum number of segments that are held open. The content of others is lost with their names."""
 _READERS: Final = 16
-"""So many of the others are open, those that were read last."""
+"""Maximum number of other segments that are open, the ones read last."""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
 
 class SegmentFiles:
-    """See the module. Not thread-safe."""
+    """Holds the files of a lane's segments open. Not thread-safe."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -35,16 +35,16 @@ class SegmentFiles:
         self._identities: dict[int, Identity] = {}
 
     def add(self, segment: StoredSegment, handle: int) -> None:
-        """It was just created; the handle is ours from now on.
+        """Adds a segment that was just created. Takes over the handle.
 
         Raises:
-            OSError: Which file it is cannot be seen; it is closed.
+            OSError: The file's identity cannot be determined. The handle is closed.
         """
         self._identities[segment.first_position] = self._identity(handle)
         self._held[segment.first_position] = handle
 
     def open(self, segment: StoredSegment) -> None:
-        """It was found. It is not held where too many files are open."""
+        """Opens an existing segment. Does not hold it if too many files are open."""
         with contextlib.suppress(OSError):
             handle = self._files.open(segment.path)
             self._identities[segment.first_position] = self._identity(handle)
@@ -54,16 +54,16 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """The newest one gets no more records: it is held as well, unless too many are."""
+        """Ends the newest segment, which gets no more records. It stays held unless too many are."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
 
     def handle(self, segment: StoredSegment) -> int:
-        """To read from.
+        """Returns a handle for reading.
 
         Raises:
-            OSError: It cannot be opened, or another file has its name.
+            OSError: The segment cannot be opened, or another file has its name.
         """
         at = segment.first_position
         handle = self._held.get(at, self._readers.get(at, -1))
@@ -80,10 +80,10 @@ class SegmentFiles:
         return handle
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Whether its name leads to it, and it is not shorter than it was written.
+        """Whether the segment's name leads to its file, and the file is not shorter than what was written.
 
         Raises:
-            OSError: It cannot be seen.
+            OSError: This cannot be determined.
         """
         if not self._is_named(segment):
             return False
@@ -91,10 +91,10 @@ class SegmentFiles:
         return handle < 0 or self._files.size(handle) >= segment.size_bytes
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Give it its name again, with what it holds, synced; the name is not. False where that cannot be read.
+        """Writes the held content under the segment's name and syncs it, but not the name. False: it cannot be read.
 
         Raises:
-            OSError: It is not there under its name yet.
+            OSError: The content is not available under the name yet.
         """
         draft = segment.path.with_suffix(".new")
         handle = self._files.open(draft, write=True, create=True)
@@ -119,10 +119,10 @@ class SegmentFiles:
         return True
 
     def _content(self, segment: StoredSegment, at: int, size: int) -> bytes:
-        """So many bytes; none where there are fewer, or none can be read.
+        """Reads this many bytes; empty if there are fewer, or if none can be read.
 
         Raises:
-            OSError: They may be read later.
+            OSError: The bytes may be readable later.
         """
         try:
             content = self._files.read(self.handle(segment), at, size)
@@ -133,10 +133,10 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """What has the name of a segment and is none of ours gives way; it is kept unless it is empty.
+        """Moves another file out of the way that has a segment's name. Keeps it unless it is empty.
 
         Raises:
-            OSError: It may have the name still.
+            OSError: The file may still have the name.
         """
         try:
             if not size_of(self._files, path):
@@ -151,10 +151,10 @@ class SegmentFiles:
         self._files.sync_directory(folder)
 
     def unlink(self, segment: StoredSegment) -> None:
-        """Delete a segment. What has its name stays if it is another file.
+        """Deletes a segment. If another file has its name, that file stays.
 
         Raises:
-            OSError: It may be there still.
+            OSError: The segment may still exist.
         """
         named = self._is_named(segment)
         self._close(segment)
@@ -164,7 +164,7 @@ class SegmentFiles:
                 self._files.unlink(segment.path)
 
     def close(self) -> None:
-        """Close them all."""
+        """Closes all files."""
         for handle in (*self._held.values(), *self._readers.values()):
             with contextlib.suppress(OSError):
                 self._files.close(handle)

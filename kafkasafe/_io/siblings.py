@@ -1,7 +1,7 @@
-"""Spools that were left behind beside the default one.
+"""Finds spools that were left in directories next to the default one.
 
-The default directory's name holds the client id and the addresses as they were written. Another spelling of them, or
-another client id, is another directory, and what waited in the former one would wait for ever.
+The name of the default directory contains the client id and the addresses as they were written. With another spelling,
+or another client id, the directory is another one. Then records in the former directory would wait forever.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _Content = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A directory with records that wait and that no process owns.
+    """A directory with undelivered records that no process owns.
 
     Attributes:
         path: The spool directory.
-        cluster_id: Of the cluster that the records are for; None: no producer there ever reached one.
-        same_client: Its producers had the same client id.
+        cluster_id: Id of the cluster to which the records belong; None: no producer there ever reached a cluster.
+        same_client: Whether its producers had the same client id.
         lanes: Numbers of the lanes with such records.
-        batches: Number of batches that wait.
+        batches: Number of undelivered batches.
         records: Number of records in them.
-        content: Segments with their sizes: what changes when the directory does.
+        content: Segments with their sizes, which change when the directory does.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class LeftBehind:
 
 
 class Siblings:
-    """The directories beside `own`. Only looked at: nothing is written, no lock is taken.
+    """The directories next to `own`. Only reads them: writes nothing, and takes no lock.
 
     Args:
         own: A default spool directory.
@@ -55,16 +55,16 @@ class Siblings:
         self._own = own
         self._files = files
         self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
-        """By lane: its content when it was read, and the (batches, records) that waited then."""
+        """By lane: its content when it was last read, and the undelivered (batches, records) at that time."""
 
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """All that were left behind, by path; what `stop` leaves out is found the next time.
+        """Returns all left directories, sorted by path. If `stop` ends the search, the next one finds the others.
 
         Args:
-            stop: Whether to end early.
-            same_client: Only those of this client id.
+            stop: Returns whether to end early.
+            same_client: Only directories of this client id.
         """
         try:
             names = sorted(self._files.list(self._own.parent))
@@ -82,7 +82,7 @@ class Siblings:
             try:
                 one = self._look_into(path)
             except (SpoolError, OSError):
-                continue  # not readable for this user, or of a newer version: not ours to judge
+                continue  # not readable for this user, or from a newer version, so it cannot be judged
             if one is not None:
                 found.append(one)
         return found
@@ -106,7 +106,7 @@ class Siblings:
         return LeftBehind(path, directory.cluster_id(), same, tuple(lanes), batches, records, tuple(content))
 
     def _waiting(self, directory: SpoolDirectory, number: int) -> tuple[int, int]:
-        """(batches, records); read again only when its files changed."""
+        """Undelivered (batches, records). Reads the lane again only if its files have changed."""
         lane = directory.lane_path(number)
         content = directory.content(number)
         known = self._known.get(lane)
@@ -119,5 +119,5 @@ class Siblings:
 
 
 def _client(path: Path) -> str:
-    """Of a default directory's name: behind the last dash is the digest of the addresses."""
+    """The client id in a default directory's name. The part after the last dash is the digest of the addresses."""
     return path.name.rpartition("-")[0]

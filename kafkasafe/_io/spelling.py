@@ -1,4 +1,4 @@
-"""Names that a class does not have: what is said to a program that uses one, and what `dir()` leaves out."""
+"""Names that a class does not have: the error for a program that uses one, and names that `dir()` leaves out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Absent:
-    """An attribute that is not there, and says what is.
+    """A missing attribute with an error that says what to use instead.
 
-    Not by `__getattr__`: a class that has one is slow at all its other attributes, `send` among them.
+    This is not done by `__getattr__`, which would slow down all other attributes of the class, such as `send`.
     """
 
     def __init__(self, hint: str) -> None:
@@ -32,7 +32,7 @@ class Absent:
 
 
 class _NotForCallers:
-    """A method that a class inherits from kafka-python and that only kafka-python may call."""
+    """A method inherited from kafka-python that only kafka-python may call."""
 
     def __init__(self, hint: str) -> None:
         self._hint = hint
@@ -48,12 +48,12 @@ class _NotForCallers:
 
 
 def not_for_callers(hint: str) -> Any:
-    """A method that raises UsageError with this hint, and that `dir()` leaves out."""
+    """Makes a method that raises UsageError with this hint, and that `dir()` leaves out."""
     return _NotForCallers(hint)
 
 
 class _Method:
-    """A method whose bare name is no truth value: `if future.done:` raises instead of being true for ever."""
+    """A method without a truth value. `if future.done:` raises, instead of always being true."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(cast("Any", self), function)
@@ -84,7 +84,7 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorate a method that is an attribute in kafka-python's world: its bare name has no truth value."""
+    """Decorates a method whose name is an attribute in kafka-python. Without a call, it has no truth value."""
     return cast("F", _Method(function))
 
 
@@ -101,9 +101,9 @@ def _listed(kind: type, names: Iterable[str]) -> list[str]:
 
 
 class Tidy(ABCMeta):
-    """A class whose `dir()`, and that of its instances (`__dir__ = tidy_dir`), names only what can be used.
+    """A class whose `dir()`, like that of its instances (`__dir__ = tidy_dir`), lists only usable names.
 
-    `_UNLISTED` may name more that is to be left out.
+    `_UNLISTED` may have more names to leave out.
     """
 
     def __dir__(cls) -> list[str]:

@@ -1,10 +1,11 @@
-"""Encoded batches on their way from tasks to the one process that may write them: in a Kafka topic of their own.
+"""A Kafka topic for encoded batches on their way from tasks to the only process that may write them to their target.
 
-A staged batch is the value of one record. Who staged it tells where (`Staged`), by another way than Kafka; a record
-that nobody is told of is garbage, and removed by retention. So it does not matter who else stages, or how often.
+A staged batch is the value of one record. The task that stages it reports its place (`Staged`) by other means than
+Kafka. A record whose place is not reported is garbage, and retention removes it. So other tasks may stage as well, any
+number of times.
 
-What was staged is found again or it is an error: the record at the very offset, of the very size and CRC. Where the log
-was cut, deleted from, or is another one, nothing is guessed and nothing is left out.
+Either a staged batch is found exactly as it was staged, or there is an error: the record at this offset must have this
+size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PARTITIONS: Final = 8
 _RETENTION_MS: Final = 6 * 60 * 60 * 1000
 _SEGMENT_MS: Final = 30 * 60 * 1000  # only closed segments are removed
 _SEGMENT_BYTES: Final = 256 * 1024 * 1024
-_RECORD_BYTES: Final = 256  # what a record and its batch add to a value, at most
+_RECORD_BYTES: Final = 256  # maximum overhead of a record and its batch
 _FETCH_BYTES: Final = 4 * 1024 * 1024
 _FETCH_WAIT_MS: Final = 100
 _OUT_OF_RANGE: Final = 1
@@ -44,7 +45,7 @@ _EARLIEST: Final = -2
 
 
 class StagingError(SparkError):
-    """A batch could not be staged, or what was staged is not there as it was. Nothing of it is visible to readers."""
+    """A batch could not be staged, or a staged batch is not there unchanged. Readers see nothing of the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class Staged:
     """A batch in the staging topic.
 
     Attributes:
-        topic: Where it is to go.
-        partition: Where it is to go.
-        rows: Records in it.
-        at_partition: Of the staging topic.
-        at_offset: Of the record that holds it.
-        size: Its bytes.
-        crc: CRC32C of all of them.
+        topic: Target topic.
+        partition: Target partition.
+        rows: Number of records in it.
+        at_partition: Partition of the staging topic.
+        at_offset: Offset of the record that contains it.
+        size: Number of bytes.
+        crc: CRC32C of these bytes.
     """
 
     topic: str
@@ -71,19 +72,19 @@ class Staged:
 
 
 class Stager:
-    """Stages the batches of one task, all in one partition, in order. One thread.
+    """Stages the batches of one task, in order, in one partition. Not thread-safe.
 
     Args:
-        transport: Started; stays the caller's.
-        topic: The staging topic; made if it is missing.
-        delivery_timeout_s: How long one batch may take.
+        transport: A started transport. The caller still owns it.
+        topic: The staging topic. It is created if it does not exist.
+        delivery_timeout_s: Time limit for one batch.
         request_timeout_ms: How long the broker may wait for its replicas.
-        api_timeout_s: How long the topic and the producer id may take.
-        buffer_bytes: How many bytes may wait before `put` blocks.
-        largest_bytes: Of a batch, for the topic's `max.message.bytes`.
+        api_timeout_s: Time limit for the topic and the producer id.
+        buffer_bytes: Number of pending bytes above which `put` blocks.
+        largest_bytes: Size of the largest batch, for the topic's `max.message.bytes`.
 
     Raises:
-        KafkaError: There is no topic, or no producer id.
+        KafkaError: The topic or a producer id is not available.
     """
 
     def __init__(
@@ -116,16 +117,16 @@ class Stager:
             delivery_timeout_s=delivery_timeout_s,
             request_timeout_ms=request_timeout_ms,
             buffer_bytes=buffer_bytes,
-            claims=False,  # the id was granted to this task alone
+            claims=False,  # no other task has this id
             on_acked=lambda _, __, offset: self._offsets.append(offset),
         )
 
     def put(self, topic: str, partition: int, rows: int, data: bytes | bytearray) -> None:
-        """Takes a batch for (topic, partition); blocks while too much waits.
+        """Stages a batch for (topic, partition). Blocks while too much is pending.
 
         Raises:
-            StagingError: It cannot be staged.
-            KafkaError: As of `Appender.finish`.
+            StagingError: The batch cannot be staged.
+            KafkaError: See `Appender.finish`.
         """
         self._kept.append((topic, partition, rows, len(data), crc32c.crc32c(data)))
         record = batch.encode(None, [data], timestamps=int(time.time() * 1000))
@@ -133,11 +134,11 @@ class Stager:
             self._appender.append(self._topic, self._partition, record)
 
     def finish(self) -> list[Staged]:
-        """Where the batches are, in order. All of them are on all in-sync replicas.
+        """Returns the places of the batches, in order. All in-sync replicas have them.
 
         Raises:
-            StagingError: As `put`.
-            KafkaError: As `put`.
+            StagingError: See `put`.
+            KafkaError: See `put`.
         """
         with _told(self._topic):
             self._appender.finish()
@@ -148,7 +149,7 @@ class Stager:
 
 
 class _told:  # noqa: N801  # reads as a statement
-    """The appender's words for a spoilt transaction, where there is none."""
+    """Translates the appender's error about a transaction, because staging has none."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -158,18 +159,18 @@ class _told:  # noqa: N801  # reads as a statement
     def __exit__(self, _kind: object, raised: object, _trace: object) -> None:
         if isinstance(raised, RestartError | FencedError):
             raise StagingError(
-                f"[KAFKASAFE.STAGING_FAILED] {raised}: the staging topic {self._topic!r} forgot what this task had"
-                " written to it (a broker lost its log?). The task can be run again."
+                f"[KAFKASAFE.STAGING_FAILED] {raised}: the staging topic {self._topic!r} has lost the batches that this"
+                " task had written to it (a broker lost its log?). The task can be run again."
             ) from raised
 
 
 def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes: int) -> int:
-    """How many partitions the staging topic has, which is made if it is missing."""
+    """Returns the number of the staging topic's partitions. Creates the topic if it does not exist."""
     known = transport.topic(topic)
     if known is not None and known.partitions and not known.error_code:
-        return len(known.partitions)  # asking again soon after would wait for its turn
+        return len(known.partitions)  # another request so soon would have to wait
     coordinator = Coordinator(transport, "", timeout_s=timeout_s)
-    # First of all: brokers that create topics by themselves would make one without our settings.
+    # First of all: brokers that create topics automatically would create it without our settings.
     try:
         coordinator.create_topic(
             topic,
@@ -179,7 +180,7 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
                 "retention.ms": str(_RETENTION_MS),
                 "segment.ms": str(_SEGMENT_MS),
                 "segment.bytes": str(_SEGMENT_BYTES),
-                # The brokers' clocks decide when it is old, not those of the tasks' machines.
+                # Its age is then measured by the brokers' clocks, not by those of the tasks' machines.
                 "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": str(largest_bytes + _RECORD_BYTES),
                 "compression.type": "producer",
@@ -188,26 +189,26 @@ def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes
     except Exception as failed:
         if getattr(failed, "errno", None) != _UNAUTHORIZED:
             raise
-        # Who may not make topics may still use one that is there.
+        # Without the permission to create topics, an existing one may still be used.
     return len(coordinator.topics([topic])[topic].partitions)
 
 
-# --- finding them again -----------------------------------------------------------------------------------------------
+# --- reading staged batches -------------------------------------------------------------------------------------------
 
 
 def fetch_staged(
     transport: Transport, topic: str, wanted: Iterable[Staged], *, timeout_s: float
 ) -> Iterator[tuple[Staged, bytearray]]:
-    """The staged batches, those of one partition in the order of their offsets.
+    """Yields the staged batches, for each partition in the order of their offsets.
 
     Args:
-        transport: Started; stays the caller's.
+        transport: A started transport. The caller still owns it.
         topic: The staging topic.
-        wanted: In any order, each once.
-        timeout_s: How long nothing may come.
+        wanted: The batches, in any order, each once.
+        timeout_s: Maximum time without progress.
 
     Raises:
-        StagingError: One is not there, or not as it was.
+        StagingError: A batch does not exist, or was changed.
         KafkaError: Its partition cannot be read.
     """
     for partition, pieces in itertools.groupby(
@@ -218,7 +219,7 @@ def fetch_staged(
 
 
 class _Fetching:
-    """Reads one partition of the staging topic, the next answer on its way while this one is used."""
+    """Reads one partition of the staging topic. Requests the next answer while the current one is used."""
 
     def __init__(
         self, transport: Transport, topic: str, partition: int, pieces: Sequence[Staged], timeout_s: float
@@ -246,7 +247,7 @@ class _Fetching:
             if at < len(self._pieces):
                 self._ask(at)
             yield from found
-            # Who is slow behind us is no stall of the brokers.
+            # If our consumer is slow, this does not mean that the brokers have stalled.
             failures, deadline = 0, time.monotonic() + self._timeout_s
 
     def _ask(self, at: int) -> None:
@@ -260,7 +261,7 @@ class _Fetching:
         )
 
     def _found(self, answer: RecordsFetched, at: int) -> list[tuple[Staged, bytearray]]:
-        """What is wanted of an answer; between them lies what others staged."""
+        """The wanted batches in an answer. Between them are batches that other tasks have staged."""
         found: list[tuple[Staged, bytearray]] = []
         for begin, header in batch.iter_headers(answer.records):
             if at == len(self._pieces):
@@ -269,7 +270,7 @@ class _Fetching:
             if header.base_offset < piece.at_offset:
                 continue
             if header.base_offset > piece.at_offset:
-                raise self._lost(piece, f"behind it follows offset {header.base_offset}")
+                raise self._lost(piece, f"the next batch has offset {header.base_offset}")
             found.append((piece, self._value(answer.records, begin, piece)))
             at += 1
         return found
@@ -285,7 +286,7 @@ class _Fetching:
         return bytearray(value)
 
     def _wait(self, answer: RecordsFetched | Failure, piece: Staged, failures: int, deadline: float) -> None:
-        """Until it is worth asking again."""
+        """Waits before the next request."""
         late = time.monotonic() > deadline
         if isinstance(answer, Failure):
             if late or not classify(answer.error, "fetch").retriable:
@@ -293,13 +294,13 @@ class _Fetching:
         elif answer.error_code == _OUT_OF_RANGE:
             start = self._start_of_log()
             if start is not None and start > piece.at_offset:
-                raise self._lost(piece, f"the log begins at {start} by now (retention?)")
+                raise self._lost(piece, f"the log now begins at {start} (retention?)")
         elif answer.error_code:
             verdict = classify(answer.error_code, "fetch")
             if late or not verdict.retriable:
                 raise self._lost(piece, f"{verdict.name}: {verdict.explanation}")
         if late:
-            # A leader that does not have it yet will have it: its replicas acknowledged it.
+            # The leader will have it soon, because its replicas have acknowledged it.
             raise self._lost(piece, f"the log did not reach to it within {self._timeout_s:g} s")
         if not isinstance(answer, Failure) and answer.error_code:
             self._transport.refresh_metadata([self._topic], lambda _: None)
@@ -311,14 +312,14 @@ class _Fetching:
                 lambda reply: self._transport.list_offset(self._topic, self._partition, _EARLIEST, reply),
                 self._timeout_s,
             )
-        except Exception:  # asked again by whoever waits
+        except Exception:  # the caller asks again
             return None
         return None if listed.error_code else listed.offset
 
     def _lost(self, piece: Staged, why: str) -> StagingError:
         return StagingError(
             f"[KAFKASAFE.STAGED_BATCH_LOST] {piece.rows} rows for {piece.topic}-{piece.partition} were staged in"
-            f" {self._topic}-{self._partition} at offset {piece.at_offset} ({piece.size} bytes), and are not there as"
-            f" they were: {why}. Nothing of this batch was committed; run it again. If that is not enough, give the"
+            f" {self._topic}-{self._partition} at offset {piece.at_offset} ({piece.size} bytes), but are not there"
+            f" unchanged: {why}. Nothing of this batch was committed; run it again. If that is not enough, give the"
             " staging topic a longer retention.ms and min.insync.replicas of at least 2."
         )

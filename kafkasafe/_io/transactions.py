@@ -1,11 +1,11 @@
-"""A Kafka transaction, request by request: one method for each, which blocks until there is an answer.
+"""The requests of a Kafka transaction: one method for each, which blocks until there is an answer.
 
-KafkaProducer's own transactions live and die with one process. Here every step can be made by whoever knows the
-transactional id, the producer id and the epoch: a driver opens and ends what tasks on other machines fill.
+KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
+id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
-Each method repeats its request for as long as the verdict on the error is to try again (`kafkasafe.classify`) and the
-deadline has not passed. All of them may be repeated: the coordinator answers a request that was carried out before as
-it did then, until a newer epoch is granted.
+Each method repeats its request as long as `kafkasafe.classify` says so and the deadline has not passed. All requests
+are repeatable: the coordinator answers a request that was already carried out as it did before, until it grants a newer
+epoch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NOT_COORDINATOR: Final = frozenset({15, 16})
 _TOPIC_ALREADY_EXISTS: Final = 36
 _NO_OFFSET: Final = -1
 _CONCURRENT: Final = 51
-# The coordinator ends the transaction before: a matter of milliseconds.
+# The coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
@@ -77,13 +77,13 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
 
 
 def _error(code: int, message: str) -> Exception:
-    """An error of an answer; `message` begins with the request's name."""
+    """The error of an answer. `message` begins with the request's name."""
     if code in _PERMISSIONS:
         what, permissions, otherwise = _PERMISSIONS[code]
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
         message += f": this user needs the permission {permission} on {what}"
     error: Any = for_code(code)(message)
-    error.errno = code  # codes that kafka-python has no class for keep their number
+    error.errno = code  # kafka-python has no class for some codes; keep the number for those too
     told: Exception = error
     return told
 
@@ -96,10 +96,10 @@ def identity_of(grant: Grant) -> TransactionIdentity | None:
 
 
 def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
-    """The answer to one request.
+    """Returns the answer to one request.
 
     Raises:
-        KafkaError: The `Failure`'s; KafkaTimeoutError when there was no answer in time.
+        KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer in time.
     """
     arrived = threading.Event()
     answers: list[Any] = []
@@ -118,16 +118,16 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
 
 def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
-    """What `attempt` returns, tried until the verdict on its error is another than to try again.
+    """Returns the result of `attempt`. Repeats it as long as the verdict on its error says to retry.
 
     Args:
-        attempt: Makes one try; gets the seconds that are left.
-        deadline: When to give up, as `time.monotonic` counts.
-        what: For the message, "InitProducerId of x".
+        attempt: Makes one attempt. Gets the remaining seconds.
+        deadline: When to give up, in the time of `time.monotonic`.
+        what: Name of the request for the message, "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
-        KafkaError: One that no retry helps, or the last one when the deadline has passed.
+        KafkaError: An error that is not retriable, or the last error after the deadline.
     """
 
     def tried() -> T:
@@ -139,21 +139,21 @@ def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: st
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:
-    """Seconds until a step of a transaction is tried again."""
+    """Seconds to wait before repeating a step of a transaction."""
     error = None if state.outcome is None else state.outcome.exception()
     pause_s = PAUSES(state)
     return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
 
 
 class Coordinator:
-    """The requests of one transactional id, with a group of the same name for its marker.
+    """The requests for one transactional id, and for a group of the same name that holds its marker.
 
-    Not thread-safe: one thread at a time.
+    Not thread-safe.
 
     Args:
-        transport: Started; stays the caller's.
-        transactional_id: Of the transactions, and the name of the group.
-        timeout_s: How long one method may take, in seconds.
+        transport: A started transport. The caller still owns it.
+        transactional_id: Transactional id, and name of the group.
+        timeout_s: Maximum duration of one method, in seconds.
     """
 
     def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
@@ -162,7 +162,7 @@ class Coordinator:
         self._timeout_s = timeout_s
         self._nodes: dict[int, tuple[int, str, int]] = {}
 
-    # --- finding and asking ---
+    # --- finding coordinators and sending requests ---
 
     def _find(self, kind: int, left_s: float) -> tuple[int, str, int]:
         known = self._nodes.get(kind)
@@ -204,7 +204,7 @@ class Coordinator:
                 )
             except Exception as error:
                 code = getattr(error, "errno", None)
-                # A coordinator that answers nothing may have moved as well.
+                # A coordinator that does not answer may have moved as well.
                 if code in _NOT_COORDINATOR or code is None or code < 0 or classify(error).refresh_metadata:
                     self._nodes.pop(kind, None)
                 raise
@@ -223,10 +223,10 @@ class Coordinator:
     # --- the transaction ---
 
     def fence(self, transaction_timeout_ms: int) -> Grant:
-        """Shuts out every older holder of the transactional id and ends its transaction; returns when it is ended.
+        """Fences every older holder of the transactional id, and ends its transaction. Returns when it has ended.
 
         Args:
-            transaction_timeout_ms: After how long the cluster aborts a transaction that nobody ends.
+            transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
         """
 
         def level(response: Any) -> int:
@@ -259,7 +259,7 @@ class Coordinator:
         )
 
     def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
-        """Makes partitions part of the transaction, which begins with the first one."""
+        """Adds partitions to the transaction. The first one begins it."""
         topics: dict[str, list[int]] = {}
         for topic, partition in partitions:
             topics.setdefault(topic, []).append(partition)
@@ -282,7 +282,7 @@ class Coordinator:
                 for topic in response.results_by_topic_v3_and_below
                 for answer in topic.results_by_partition
             }
-            # 55 OPERATION_NOT_ATTEMPTED stands at those that only suffer from another one's error.
+            # 55 OPERATION_NOT_ATTEMPTED marks partitions that failed only because of another one.
             for (topic, partition), code in sorted(codes.items(), key=lambda item: item[1] == 55):
                 if code:
                     raise _error(code, f"AddPartitionsToTxn of {self._id}, {topic}-{partition}")
@@ -290,14 +290,14 @@ class Coordinator:
         self._ask(_TRANSACTION, make, parse, api="AddPartitionsToTxn", maximum=3)
 
     def partitions(self, grant: Grant) -> set[TopicPartition] | None:
-        """The partitions that the coordinator knows to be in the transaction; None: brokers before 2.8 (KIP-664)."""
+        """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
 
         def parse(response: Any) -> set[TopicPartition]:
             state = response.transaction_states[0]
             if state.error_code:
                 raise _error(state.error_code, f"DescribeTransactions of {self._id}")
             if (state.producer_id, state.producer_epoch) != (grant.producer_id, grant.epoch):
-                raise _error(90, f"{self._id} is in other hands (epoch {state.producer_epoch})")
+                raise _error(90, f"{self._id} has another owner (epoch {state.producer_epoch})")
             if state.transaction_state != "Ongoing":
                 raise _error(48, f"The transaction of {self._id} is {state.transaction_state}")
             return {(topic.topic, number) for topic in state.topics for number in topic.partitions}
@@ -315,7 +315,7 @@ class Coordinator:
             raise
 
     def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
-        """Commits or aborts. Once it was sent only a later `fence` tells whether an unanswered one was carried out."""
+        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out."""
         minimum, maximum = versions_of(grant.protocol)
         self._ask(
             _TRANSACTION,
@@ -335,7 +335,7 @@ class Coordinator:
     # --- the marker: an offset of a group without members ---
 
     def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
-        """Writes the group's offset of a partition, as part of the transaction."""
+        """Writes the group's offset of a partition as part of the transaction."""
         self._ask(
             _TRANSACTION,
             lambda: AddOffsetsToTxnRequest(
@@ -385,7 +385,7 @@ class Coordinator:
         self._ask(_GROUP, make, parse, api="TxnOffsetCommit", minimum=minimum, maximum=maximum)
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
-        """The group's offset of a partition and its metadata, no transaction being open that would change it."""
+        """The group's offset of a partition, with its metadata. Waits until no open transaction would change it."""
 
         def make() -> Any:
             request = OffsetFetchRequest
@@ -410,16 +410,16 @@ class Coordinator:
                 return None
             return found.committed_offset, found.metadata or ""
 
-        # v7 is the first that can wait for open transactions (KIP-447, Kafka 2.5).
+        # v7 is the first version that can wait for open transactions (KIP-447, Kafka 2.5).
         return self._ask(_GROUP, make, parse, api="OffsetFetch", minimum=7, maximum=9)
 
     # --- topics ---
 
     def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Metadata of topics, all of which are there and have leaders known.
+        """Metadata of topics. Waits until all exist and their leaders are known.
 
         Raises:
-            KafkaError: One is still missing when the time is over (UnknownTopicOrPartitionError).
+            KafkaError: One does not exist in time (UnknownTopicOrPartitionError).
         """
 
         def attempt(left_s: float) -> Mapping[str, TopicInfo]:
@@ -438,7 +438,7 @@ class Coordinator:
         return insist(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-        """Creates a topic with the brokers' default replication, unless it is there already."""
+        """Creates a topic with the brokers' default replication. Does nothing if it exists."""
 
         def parse(response: Any) -> None:
             answer = response.topics[0]
@@ -469,7 +469,7 @@ class Coordinator:
         insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
-        """What the leaders of partitions remember of their producers, asked side by side."""
+        """The states of producers that the leaders of partitions remember. Asks the leaders concurrently."""
         left = set(places)
         found: dict[TopicPartition, ProducersDescribed] = {}
 

@@ -1,1 +1,1 @@
-"""The seam to the brokers: what is asked of them and what they answer (`api.py`)."""
+"""The seam to the brokers: requests, and their answers as data (`api.py`)."""

@@ -1,4 +1,4 @@
-"""What a `Cluster` answers, as plain data, and what it is asked with. See api.py for what is true of all of it."""
+"""The answers of a `Cluster`, and the arguments of its requests, as plain data. See api.py for their rules."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 """The record with the largest timestamp (Kafka 3.0 and later)."""
 EARLIEST_LOCAL: Final = -4
-"""The start of what the leader has on its own disk (Kafka 3.4 and later)."""
+"""The start of the part of the log that the leader has on its own disk (Kafka 3.4 and later)."""
 LATEST_TIERED: Final = -5
 """The last offset in remote storage (Kafka 3.9 and later)."""
 LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""Versions of ListOffsets from which on a broker knows these (KIP-734, 405, 1005); older ones take them for a time."""
+"""First version of ListOffsets that supports each of these (KIP-734, 405, 1005). Older ones read it as a timestamp."""
 
 NO_TOPIC_ID: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that has no answer.
+    """A request without an answer.
 
     Attributes:
-        error: What happened; a `KafkaError` where Kafka or its client has one for it.
-        sent: False only if the request provably never reached the socket. True leaves open whether the broker has
-            seen it.
+        error: The cause; a `KafkaError` if Kafka or its client defines one for it.
+        sent: False only if the request provably never reached the socket. True does not say whether the broker has
+            received it.
         fence: As `ProduceReply.fence`; 0 for other requests.
     """
 
@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def code(self) -> int | None:
-        """Kafka's error code, None if the failure is none of Kafka's errors."""
+        """Kafka's error code; None if the failure is not one of Kafka's errors."""
         code = getattr(self.error, "errno", None)
         return code if isinstance(self.error, kafka_errors.KafkaError) and isinstance(code, int) else None
 
@@ -87,7 +87,7 @@ class Failure:
 
 
 class Answer(Protocol):
-    """What every answer about one partition has."""
+    """The common part of all answers about one partition."""
 
     @property
     def error_code(self) -> int:
@@ -96,11 +96,11 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Who leads a partition.
+    """The leader of a partition.
 
     Attributes:
-        leader: Node id, -1 if there is none.
-        leader_epoch: Its epoch, -1 where the broker is too old (< 2.4) to say it reliably.
+        leader: Node id; -1 if the partition has no leader.
+        leader_epoch: The leader's epoch; -1 if the broker is too old (< 2.4) to report it reliably.
     """
 
     leader: int
@@ -113,10 +113,10 @@ class TopicInfo:
 
     Attributes:
         name: Topic name.
-        topic_id: Its id, 16 bytes; `NO_TOPIC_ID` when unknown (brokers < 2.8).
-        partitions: By number. While `error_code` is not 0: what was known before, if anything.
-        error_code: Kafka's error code for the topic as a whole, 0 for none. 3 is also answered for a moment by a
-            broker that has just started.
+        topic_id: Its id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
+        partitions: By number. While `error_code` is not 0, the partitions known before the error, if any.
+        error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
+            briefly answer 3 for a topic that exists.
     """
 
     name: str
@@ -140,9 +140,9 @@ class MetadataRefreshed:
     """An answer to a metadata request.
 
     Attributes:
-        cluster_id: Id of the cluster that answered, None from old brokers.
+        cluster_id: Id of the cluster that answered; None if the brokers are old.
         brokers: Node ids.
-        topics: All watched topics the answer spoke of.
+        topics: All watched topics that the answer contains.
     """
 
     cluster_id: str | None
@@ -152,7 +152,7 @@ class MetadataRefreshed:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdGranted:
-    """A producer id of the caller's own."""
+    """A producer id for the caller alone."""
 
     producer_id: int
     epoch: int
@@ -163,16 +163,17 @@ class ProduceRequest(Generic[Token]):
     """One batch to be appended to one partition.
 
     Attributes:
-        token: Given back with the reply.
+        token: Passed back with the reply.
         topic: Topic name.
         partition: Partition number.
-        data: Exactly one RecordBatch, base offset 0. Not copied: it must not change before the reply.
-        fence: The newest `fence` that was received for this partition, 0 before the first reply; None for no
-            check. The batch is refused (`Failure` with `StaleFenceError`, not sent) if another batch of the partition
-            has failed since then and the caller, who does not know it yet, would let this one overtake it.
-        patience_s: How much longer than the time-out its answer may take, in seconds: it may lie in buffers on a slow
-            way long after it was written.
-        transaction: That the batch belongs to, None for none. The batch is stamped with its id and epoch.
+        data: Exactly one RecordBatch, base offset 0. It is not copied, so it must not change before the reply.
+        fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
+            no check. The cluster refuses the batch (`Failure` with `StaleFenceError`, not sent) if another batch of
+            the partition has failed since then. Otherwise this batch would overtake the failed one, because the
+            caller does not know about the failure yet.
+        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a
+            batch may stay in buffers long after it was written to the socket.
+        transaction: The transaction of the batch; None for none. The batch is stamped with its id and epoch.
     """
 
     token: Token
@@ -189,14 +190,14 @@ class ProduceReply:
     """A broker's answer for one batch.
 
     Attributes:
-        error_code: Kafka's error code, 0 for success.
-        base_offset: Offset of the batch's first record, -1 if unknown.
-        log_append_time: Ms since the epoch, -1 unless the topic uses LogAppendTime.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        record_errors: (index in the batch, message) of the records that made the broker refuse it.
-        error_message: What the broker says about the error, if anything.
-        leader_hint: (node id, leader epoch) of the leader the broker points to (KIP-951), else None. Already
-            taken over into the metadata.
+        error_code: Kafka's error code; 0 for success.
+        base_offset: Offset of the batch's first record; -1 if unknown.
+        log_append_time: Ms since the epoch; -1 unless the topic uses LogAppendTime.
+        log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
+        record_errors: (index in the batch, message) of each record for which the broker refused the batch.
+        error_message: The broker's description of the error, if it sent one.
+        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951), else None. The metadata
+            already contain it.
         fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
     """
 
@@ -212,19 +213,19 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A partition's leader can be written to at once; `node` is its id."""
+    """A request to a partition's leader would be written at once; `node` is the leader's id."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What the leader of a partition remembers of one producer.
+    """The state that a partition's leader keeps for one producer.
 
     Attributes:
-        epoch: Newest epoch seen.
-        last_sequence: Sequence of the last record appended (inclusive), -1 if none.
-        last_timestamp: Its timestamp in ms since the epoch, -1 if none.
+        epoch: Newest epoch that the leader has seen.
+        last_sequence: Sequence of the last appended record (inclusive); -1 if none.
+        last_timestamp: Timestamp of this record, ms since the epoch; -1 if none.
     """
 
     epoch: int
@@ -234,7 +235,7 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class ProducersDescribed:
-    """The answer to DescribeProducers for one partition; `producers` is by producer id."""
+    """The answer to DescribeProducers for one partition; `producers` maps producer ids to states."""
 
     error_code: int
     producers: Mapping[int, ProducerState] = field(default_factory=dict)
@@ -246,12 +247,12 @@ class HeadersFetched:
     """The batch headers of one Fetch answer.
 
     Attributes:
-        error_code: Kafka's error code, 0 for success.
-        high_watermark: First offset that is not replicated yet, -1 if unknown.
-        last_stable_offset: First offset of an open transaction, -1 if unknown.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        headers: Headers of the complete batches, in order. The first may begin before the offset asked for.
-        next_offset: Where to go on: after the last complete batch; the offset asked for if there was none.
+        error_code: Kafka's error code; 0 for success.
+        high_watermark: First offset that is not replicated yet; -1 if unknown.
+        last_stable_offset: First offset of an open transaction; -1 if unknown.
+        log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
+        headers: Headers of the complete batches, in order. The first one may begin before the requested offset.
+        next_offset: Offset for the next request: after the last complete batch; without one, the requested offset.
     """
 
     error_code: int
@@ -267,17 +268,17 @@ class RecordsFetched:
     """The batches of one Fetch answer, as the broker sent them.
 
     Attributes:
-        error_code: Kafka's error code, 0 for success.
-        high_watermark: First offset that is not replicated yet, -1 if unknown.
-        last_stable_offset: First offset of an open transaction, -1 if unknown.
-        log_start_offset: First offset of the log, -1 if the broker (< 1.0) does not say.
-        records: Whole batches, and possibly a part of one more. The first may begin before the offset asked for. Not
-            checked.
-        aborted: (producer id, first offset) of the aborted transactions that they hold records of; always empty with
+        error_code: Kafka's error code; 0 for success.
+        high_watermark: First offset that is not replicated yet; -1 if unknown.
+        last_stable_offset: First offset of an open transaction; -1 if unknown.
+        log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
+        records: Complete batches, possibly followed by a part of another one. The first one may begin before the
+            requested offset. Their contents are not checked.
+        aborted: (producer id, first offset) of each aborted transaction with records among these; always empty with
             read_uncommitted.
-        next_offset: Where to go on: after the last whole batch; the offset asked for if there was none.
-        diverging: (leader epoch, end offset) where the log differs from what was read, if `last_fetched_epoch` was
-            given and the broker (2.7 and later) noticed; then there are no records.
+        next_offset: Offset for the next request: after the last complete batch; without one, the requested offset.
+        diverging: (leader epoch, end offset) where the leader's log differs from the records that the client has read.
+            Only if `last_fetched_epoch` was given and the broker (2.7 and later) detected it; `records` is then empty.
     """
 
     error_code: int
@@ -292,7 +293,7 @@ class RecordsFetched:
 
 @dataclass(frozen=True, slots=True)
 class TopicsListed:
-    """All topics that the client may see, with the numbers of their partitions; internal ones apart."""
+    """All topics that the client may see, with their partition numbers. Internal topics are separate."""
 
     topics: Mapping[str, tuple[int, ...]]
     internal: Mapping[str, tuple[int, ...]]
@@ -301,9 +302,9 @@ class TopicsListed:
 
 @dataclass(frozen=True, slots=True)
 class OffsetListed:
-    """The answer to ListOffsets; `offset` is -1 if there is none, `leader_epoch` -1 if unknown.
+    """The answer to ListOffsets. `offset` is -1 if no offset matches; `leader_epoch` is -1 if unknown.
 
-    `timestamp` is that of the record, in ms; -1 unless the question was one by time.
+    `timestamp` is that of the record, in ms; -1 unless the request was for a timestamp.
     """
 
     error_code: int
@@ -318,8 +319,8 @@ class EpochEnd:
 
     Attributes:
         error_code: Kafka's error code, 0 for success.
-        leader_epoch: The largest epoch up to the one asked for, -1 for unknown (which is not data loss).
-        end_offset: Where it ends (exclusive), -1 for unknown.
+        leader_epoch: The largest epoch that is not larger than the requested one; -1 if unknown (no sign of data loss).
+        end_offset: End of this epoch (exclusive); -1 if unknown.
     """
 
     error_code: int

@@ -1,30 +1,32 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
-Everything a producer, a look-up or a doctor wants of a Kafka cluster goes through `Cluster`, so that tests can swap the
-brokers for some that fail as they are told, in virtual time. `_io/transport/` is the real thing behind it.
+Producers, look-ups and the doctor send all their requests to a Kafka cluster through `Cluster`. So tests can replace
+the brokers by simulated ones, which fail on command and run in virtual time. `_io/transport/` has the real
+implementation.
 
-The rules, for callers and for whoever implements it:
+The rules, for callers and implementations:
 
-- *Every request gets exactly one reply*, a call of the `reply` that came with it: with the answer, or with a `Failure`.
-  Failures of the network, time-outs and a closed cluster are no errors of a method. A method raises only where the
-  call itself is a mistake of the caller's.
-- *An error code is an answer.* Each answer has an `error_code` (0: none; the others are rows of `_core/codes.py`);
-  the rest of it means something only where that is 0. Where a method promises otherwise, codes come as `Failure`.
-- *Replies are called on a thread of the cluster's own*, or, where the cluster is closed or the arguments cannot be
-  sent, in the middle of the very call. In a double without threads they are called while somebody drives its time. In
-  any case a reply only puts the answer somewhere and returns: whatever it waits for, no broker is spoken to meanwhile,
-  and what it raises is logged and goes nowhere. The same is true of listeners.
-- *Replies to requests of one partition come in the order in which they were answered*, which is that of the requests as
-  long as they have the same kind and all succeed.
-- *Methods are thread-safe and never block*, `close` apart. Properties and `topic`, `topics`, `brokers` may be read
-  from any thread; they show the latest whole answer.
-- *Time-outs*: each request has one, `request_timeout_ms` of the options (`produce`: or its own `timeout_ms` and a
-  second, where that is longer). It bounds how long a request waits for a connection (`Failure`, not sent), and then how
-  long an answer is waited for from when the last of its bytes was written to the socket (`Failure`, sent), or, while
-  they cannot all be written, since the last one that could. A request whose leader is not known waits for the next
-  answer about metadata; where that names no leader, it is a `Failure`, not sent.
-- *Leaders are the cluster's business*: it finds the leader of a partition, watches each topic that is asked about, and
-  asks for metadata by itself where an answer says that they are out of date. It does not repeat a request that may have
+- *Every request gets exactly one reply*: the cluster calls its `reply` once, with the answer or with a `Failure`.
+  Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
+  the call itself.
+- *An error code is an answer.* Each answer has an `error_code` (0: success; `_core/codes.py` has a row for each other
+  code). The other fields have a meaning only if it is 0. Some methods promise otherwise; these pass codes as `Failure`.
+- *The cluster's own thread calls replies.* But if the cluster is closed, or if the arguments cannot be sent, the method
+  itself calls the reply before it returns. A simulated cluster without threads calls replies while a test advances its
+  time. A reply must only store the answer and return: while it blocks, the cluster communicates with no broker. The
+  cluster logs an exception that a reply raises, and does not pass it on. The same rules hold for listeners.
+- *Replies for one partition are called in the order in which the broker answered.* As long as the requests have the
+  same kind and all succeed, this is the order of the requests.
+- *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
+  `topics` and `brokers`; they return the latest complete answer.
+- *Each request has a time-out*, the option `request_timeout_ms`. For `produce` it is the larger of this and the call's
+  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
+  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
+  request was written to the socket. While bytes are still unwritten, it counts from the latest write that made
+  progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
+  either, the request fails (`Failure`, not sent).
+- *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
+  refreshes its metadata when an answer shows that they are out of date. It never repeats a request that may have
   reached a broker.
 """
 
@@ -103,56 +105,56 @@ T = TypeVar("T")
 Token = TypeVar("Token")
 
 Reply: TypeAlias = Callable[[T | Failure], None]
-"""Gets the answer, or why there is none; once."""
+"""Called once, with the answer or with the reason why there is none."""
 ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
-"""Gets the token of a `ProduceRequest` and what became of it; once for each request."""
+"""Called once for each `ProduceRequest`, with the request's token and its outcome."""
 
 
 class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
-    """An earlier batch of this partition failed, and the caller had not heard of it yet. Nothing was sent."""
+    """An earlier batch of this partition failed, and the caller had not learned of it yet. Nothing was sent."""
 
 
 class Clock(Protocol):
-    """What time it is. A cluster in memory and the clients that use it share one, which then is virtual."""
+    """A source of time. A cluster in memory and its clients share one, which then is virtual."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; they stand still while the machine sleeps, and are never set."""
+        """Seconds since an arbitrary moment. Does not advance while the machine is suspended, and is never adjusted."""
 
     def elapsed(self) -> float:
-        """Seconds since some moment, with those the machine slept; never set."""
+        """Seconds since an arbitrary moment, including the time when the machine is suspended. Never adjusted."""
 
     def wall_ms(self) -> int:
-        """Ms since the epoch: what records are stamped with. May be set."""
+        """Ms since the epoch, for the timestamps of records. May be adjusted."""
 
     def boot_id(self) -> bytes:
-        """16 bytes: readings of `monotonic` with another one have nothing to do with each other. Zeros: not known."""
+        """16 bytes. Readings of `monotonic` are comparable only under the same id. Zeros: unknown."""
 
 
 class Cluster(Transactions, Protocol):
-    """A Kafka cluster, as a client sees it. See the module for what is true of all methods.
+    """A Kafka cluster, as a client sees it. The module's docstring has the rules of all methods.
 
     The requests of transactions are in `kafkasafe.cluster.transactions`.
     """
 
-    # -- its life ------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Goes looking for a broker, for as long as it takes. Idempotent.
+        """Begins to connect to a broker, and does not give up. Idempotent.
 
-        Before this, listeners are set (`guard`, `create_only`, `on_metadata`); requests may be made and wait.
+        Set listeners before this call (`guard`, `create_only`, `on_metadata`). Requests made before it wait.
         """
 
     def close(self, timeout_s: float) -> bool:
-        """Ends it; everything outstanding gets a `Failure`, and so does every later request, at once. Idempotent.
+        """Closes the cluster. Every outstanding request, and every later one, gets a `Failure` at once. Idempotent.
 
-        After it (when True was returned) no reply and no listener is called any more, and nothing that was sent can
-        still be written to a socket.
+        After a call that returned True, no reply or listener is called any more, and nothing more is written to a
+        socket.
 
         Args:
-            timeout_s: How long to wait for its thread to end, in seconds.
+            timeout_s: How long to wait for the cluster's thread to end, in seconds.
 
         Returns:
-            Whether it has ended. If not (it hangs in a callback), it ends by itself as soon as it can.
+            Whether the thread has ended. If it has not (because a callback blocks), it ends as soon as it can.
         """
 
     @property
@@ -161,32 +163,32 @@ class Cluster(Transactions, Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed and has ended: every request fails from then on."""
+        """Whether the cluster was closed and its thread has ended. From then on every request fails."""
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why no broker can be used, as of the latest try; None while the cluster answers, and before any try."""
+        """Why no broker can be used, by the latest attempt; None while the cluster answers, and before any attempt."""
 
     @property
     def cluster_id(self) -> str | None:
-        """Id of the cluster that answered last; None before the first answer and from old brokers."""
+        """Id of the cluster that answered last; None before the first answer, and if the brokers are old."""
 
     # -- which cluster -------------------------------------------------------------------------------------------
 
     def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
-        """Speak to one cluster only: the first that answers, until `move` names another. Call before `start`.
+        """Restricts the client to one cluster: the first that answers, until `move` names another. Call before `start`.
 
-        Each new connection is asked for its cluster's id before anything else is written to it. One that leads
-        elsewhere is closed, with WrongClusterError (not sent) for what waited for it, and tried again with back-off.
-        Brokers that do not say their id are believed as long as none has said.
+        Before anything else is written to a new connection, the client asks for the cluster id. If the connection leads
+        to another cluster, the client closes it and tries again with back-off; requests that waited for it fail with
+        WrongClusterError (not sent). Brokers that do not report an id are accepted until one has reported its id.
 
         Args:
-            on_stranger: Listener: gets the id of another cluster that answered.
-            on_home: Listener: a new connection leads to the right cluster. Called before anything goes out on it.
+            on_stranger: Listener. Gets the id of another cluster that answered.
+            on_home: Listener. A new connection leads to the right cluster. Called before anything is written to it.
         """
 
     def move(self, cluster_id: str) -> None:
-        """From now on this is the cluster to speak to (only after `guard`)."""
+        """Makes this the cluster to communicate with from now on. Only after `guard`."""
 
     @property
     def at_home(self) -> bool:
@@ -195,27 +197,27 @@ class Cluster(Transactions, Protocol):
     # -- metadata ------------------------------------------------------------------------------------------------
 
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
-        """Adds a listener: gets each answer about metadata.
+        """Adds a listener for each metadata answer.
 
-        It is called after the replies of those who asked for them, and before any broker's answer to a request whose
-        way the new metadata show.
+        The cluster calls it after the replies to the requests for these metadata. It calls it before any reply to a
+        request that was routed by them.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
+        """Sets which missing topics the brokers may create, if they create topics at all. Call before `start`.
 
-        Metadata are asked for without creation; what is missing and may be created is named once more by a request that
-        creates. Nothing is created with the option `allow_auto_create_topics=False`.
+        Requests for metadata do not create topics. If a topic is missing and may be created, the cluster sends another
+        request, which does. With the option `allow_auto_create_topics=False` nothing is created.
 
         Args:
-            may_create: Listener: gets a missing topic's name, says whether it may be created.
+            may_create: Listener. Gets the name of a missing topic, and returns whether it may be created.
         """
 
     def topic(self, name: str) -> TopicInfo | None:
-        """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
+        """A watched topic in the latest metadata; None if no answer has contained it yet."""
 
     def topics(self) -> Sequence[str]:
-        """Watched topics of which the latest metadata knows partitions."""
+        """The watched topics that have partitions in the latest metadata."""
 
     def brokers(self) -> Sequence[Broker]:
         """The brokers of the latest metadata."""
@@ -223,29 +225,29 @@ class Cluster(Transactions, Protocol):
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
-        Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
+        Topics that no answer has contained yet are requested at once, others at most once in `retry_backoff_ms`.
 
         Args:
-            topics: Names to watch, besides those that are watched already.
-            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure` (not
-                sent, with `InvalidTopicError`, for a name that no topic can have).
+            topics: Names to watch, in addition to the topics watched already.
+            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`. For an
+                invalid topic name this is a `Failure` with `InvalidTopicError`, not sent.
         """
 
     def unwatch(self, topic: str) -> None:
-        """Forgets a topic: `topic` returns None. A request for it watches it again."""
+        """Stops watching a topic; `topic` then returns None. A request for the topic watches it again."""
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker what it knows of a topic. What `topic` says stays as it is, and the topic is not watched.
+        """Asks one broker for its metadata of a topic. `topic` does not change, and the topic is not watched.
 
         Args:
             node: Id of one of `brokers`.
             topic: Topic name.
-            reply: Gets `TopicInfo`, whose partitions are those that this broker knows, or `Failure` (not sent, where
-                there is no such broker).
+            reply: Gets `TopicInfo` with the partitions that this broker knows, or `Failure` (not sent, if the broker
+                does not exist).
         """
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """Asks any broker for all topics. They are not watched."""
+        """Asks any broker for all topics, without watching them."""
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -253,8 +255,8 @@ class Cluster(Transactions, Protocol):
         """Asks any broker for a producer id.
 
         Args:
-            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`), and so is
-                a producer id of -1, which a broker answers right after its start (code 14).
+            reply: Gets `ProducerIdGranted` or `Failure`. All error codes are failures (`Failure.code`). So is producer
+                id -1, which a broker may answer shortly after its start (as code 14).
         """
 
     def produce(
@@ -266,17 +268,18 @@ class Cluster(Transactions, Protocol):
     ) -> None:
         """Appends batches to their partitions.
 
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a
-        failure later ones may already be under way; see `ProduceRequest.fence` for those that are not. Nothing goes to
-        a new leader while batches of the partition are outstanding at the old one.
+        Batches of one partition reach its leader in the order of the calls, as long as all succeed. When one fails,
+        later ones may already be in flight; `ProduceRequest.fence` holds back the others. Nothing is sent to a new
+        leader while the old one still has outstanding batches of the partition.
 
-        A batch is *sent* from the moment its bytes were handed to a connection, whether or not the broker got them. A
-        connection that ends fails all that was sent on it (`sent=True`) and all that waited for it (`sent=False`).
+        A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
+        them. When a connection ends, all batches sent on it fail (`sent=True`), and so do those that waited for it
+        (`sent=False`).
 
         Args:
-            requests: The batches. Several for one partition go into requests of their own, pipelined.
+            requests: The batches. Several batches for one partition go into separate requests, which are pipelined.
             acks: -1 (all in-sync replicas) or 1 (the leader).
-            timeout_ms: How long the broker may wait for its replicas.
+            timeout_ms: How long the broker may wait for its replicas, in ms.
             reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
 
         Raises:
@@ -284,41 +287,41 @@ class Cluster(Transactions, Protocol):
         """
 
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """Makes a connection to the leader, if there is none, without a request.
+        """Connects to the leader if necessary, without a request.
 
-        So that bytes need not be at hand before they can be written. Where a produce request would fail without being
-        sent, so does this, for the same reasons and after the same time.
+        So the caller can load a batch's bytes just before they can be written. This fails for the same reasons, and
+        after the same time, as a produce request that fails without being sent.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            reply: Gets `Reached` when a request would be written at once, or `Failure` (not sent).
+            reply: Gets `Reached` as soon as a request would be written at once, or `Failure` (not sent).
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """Which producers it remembers (KIP-664).
+        """Asks which producers the leader remembers (KIP-664).
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            reply: Gets `ProducersDescribed`, or `Failure`; one that is `unsupported` from brokers < 2.8.
+            reply: Gets `ProducersDescribed` or `Failure`. Brokers < 2.8: a `Failure` that is `unsupported`.
         """
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
     ) -> None:
-        """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
+        """Reads batch headers from a log with isolation read_uncommitted. Does not wait for new batches.
 
-        Nothing at or above the high watermark is shown.
+        The answer ends before the high watermark.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: Where to begin; the batch that holds it comes first.
-            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
-            reply: Gets `HeadersFetched` or `Failure`. A batch that is damaged on its way is a `Failure`.
+            offset: First offset. The answer begins with the batch that contains it.
+            max_bytes: Approximate size of the batches to transfer. A larger first batch is transferred completely.
+            reply: Gets `HeadersFetched` or `Failure`. A batch that was damaged in transit is a `Failure`.
         """
 
     def fetch_records(
@@ -334,20 +337,20 @@ class Cluster(Transactions, Protocol):
         current_leader_epoch: int = -1,
         last_fetched_epoch: int = -1,
     ) -> None:
-        """Reads whole batches from a log.
+        """Reads complete batches from a log.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: Where to begin; the batch that holds it comes first.
-            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            offset: First offset. The answer begins with the batch that contains it.
+            max_bytes: Approximate size of the batches to transfer. A larger first batch is transferred completely.
             reply: Gets `RecordsFetched` or `Failure`.
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
-            max_wait_ms: How long the broker may wait for a first byte.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
-            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
-                there says so (Kafka 2.7 and later).
+            max_wait_ms: How long the broker may wait for the first byte, in ms.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
+                75 (Kafka 2.1 and later). -1: do not check the epoch.
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log differs
+                there reports the divergence (Kafka 2.7 and later).
         """
 
     def list_offset(
@@ -359,16 +362,16 @@ class Cluster(Transactions, Protocol):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Where something is in its log.
+        """Asks for one offset of a log.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            timestamp: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, `EARLIEST_LOCAL`, `LATEST_TIERED` (a `Failure` that is
-                `unsupported` where the broker is too old for it), or ms since the epoch: the first record with this
-                timestamp or a later.
+            timestamp: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, `EARLIEST_LOCAL`, `LATEST_TIERED`, or ms since the epoch
+                for the first record with this timestamp or a later one. If the broker does not support a constant,
+                the reply is a `Failure` that is `unsupported`.
             reply: Gets `OffsetListed` or `Failure`.
-            isolation_level: 1 (read_committed): the end is the last stable offset.
+            isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
     def list_offsets(
@@ -379,21 +382,22 @@ class Cluster(Transactions, Protocol):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Where something is in many logs, in one request for up to 500 partitions of a leader.
+        """Asks for one offset of each of many logs, in one request for up to 500 partitions of a leader.
 
         Args:
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
-            reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, its
-                broker did not answer, or the answer is an error or no offset: `list_offset` then tells which.
-            isolation_level: 1 (read_committed): the end is the last stable offset.
+            reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
+                its broker did not answer, or if the answer is an error or has no offset. `list_offset` then shows
+                which of these it is.
+            isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """Where its log ends, which may be beyond the high watermark.
+        """Asks where the log ends, which may be after the high watermark.
 
-        Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
-        leader epoch in the request makes one that leads no more answer 74 instead.
+        The request comes from a debugging replica (-2), so a broker answers it whether it is the leader or not. From
+        Kafka 2.4 on, the request has a leader epoch, so a former leader answers 74 instead.
         """
 
     def offset_for_leader_epoch(
@@ -405,24 +409,24 @@ class Cluster(Transactions, Protocol):
         *,
         current_leader_epoch: int = -1,
     ) -> None:
-        """Where an epoch ends in its log (KIP-279).
+        """Asks where an epoch ends in the leader's log (KIP-279).
 
         Args:
             topic: Topic name.
             partition: Partition number.
             leader_epoch: The epoch.
-            reply: Gets `EpochEnd` or `Failure`; one that is `unsupported` from brokers < 0.11.
-            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+            reply: Gets `EpochEnd` or `Failure`. Brokers < 0.11: a `Failure` that is `unsupported`.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
+                75 (Kafka 2.1 and later). -1: do not check the epoch.
         """
 
 
-# How a TLS alert begins, taken for the length of a frame: 0x15, 0x03, a minor version, 0x00.
+# The beginning of a TLS alert, read as the length of a frame: 0x15, 0x03, a minor version, 0x00.
 _TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" for minor in range(5))
 
 
 def in_words(error: BaseException) -> str:
-    """An error with its name: kafka-python's have it in their text, others do not."""
+    """An error as text that begins with its name. kafka-python's errors already contain their names."""
     name, text = type(error).__name__, str(error)
     if text.endswith(_TLS_ALERTS):
         text += "; it answers in TLS, so security_protocol must be SSL or SASL_SSL"

@@ -1,7 +1,7 @@
-"""Requests as data, and what their answers mean, the same for every `Cluster`: producer ids and transactions.
+"""The requests of `kafkasafe.cluster.transactions` as data, and how to read their answers. Every `Cluster` shares them.
 
-A request is a name and fields as Kafka's protocol names them. `Coordinated._ask_coordinator` makes bytes of that and
-gives back something with the answer's fields as attributes.
+A request has a name and fields, named as in Kafka's protocol. `Coordinated._ask_coordinator` encodes it, and returns an
+object that has the answer's fields as attributes.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _FIRST_PRODUCE_2: Final = 12
 
 
 def lowest_produce(identity: TransactionIdentity | None) -> int:
-    """Oldest version of Produce that does what the protocol of the batch's transaction says."""
+    """Returns the oldest version of Produce that follows the protocol of the batch's transaction."""
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
 def highest_produce(identity: TransactionIdentity | None) -> int:
-    """Newest version of Produce that does what the protocol of the batch's transaction says."""
+    """Returns the newest version of Produce that follows the protocol of the batch's transaction."""
     first = identity is not None and identity.protocol < _PROTOCOL_2
     return newest("Produce", _LAST_PRODUCE_1) if first else newest("Produce")
 
@@ -89,11 +89,11 @@ class Question:
     """One request.
 
     Attributes:
-        name: Kafka's name of it.
-        fields: Its fields; dicts and lists of them for structs.
-        parse: Makes the result of the answer, whose fields are attributes.
-        minimum: Oldest version that will do.
-        maximum: Newest version that means this.
+        name: Kafka's name for it.
+        fields: Its fields; dicts, and lists of dicts, for structs.
+        parse: Turns the answer, whose fields are attributes, into the result.
+        minimum: Oldest usable version.
+        maximum: Newest version with this meaning.
     """
 
     name: str
@@ -104,14 +104,14 @@ class Question:
 
 
 class Coordinated:
-    """`Transactions` and `init_producer_id` for a cluster that can ask a certain broker, or any."""
+    """`Transactions` and `init_producer_id` for a cluster that can send a request to a given or to any broker."""
 
     def __init__(self) -> None:
-        # Read and written by several threads, one whole value at a time.
+        # Several threads read and write it; each access is atomic.
         self._coordinators: dict[tuple[int, str], Node] = {}
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        """Asks one broker, or any: one reply, with what `Question.parse` made or a `Failure`."""
+        """Asks one broker, or any if `node` is None. The reply is the result of `Question.parse` or a `Failure`."""
         raise NotImplementedError
 
     # -- producer ids ------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Coordinated:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def _coordinator(self, kind: int, key: str, reply: Callable[[Node | int | Failure], None]) -> None:
-        """`reply` gets the broker, an error code of the search, or why there was no answer."""
+        """Finds the coordinator. `reply` gets the broker, an error code of the search, or a `Failure`."""
         known = self._coordinators.get((kind, key))
         if known is not None:
             reply(known)
@@ -151,7 +151,7 @@ class Coordinated:
         def found(answer: Node | int | Failure) -> None:
             if isinstance(answer, tuple):
                 self._coordinators[kind, key] = answer
-            # What was wanted of the coordinator was not sent, even if the search was.
+            # The request to the coordinator was not sent, even if the search was.
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
@@ -165,7 +165,7 @@ class Coordinated:
         reply: Reply[Any],
         of_code: Callable[[int], Any],
     ) -> None:
-        """Asks the coordinator of a key, and forgets where it is when it may have moved."""
+        """Asks the coordinator of a key. Forgets which broker it is if the answer shows that it may have moved."""
 
         def answered(answer: Any) -> None:
             if isinstance(answer, Failure) or answer.error_code in _MOVED:
@@ -358,7 +358,7 @@ class Coordinated:
             ],
             "require_stable": require_stable,
         }
-        # v7 is the first that can wait for open transactions (KIP-447, Kafka 2.5).
+        # v7 is the first version that can wait for open transactions (KIP-447, Kafka 2.5).
         question = Question("OffsetFetch", fields, parse, 7 if require_stable else 2, 9)
         self._through(GROUP, group, question, reply, OffsetCommitted)
 

@@ -1,29 +1,28 @@
-"""Transactions, as a client of a cluster sees them: a part of `kafkasafe.cluster.api.Cluster`, with its rules.
+"""The requests of transactions: a part of `kafkasafe.cluster.api.Cluster`, with its rules.
 
-One transaction is a walk of requests, each of which can be made by any process that knows the `TransactionIdentity`:
+One transaction is a sequence of requests. Any process that knows the `TransactionIdentity` can send each of them:
 
-    init_transactional_id        → identity; older holders are fenced, what they left open is aborted
-    add_partitions_to_transaction  where the brokers speak protocol 1
+    init_transactional_id        → identity; fences older holders, and aborts the transaction that they left open
+    add_partitions_to_transaction  with protocol 1 only
     produce                        batches stamped with the identity, `ProduceRequest.transaction` set
-    add_offsets_to_transaction     where the brokers speak protocol 1
+    add_offsets_to_transaction     with protocol 1 only
     commit_offsets_in_transaction
     end_transaction              → the identity of the next transaction
 
-*Protocol 1* is that of KIP-98: partitions and groups have to be added before they are written to, and the identity
-stays the same from one transaction to the next. That is why an EndTxn which arrives late ends the *next* transaction of
-the transactional id: a client that may have left one unanswered takes a new identity before anything else, or has a
-transactional id for each transaction.
+*Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
+stays the same from one transaction to the next. So a delayed EndTxn request ends the *next* transaction of the
+transactional id. To avoid this, a client that may have left an EndTxn unanswered first obtains a new identity, or it
+uses a separate transactional id for each transaction.
 
-*Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds what is written to
-by itself and gives each transaction an epoch of its own. A request of an earlier transaction is refused. The same
-EndTxn again is answered as the first was.
+*Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
+groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction,
+and answers a repeated EndTxn as it answered the first one.
 
-What is special here:
+Rules beyond those of `Cluster`:
 
-- *Coordinators are the cluster's business*, as leaders are: it looks for them, and anew after an answer or a failure by
-  which they may have moved. It repeats nothing: codes 14, 15, 16 and 51 come to the caller, who tries again after a
-  pause.
-  A code of the search itself is the answer's, too, and then nothing was done.
+- *The cluster finds coordinators itself*, like leaders. It looks for a coordinator again when an answer or a failure
+  shows that it may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51, and tries again
+  after a pause. If the search itself returns a code, this becomes the answer's code, and nothing was done.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -57,13 +56,13 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TransactionIdentity:
-    """Who writes a transaction. Batches are stamped with the id and the epoch.
+    """The identity of a transaction's writer. Batches are stamped with the producer id and the epoch.
 
     Attributes:
-        transactional_id: The name that was asked for.
+        transactional_id: The requested name.
         producer_id: Granted by the coordinator.
-        epoch: Granted; newer ones fence older ones. With protocol 2 each transaction has its own.
-        protocol: 1 or 2, as the module says.
+        epoch: Granted by the coordinator; a newer one fences older ones. With protocol 2 each transaction has its own.
+        protocol: 1 or 2, see the module.
     """
 
     transactional_id: str
@@ -85,8 +84,8 @@ class PartitionsAdded:
     """The answer to AddPartitionsToTxn.
 
     Attributes:
-        error_code: That of the first partition that could not be added: then none was.
-        error_codes: Of each partition; 55 stands at those that only suffer from another one's error.
+        error_code: Code of the first partition that could not be added. In this case no partition was added.
+        error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 
     error_code: int
@@ -95,19 +94,19 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAnswer:
-    """An answer that is only whether."""
+    """An answer with nothing but an error code."""
 
     error_code: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """In whose name a group's offsets are committed: the group refuses it when it is not (any more) its member.
+    """The member on whose behalf offsets are committed. The group refuses the commit if it is no longer its member.
 
     Attributes:
-        member_id: As the group's coordinator gave it.
-        generation_id: The generation in which it got its partitions.
-        group_instance_id: Of a static member.
+        member_id: Assigned by the group's coordinator.
+        generation_id: The generation in which the member got its partitions.
+        group_instance_id: Id of a static member; None for others.
     """
 
     member_id: str
@@ -116,17 +115,17 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""Nobody: allowed as long as the group has no members."""
+"""No member. The coordinator accepts it as long as the group has no members."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetToCommit:
-    """A group's position: the offset of the next record to be read.
+    """A group's position: the offset of the next record to read.
 
     Attributes:
-        offset: Exclusive end of what was processed.
-        metadata: Whatever is to be kept with it.
-        leader_epoch: Of the last processed record, -1 for unknown.
+        offset: End of the processed records (exclusive).
+        metadata: Text to store with the offset.
+        leader_epoch: Leader epoch of the last processed record; -1 if unknown.
     """
 
     offset: int
@@ -139,8 +138,8 @@ class OffsetsCommitted:
     """The answer to TxnOffsetCommit.
 
     Attributes:
-        error_code: That of the first partition that has one, 0 for none.
-        error_codes: Of each partition. Those without an error are part of the transaction.
+        error_code: Code of the first partition that has one; 0 for success.
+        error_codes: Code of each partition. Offsets without an error are part of the transaction.
     """
 
     error_code: int
@@ -152,10 +151,10 @@ class OffsetCommitted:
     """A group's committed offset of one partition.
 
     Attributes:
-        error_code: 88: a transaction that is not ended yet would change it.
+        error_code: 88: an open transaction may change this offset.
         offset: -1 for none.
-        metadata: What was kept with it.
-        leader_epoch: Of the last processed record, -1 for unknown.
+        metadata: Text that was stored with the offset.
+        leader_epoch: Leader epoch of the last processed record; -1 if unknown.
     """
 
     error_code: int
@@ -169,8 +168,8 @@ class TransactionEnded:
     """The answer to EndTxn.
 
     Attributes:
-        error_code: 0 also for the same request again.
-        identity: For the next transaction: with protocol 1 the same as before; None if there is an error.
+        error_code: 0 also if the same request is repeated.
+        identity: Identity of the next transaction; with protocol 1 the same as before. None if there is an error.
     """
 
     error_code: int
@@ -182,14 +181,14 @@ class TransactionDescribed:
     """The answer to DescribeTransactions.
 
     Attributes:
-        error_code: 105: the transactional id is not known.
+        error_code: 105: the coordinator does not know the transactional id.
         state: Kafka's word: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or
             PrepareEpochFence.
-        producer_id: Of the latest holder.
-        epoch: Of the latest holder.
-        timeout_ms: After how long an open transaction is aborted.
-        started_ms: When it began, in ms since the epoch; -1 if none is open.
-        partitions: Those that are part of it, the group offsets' own included.
+        producer_id: That of the latest holder.
+        epoch: That of the latest holder.
+        timeout_ms: Time after which the coordinator aborts an open transaction, ms.
+        started_ms: When the transaction began, ms since the epoch; -1 if none is open.
+        partitions: Partitions of the transaction, including those of `__consumer_offsets`.
     """
 
     error_code: int
@@ -202,7 +201,7 @@ class TransactionDescribed:
 
 
 class Transactions(Protocol):
-    """The requests of transactions. See the module, and `kafkasafe.cluster.api` for what is true of all methods."""
+    """The requests of transactions. This module and `kafkasafe.cluster.api` have the rules of all methods."""
 
     def init_transactional_id(
         self,
@@ -212,17 +211,17 @@ class Transactions(Protocol):
         *,
         keep: TransactionIdentity | None = None,
     ) -> None:
-        """Takes a transactional id over: older holders are fenced, their open transaction is aborted.
+        """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        51 is answered while that is still being done.
+        While it still does so, it answers 51.
 
         Args:
             transactional_id: The name.
-            transaction_timeout_ms: After how long the coordinator aborts a transaction that is not ended; 50 is
-                answered if that is more than `transaction.max.timeout.ms` of the brokers.
+            transaction_timeout_ms: Time after which the coordinator aborts a transaction that has not ended, ms. The
+                coordinator answers 50 if it is larger than the brokers' `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
-            keep: Whose successor this is to be: refused (47 or 90) if anybody else has taken over since (Kafka 2.5 and
-                later).
+            keep: The identity that this request continues. The coordinator refuses (47 or 90) if another client has
+                taken over since then (Kafka 2.5 and later).
         """
 
     def add_partitions_to_transaction(
@@ -231,12 +230,12 @@ class Transactions(Protocol):
         partitions: Sequence[TopicPartition],
         reply: Reply[PartitionsAdded],
     ) -> None:
-        """Makes partitions part of the transaction, which begins with the first one. All or none of them.
+        """Adds partitions to the transaction, all or none of them. The first one begins the transaction.
 
-        With protocol 2 it is not needed, and allowed.
+        Allowed but not necessary with protocol 2.
 
         Args:
-            identity: Who writes.
+            identity: The writer's identity.
             partitions: At least one.
             reply: Gets `PartitionsAdded` or `Failure`.
         """
@@ -244,10 +243,10 @@ class Transactions(Protocol):
     def add_offsets_to_transaction(
         self, identity: TransactionIdentity, group: str, reply: Reply[TransactionAnswer]
     ) -> None:
-        """Makes a group's offsets part of the transaction. With protocol 2 it is not needed, and allowed.
+        """Adds a group's offsets to the transaction. Allowed but not necessary with protocol 2.
 
         Args:
-            identity: Who writes.
+            identity: The writer's identity.
             group: The group's name.
             reply: Gets `TransactionAnswer` or `Failure`.
         """
@@ -261,14 +260,14 @@ class Transactions(Protocol):
         *,
         member: GroupMember = NO_MEMBER,
     ) -> None:
-        """Writes a group's offsets as part of the transaction: they count when it is committed.
+        """Writes a group's offsets as part of the transaction. They take effect when it is committed.
 
         Args:
-            identity: Who writes.
-            group: The group's name, added before with protocol 1.
+            identity: The writer's identity.
+            group: The group's name; with protocol 1, added before.
             offsets: By partition, at least one.
-            reply: Gets `OffsetsCommitted` or `Failure`. 22, 25 or 82: `member` is not in the group (any more).
-            member: In whose name. Brokers before 2.5 do not look.
+            reply: Gets `OffsetsCommitted` or `Failure`. 22, 25 or 82: `member` is not, or no longer, in the group.
+            member: The member on whose behalf to commit. Brokers before 2.5 ignore it.
         """
 
     def committed_offset(
@@ -280,33 +279,33 @@ class Transactions(Protocol):
         *,
         require_stable: bool = True,
     ) -> None:
-        """What a group has committed.
+        """Asks for a group's committed offset of one partition.
 
         Args:
             group: The group's name.
             topic: Topic name.
             partition: Partition number.
             reply: Gets `OffsetCommitted` or `Failure`.
-            require_stable: Answer 88 while a transaction is open that would change it; a `Failure` that is
-                `unsupported` from brokers before 2.5.
+            require_stable: Answer 88 while an open transaction may change the offset. Brokers before 2.5: a `Failure`
+                that is `unsupported`.
         """
 
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """Commits or aborts the transaction; the answer comes when that is decided, records may be seen a little later.
+        """Commits or aborts the transaction. The answer follows the decision; readers may see the records later.
 
         Args:
-            identity: Who writes, as it was when the transaction was written.
-            commit: Or abort.
+            identity: The identity under which the transaction was written.
+            commit: True: commit. False: abort.
             reply: Gets `TransactionEnded` or `Failure`. 48: the coordinator did the opposite, or there is nothing to
-                commit; 47 or 90: the transaction timed out, or somebody else has taken over.
+                commit. 47 or 90: the transaction timed out, or another client has taken over.
         """
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
-        """What the coordinator knows of a transactional id (KIP-664).
+        """Asks for the state of a transactional id (KIP-664).
 
         Args:
             transactional_id: The name.
-            reply: Gets `TransactionDescribed`, or `Failure`; one that is `unsupported` from brokers < 3.0.
+            reply: Gets `TransactionDescribed` or `Failure`. Brokers < 3.0: a `Failure` that is `unsupported`.
         """

@@ -1,4 +1,4 @@
-"""Clusters for tests: a real Kafka (`broker`), one in memory (`fake`), and what breaks the way to them."""
+"""Clusters for tests: a real Kafka (`broker`), one in memory (`fake`), and proxies that cause network faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FakeCluster", "KafkaCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Each is imported when it is asked for: whoever wants the one does not wait for the other."""
+    """Imports each class when it is first used, so that using one does not import the others."""
     if name == "FakeCluster":
         from kafkasafe.testing.fake import FakeCluster
 

@@ -1,22 +1,22 @@
-"""A real Apache Kafka for tests, on this machine, without Docker, with hands to break it.
+"""A real Apache Kafka for tests: on this machine, without Docker, and with methods that break it.
 
-`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft), or one ZooKeeper for Kafka
-before 3.3, each in its own JVM, listening on 127.0.0.1 only. One broker alone is its own controller: that starts
-in half the time, and nothing can be left without a quorum by killing it that would have had one.
+`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft); for Kafka before 3.3, one
+ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. A single broker is its own
+controller: this halves the start time, and with one broker there is no quorum that a kill could take away from others.
 
-Non-obvious, each learnt the hard way:
+Non-obvious:
 
-- With combined nodes, stopping two of three kills the quorum; hence the dedicated controller, which `kill_all`
-  spares unless asked.
-- A stray broker of an earlier run answers the next test. So ports are checked and reserved by lock files, the
-  cluster id is compared, and every child gets SIGKILL from the kernel when its parent dies. That signal is bound
-  to the *thread* that forked: all children are therefore forked by one thread that lives as long as the process.
-- Ports lie below the ephemeral range: a port of a killed broker must still be free when it is started again, and
-  no outgoing connection may have taken it.
-- A JVM spends most of its start loading classes. A class data archive, made once per set of jars and Java, brings
-  a 3-broker cluster from 6.6 s to 3.1 s on two cores.
-- Broker-side `min.insync.replicas` is ignored by a controller with eligible leader replicas (4.1 and later) unless
-  the controller's own configuration says the same: all nodes get all settings.
+- If brokers were controllers as well, stopping two of three would destroy the quorum. So there is a dedicated
+  controller, which `kill_all` spares by default.
+- A stray broker of an earlier run might answer the next test. So ports are checked and reserved by lock files, the
+  cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. This signal depends on the
+  *thread* that forked. So one thread, which lives as long as the process, forks all children.
+- Ports are below the ephemeral range. Otherwise an outgoing connection could take the port of a killed broker before
+  the broker starts again.
+- A JVM spends most of its start loading classes. A class data archive, made once for each set of jars and Java, reduces
+  the start of three brokers from 6.6 s to 3.1 s on two cores.
+- A controller with eligible leader replicas (4.1 and later) ignores a broker's `min.insync.replicas` unless its own
+  configuration has the same value. So all nodes get all settings.
 """
 
 from __future__ import annotations
@@ -79,36 +79,40 @@ class KafkaCluster:
         cluster.kill(cluster.leader("orders", 0))
     ```
 
-    Brokers have the node ids 1 … `brokers`. Where a method takes `topic, partition`, a `TopicPartition` alone does as
-    well. Every method blocks until what it names has happened, and raises
-    `ClusterError` after its `timeout_s` otherwise. Methods may be called from any thread, but calls that start or
-    stop the same node must not overlap.
+    Brokers have the node ids 1 … `brokers`. Methods with the parameters `topic, partition` also accept a single
+    `TopicPartition`. Every method returns when its effect has been achieved, and raises `ClusterError` if that takes
+    longer than `timeout_s`. Methods may be called from any thread, but calls that start or stop the same node must not
+    overlap.
 
-    Settings that differ from Kafka's defaults, all to be overridden by `config`: replication factors
-    (`default`, offsets, transactions) of min(3, brokers) with `min.insync.replicas` 2 from three brokers on;
-    a broker is declared dead after 2 s; no rebalance delay; three partitions in the internal topics; leaders do
-    not move back by themselves (`auto.leader.rebalance.enable=false`); producer state is checked for expiry every
-    second instead of every ten minutes (see `expire_producers`).
+    These settings differ from Kafka's defaults; `config` can override all of them. Replication factors (`default`,
+    offsets, transactions) are min(3, brokers), with `min.insync.replicas` 2 from three brokers on. The controller
+    declares a broker dead after 2 s. There is no rebalance delay. Internal topics have three partitions. Leaders do not
+    move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second, not every ten minutes,
+    whether producer state has expired (see `expire_producers`).
 
     Args:
-        brokers: How many, 1 or more.
-        version: Apache Kafka's version. 3.3 and later run in KRaft mode, 0.11.0 to 2.8 on a ZooKeeper.
+        brokers: Number of brokers, 1 or more.
+        version: Apache Kafka's version. 3.3 and later run in KRaft mode, 0.11.0 to 2.8 with ZooKeeper.
         config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`. A name that
             this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
-            `….class.name`, `….reporters`), which takes what it likes.
-        broker_config: `{node: settings}`: what differs from that for single brokers, as `broker.rack`.
-        listeners: `{name: protocol}`: more listeners of each broker, beside the plain one, with SSL, SASL_PLAINTEXT,
+            `….class.name`, `….reporters`), because a plug-in defines its own settings.
+        broker_config: `{node: settings}`: settings of single brokers, such as `broker.rack`. They override `config`.
+        listeners: `{name: protocol}`: listeners of each broker in addition to the plain one, with SSL, SASL_PLAINTEXT,
             SASL_SSL or PLAINTEXT: `{"SECURE": "SASL_SSL"}`. Their certificate is made with openssl or keytool; see
             `address` and `client_options`.
-        users: `{name: password}` of listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
+        users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
         java_options: Options of every JVM.
-        proxy_ports: `{node: port}`: clients are told (in metadata and by `bootstrap_servers`) to reach that broker
-            at 127.0.0.1:`port`, where a proxy of yours listens and passes on to `client_address(node)`. Brokers
-            among themselves, and this object's own requests, go direct.
-        extra_artifacts: More jars for the class path, `group:name:version[:classifier]`.
-        data_dir: Directory to work in, made and removed by default. If you name one it must be empty, and stays.
-        keep_logs: Keep the nodes' logs after an orderly end too. After a failure they are always kept.
-        start_timeout_s: Seconds that `open` may take, the resolving of jars not counted.
+        proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
+            address 127.0.0.1:`port` for that broker. There your proxy listens, and forwards to
+            `client_address(node)`. Brokers do not use the proxies, nor do this object's own requests.
+        extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
+        data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
+            be empty, and is kept.
+        keep_logs: Keep the nodes' logs even after an orderly end. After a failure they are always kept.
+        start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
+
+    Raises:
+        ConfigError: An invalid number of brokers, version or port.
 
     Raises:
         ConfigError: A number of brokers, a version or a port that cannot be.
@@ -155,7 +159,7 @@ class KafkaCluster:
         self._keep_logs = keep_logs
         self._owner = os.getpid()
         resources = Resources()
-        # Also runs at interpreter exit, for a cluster that nobody closed.
+        # Also runs at interpreter exit, if the cluster was not closed.
         self._finalizer = weakref.finalize(self, Resources.release, resources)
         # Reserved now, so that a proxy can be pointed at `client_address` before the brokers start.
         client_ports = {node: resources.reserve_port() for node in self.brokers}
@@ -190,16 +194,16 @@ class KafkaCluster:
         states = ", ".join(f"{node.name} {node.state}" for node in self._nodes.all())
         return f"<KafkaCluster {self.version} [{states or 'not started'}] {self.bootstrap_servers}>"
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- lifecycle ----------------------------------------------------------------------------------------------
 
     def open(self) -> Self:
-        """Resolves the jars if needed, starts all nodes, and returns when all brokers serve. `with` calls it.
+        """Resolves the jars if necessary, starts all nodes, and returns when all brokers serve. `with` calls it.
 
         Raises:
             JarError: The jars are not in the cache and could not be resolved.
-            JavaNotFoundError: No Java 17 or later.
+            JavaNotFoundError: There is no Java 17 or later.
             ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
-            ClusterError: A node did not come up; holds the end of its log.
+            ClusterError: A node did not start. The message has the end of its log.
         """
         if self._workspace.opened:
             raise UsageError("a KafkaCluster is opened once; make a new one")
@@ -222,7 +226,7 @@ class KafkaCluster:
         return self
 
     def close(self) -> None:
-        """Kills all nodes and removes their data; logs stay only if something failed. Repeated calls do nothing.
+        """Kills all nodes and removes their data. Keeps logs only if something failed. Idempotent.
 
         In a forked child this does nothing: the cluster belongs to the process that opened it.
         """
@@ -248,35 +252,35 @@ class KafkaCluster:
         self.close()
 
     def upgrade(self, version: str, timeout_s: float = 120.0) -> None:
-        """Another, newer version for all nodes, on the data that they have; returns when all brokers serve.
+        """Upgrades all nodes to a newer version and keeps their data. Returns when all brokers serve.
 
-        Nodes that run are stopped in order first; those that are down come up with the rest. ZooKeeper stays as it is,
-        and 3.9 is the last version that it serves. In KRaft mode the metadata version stays what it was.
+        First stops the running nodes in an orderly way. Nodes that are down start with the others. ZooKeeper keeps its
+        version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
 
         Args:
             version: Apache Kafka's version.
-            timeout_s: Seconds it may take, the resolving of jars not counted.
+            timeout_s: Maximum duration in seconds, not counting the resolution of jars.
 
         Raises:
-            ConfigError: Not newer; or 4.x for a cluster on ZooKeeper (see `leave_zookeeper`); or a setting of `config`
-                that it does not know. Nothing was changed.
-            ClusterError: A node did not come up.
+            ConfigError: The version is not newer, or it is 4.x and the cluster uses ZooKeeper (see `leave_zookeeper`),
+                or it does not know a setting of `config`. Nothing was changed.
+            ClusterError: A node did not start.
         """
         self._upgrades.upgrade(version, timeout_s)
 
     def leave_zookeeper(self, timeout_s: float = 180.0) -> None:
         """Migrates a cluster of Kafka 3.9 from ZooKeeper to KRaft, in the steps of Kafka's documentation.
 
-        A controller comes, takes over the metadata, brokers restart twice, ZooKeeper goes. Topics, records, committed
-        offsets and producer state stay. Afterwards `upgrade` goes on to 4.x.
+        Starts a controller, copies the metadata to it, restarts the brokers twice, and stops ZooKeeper. Topics,
+        records, committed offsets and producer state are kept. Afterwards `upgrade` can continue to 4.x.
 
         Raises:
-            ConfigError: Not a cluster of 3.9 on ZooKeeper.
+            ConfigError: The cluster is not a 3.9 with ZooKeeper.
             ClusterError: A step did not end in time.
         """
         self._upgrades.leave_zookeeper(timeout_s)
 
-    # --- where things are ---------------------------------------------------------------------------------------
+    # --- addresses and files ------------------------------------------------------------------------------------
 
     @property
     def version(self) -> str:
@@ -285,47 +289,47 @@ class KafkaCluster:
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """`["127.0.0.1:port", …]` of all brokers, dead or alive, in node order; a proxy's port where there is one."""
+        """`["127.0.0.1:port", …]` of all brokers, running or not, in node order; the proxy's port if there is one."""
         return self._layout.bootstrap_servers
 
     def client_address(self, node: int) -> tuple[str, int]:
-        """(host, port) of the broker's own client listener: what a proxy in front of it connects to.
+        """(host, port) of the broker's own client listener, to which a proxy forwards.
 
-        Known, and reserved, before the cluster is started.
+        Known and reserved before the cluster starts.
         """
         return self._layout.client_address(node)
 
     def address(self, listener: str, node: int = 1) -> str:
-        """Where a broker's listener of that name is, "127.0.0.1:port". Known before the cluster is started."""
+        """Address "127.0.0.1:port" of a broker's listener with this name. Known before the cluster starts."""
         return self._listeners.address(listener, node)
 
     def client_options(
         self, listener: str, user: str | None = None, mechanism: str | None = None
     ) -> dict[str, Any]:
-        """Options of kafka-python's clients, and so of SafeProducer's and SafeConsumer's, for a listener.
+        """Options of kafka-python's clients for a listener. SafeProducer and SafeConsumer accept them too.
 
         Args:
             listener: One of `listeners`.
             user: One of `users`; default: the first.
-            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, PLAIN where this version has no
-                API to make users (before 3.5, apart from 2.7 and 2.8).
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, or PLAIN if this version has no
+                API to create users (before 3.5, except 2.7 and 2.8).
 
         Returns:
             bootstrap_servers, security_protocol, and as needed ssl_cafile, sasl_mechanism, sasl_plain_username and
             sasl_plain_password.
 
         Raises:
-            UsageError: There is no such listener, user or mechanism, or the cluster is not open.
+            UsageError: The listener, user or mechanism does not exist, or the cluster is not open.
         """
         return self._listeners.client_options(listener, user, mechanism)
 
     @property
     def log_dir(self) -> Path:
-        """Directory of the nodes' own logs (`broker-1.log` …), not of their data."""
+        """Directory of the nodes' own logs (`broker-1.log` …), which are not their data."""
         return self._workspace.log_dir
 
     def keep_logs(self, reason: str = "") -> Path:
-        """Marks this run as failed, so that `close` leaves the logs. Returns their directory."""
+        """Marks this run as failed, so that `close` keeps the logs. Returns their directory."""
         return self._workspace.keep_logs(reason)
 
     @property
@@ -335,82 +339,82 @@ class KafkaCluster:
 
     @property
     def controller_node(self) -> int:
-        """Node id of the controller process: `CONTROLLER`, or 1 where the single broker is its own."""
+        """Node id of the controller process: `CONTROLLER`, or 1 if the single broker is its own controller."""
         return self._layout.controller_node
 
     def data_dir(self, node: int) -> Path:
-        """The broker's `log.dirs` directory: holds one directory per partition."""
+        """The broker's `log.dirs` directory, which has one directory per partition."""
         return self._nodes.data_dir(node)
 
     def pid(self, node: int) -> int:
-        """Process id of a running node. Raises `ClusterError` when it is not running."""
+        """Process id of a running node. Raises `ClusterError` if it is not running."""
         return self._nodes.pid(node)
 
     def is_running(self, node: int) -> bool:
-        """Whether the node's process is there (a paused one is)."""
+        """Whether the node's process exists, even if it is paused."""
         return self._nodes.is_running(node)
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
-        """A kafka-python admin client connected directly (past any proxy) to the living brokers."""
+        """A kafka-python admin client that is connected directly, without proxies, to the running brokers."""
         with self._admin.client() as client:
             yield client
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """SIGKILL; returns when the process is gone. Does nothing to a node that is not running."""
+        """Sends SIGKILL, and returns when the process has ended. Does nothing if the node is not running."""
         self._nodes.kill(node)
 
     def kill_all(self, *, controller: bool = False) -> None:
-        """SIGKILL to all brokers at once (with `controller=True` to the controller too). Data stays."""
+        """Sends SIGKILL to all brokers at once; with `controller=True` to the controller too. Data stays."""
         self._nodes.kill_all(controller=controller)
 
     def stop(self, node: int, timeout_s: float = 30.0) -> None:
-        """Orderly shutdown (SIGTERM): leaders are moved away first, and the log is closed cleanly.
+        """Shuts a node down in an orderly way (SIGTERM): it moves its leaders away first, and closes its log cleanly.
 
         Raises:
-            ClusterError: Not down after `timeout_s`; it is killed then.
+            ClusterError: It is not down after `timeout_s`. In this case it is killed.
         """
         self._nodes.stop(node, timeout_s)
 
     def start(self, node: int, timeout_s: float = 60.0, *, wait: bool = True) -> None:
-        """Starts a node on the data it left. Does nothing to one that runs.
+        """Starts a node on its data. Does nothing if it is running.
 
         Args:
-            node: Its id.
-            timeout_s: Seconds it may take.
-            wait: Return only when the broker serves requests (`wait_ready`); else at once.
+            node: Node id.
+            timeout_s: Maximum duration in seconds.
+            wait: True: return when the broker serves requests (`wait_ready`). False: return at once.
 
         Raises:
-            ClusterError: It ended or did not serve in time.
+            ClusterError: The process ended, or did not serve in time.
         """
         self._nodes.start(node, timeout_s, wait=wait)
 
     def start_all(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
-        """Starts, together, all nodes that are not running, as `start` does."""
+        """Starts all nodes that are not running, concurrently. See `start`."""
         self._nodes.start_all(timeout_s, wait=wait)
 
     def restart(self, node: int, timeout_s: float = 60.0, *, hard: bool = False) -> None:
-        """`stop` (with `hard=True` `kill`) and `start`; returns when the broker serves again."""
+        """Calls `stop` (with `hard=True`, `kill`) and `start`. Returns when the broker serves again."""
         self._nodes.restart(node, timeout_s, hard=hard)
 
     def pause(self, node: int) -> None:
-        """SIGSTOP: connections stay open and nothing answers. Returns when the process has stopped.
+        """Sends SIGSTOP: connections stay open, but nothing answers. Returns when the process has stopped.
 
-        After 2 s the controller takes the broker for dead and its partitions move.
+        After 2 s the controller considers the broker dead, and its partitions get other leaders.
         """
         self._nodes.pause(node)
 
     def resume(self, node: int) -> None:
-        """SIGCONT after `pause`. Does nothing to a node that is not paused."""
+        """Sends SIGCONT after `pause`. Does nothing if the node is not paused."""
         self._nodes.resume(node)
 
     def wait_ready(self, nodes: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """Returns when the given brokers (default: all that run and are not paused) are up and in the metadata.
+        """Returns when these brokers (default: all that run and are not paused) serve and are in the metadata.
 
         Raises:
-            ClusterError: Not within `timeout_s`, or a process ended; holds the end of its log.
+            ClusterError: Not within `timeout_s`, or a process ended. The message has the end of its log.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -426,77 +430,77 @@ class KafkaCluster:
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Creates a topic; returns when every partition is led, all replicas are in sync, and each broker tells of it.
+        """Creates a topic. Returns when all partitions have leaders, all replicas are in sync, and all brokers know it.
 
         Args:
-            name: Its name.
-            partitions: How many.
+            name: Topic name.
+            partitions: Number of partitions.
             replication_factor: Default min(3, brokers).
             config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, the preferred leader first, instead of the two numbers.
-            timeout_s: Seconds it may take.
+            assignments: `{partition: [node, …]}`, preferred leaders first; replaces the two numbers.
+            timeout_s: Maximum duration in seconds.
 
         Raises:
-            kafka.errors.TopicAlreadyExistsError: There is one of that name.
+            kafka.errors.TopicAlreadyExistsError: The topic exists.
             kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
-            ClusterError: Not ready in time.
+            ClusterError: The topic was not ready in time.
         """
         self._topics.create_topic(
             name, partitions, replication_factor, config, assignments=assignments, timeout_s=timeout_s
         )
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
-        """Deletes a topic; returns when the metadata no longer has it."""
+        """Deletes a topic. Returns when the metadata no longer has it."""
         self._topics.delete_topic(name, timeout_s)
 
     def partition_state(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0
     ) -> PartitionState:
-        """Leader, epoch, replicas and in-sync replicas, as a living broker tells them now.
+        """Leader, epoch, replicas and in-sync replicas, as a running broker reports them now.
 
         Raises:
-            ClusterError: No broker could tell within `timeout_s`, or there is no such partition.
+            ClusterError: No broker reported them within `timeout_s`, or the partition does not exist.
         """
         return self._topics.partition_state(topic, partition, timeout_s)
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader; waits while there is none or the one named is killed or paused."""
+        """Node id of the partition's leader. Waits while there is none, or while the leader is killed or paused."""
         return self._topics.leader(topic, partition, timeout_s)
 
     def wait_in_sync(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> PartitionState:
-        """Returns when all replicas of the partition are in sync and its leader lives."""
+        """Returns when all replicas of the partition are in sync and its leader is running."""
         return self._topics.wait_in_sync(topic, partition, timeout_s)
 
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
-        """Returns when each transaction that was committed or aborted before the call is so for every reader.
+        """Returns when all readers see the end of each transaction that was committed or aborted before this call.
 
-        A commit is answered when it is decided; its markers are written afterwards, partition by partition. Until then
-        a `read_committed` reader ends, for a moment, before the transaction's records.
+        The coordinator answers a commit as soon as it is decided, and writes the markers to the partitions afterwards.
+        Until then a `read_committed` reader may stop before the transaction's records.
 
         Raises:
-            ClusterError: There are transactions without their markers after `timeout_s`.
+            ClusterError: After `timeout_s` some transactions still lack markers.
             kafka.errors.UnsupportedVersionError: The brokers are older than 3.0 (KIP-664).
         """
         self._topics.wait_for_markers(timeout_s)
 
     def alter_topic(self, name: str, config: Mapping[str, object], timeout_s: float = 30.0) -> None:
-        """Sets topic settings; the others stay as they are."""
+        """Changes settings of a topic; its other settings stay."""
         self._topics.alter_topic(name, config, timeout_s)
 
     def log_segments(
         self, topic: str | TopicPartition, partition: int = 0, node: int | None = None
     ) -> list[Path]:
-        """The partition's `.log` files on a broker, oldest first; what a killed broker left can be read too.
+        """The partition's `.log` files on a broker, oldest first. The broker may have been killed.
 
         Args:
             topic: Topic name.
-            partition: Its number.
-            node: The broker; by default the leader.
+            partition: Partition number.
+            node: Node id of the broker; by default the leader.
 
         Raises:
-            ClusterError: That broker holds no such partition.
+            ClusterError: The broker does not have this partition.
         """
         return self._topics.log_segments(topic, partition, node)
 
@@ -505,21 +509,21 @@ class KafkaCluster:
     def move_leader(
         self, topic: str | TopicPartition, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
     ) -> int:
-        """Moves a partition's leadership to another in-sync replica, orderly: nothing is lost, no node stops.
+        """Moves a partition's leadership to another in-sync replica. Nothing is lost, and no node stops.
 
         Args:
             topic: Topic name.
-            partition: Its number.
-            to: The new leader's node id; by default the next in-sync replica.
-            timeout_s: Seconds it may take.
+            partition: Partition number.
+            to: Node id of the new leader; by default the next in-sync replica.
+            timeout_s: Maximum duration in seconds.
 
         Returns:
             The new leader's node id.
 
         Raises:
             UnsupportedByVersionError: Kafka before 2.4.
-            UsageError: There is no such in-sync replica, or no other one.
-            ClusterError: Not moved in time.
+            UsageError: `to` is not an in-sync replica, or there is no other in-sync replica.
+            ClusterError: The leadership did not move in time.
         """
         return self._disasters.move_leader(topic, partition, to, timeout_s)
 
@@ -530,37 +534,37 @@ class KafkaCluster:
         during: Callable[[], object] | None = None,
         timeout_s: float = 60.0,
     ) -> LostRecords:
-        """Makes a replica leader that missed writes: acknowledged records are lost, the log is truncated.
+        """Makes a replica the leader that has missed writes: acknowledged records are lost, and logs are truncated.
 
-        Kills the followers, calls `during` (what it writes is acknowledged by the leader alone), kills the leader,
-        starts a follower, which is elected uncleanly, and then all the others, which truncate their logs to its.
-        For the time of the call the topic has `min.insync.replicas=1` and `unclean.leader.election.enable=true`;
-        other partitions on the same brokers suffer the same kills, but not the election. Afterwards, also after an
-        exception, all nodes are up and the topic's settings are what they were.
+        Kills the followers, and calls `during`; only the leader acknowledges what is written now. Then kills the
+        leader and starts a follower, which wins an unclean election. Then starts the others, which truncate their
+        logs to the new leader's. During the call the topic has `min.insync.replicas=1` and
+        `unclean.leader.election.enable=true`. Other partitions on these brokers are affected by the kills, but not by
+        the election. At the end, and also after an exception, all nodes run and the topic has its former settings.
 
         Args:
             topic: Topic name; at least two replicas.
-            partition: Its number.
-            during: Called once while the leader is the only in-sync replica. Without it only what others write
-                meanwhile is lost.
-            timeout_s: Seconds it may take, `during` included.
+            partition: Partition number.
+            during: Called once while the leader is the only in-sync replica. Without it, only records that other
+                threads write meanwhile are lost.
+            timeout_s: Maximum duration in seconds, including `during`.
 
         Returns:
             The lost offsets, and the new leader. All replicas are in sync with it again.
 
         Raises:
-            UsageError: The partition has one replica.
-            ClusterError: A step did not happen in time.
+            UsageError: The partition has only one replica.
+            ClusterError: A step did not end in time.
         """
         return self._disasters.unclean_failover(topic, partition, during, timeout_s)
 
     def lose_log(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> LostRecords:
-        """Wipes a partition on all its replicas, as a lost disk would: it starts again at offset 0.
+        """Deletes a partition on all its replicas, like a lost disk: it starts again at offset 0.
 
-        Kills the brokers that hold it, removes the partition's directory on each, starts them again. No client
-        is told of this by an error code; an acknowledgement with a lower offset is all there is to see.
+        Kills its brokers, removes the partition's directory on each, and starts them again. No error code informs
+        clients; they can only notice it by an acknowledgement with a lower offset.
 
         Returns:
             The lost offsets, and the leader of the empty partition.
@@ -568,39 +572,39 @@ class KafkaCluster:
         return self._disasters.lose_log(topic, partition, timeout_s)
 
     def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
-        """Makes the brokers forget all idempotent producers, as they do after 24 h without a write.
+        """Makes the brokers forget all idempotent producers, as after 24 h without a write.
 
-        Afterwards a batch sent again is appended again: the deduplication state is gone, the records stay.
-        Returns when no replica of the topics knows a producer any more and the 24 h are in force again; what is
-        written meanwhile may be forgotten too.
+        Afterwards the brokers append a batch that is sent again, because their state for deduplication is lost. Records
+        are kept. Returns when no replica of the topics knows a producer any more and the 24 h apply again. The brokers
+        may also forget producers that write during the call.
 
         Args:
-            topics: Topics to wait for (default: all but the internal ones). Expiry itself is cluster-wide.
-            timeout_s: Seconds it may take: one or two are usual.
+            topics: Topics to wait for (default: all except internal ones). Expiry itself is cluster-wide.
+            timeout_s: Maximum duration in seconds; one or two are usual.
 
         Raises:
-            UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start: pass
-                `config={"transactional.id.expiration.ms": …}` there.
-            ClusterError: Producers were still known in the end: an open transaction keeps its producer, and so
-                does a `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
+            UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start. Pass
+                `config={"transactional.id.expiration.ms": …}` instead.
+            ClusterError: Brokers still knew producers at the end. An open transaction keeps its producer. So does a
+                `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
         """
         self._disasters.expire_producers(topics, timeout_s)
 
     def recover(self, timeout_s: float = 60.0) -> None:
-        """Resumes what is paused, starts what is down, and returns when all brokers serve. Cheap if all do."""
+        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all do."""
         self._nodes.recover(timeout_s)
 
     # --- Java ---------------------------------------------------------------------------------------------------
 
     def run_java_tool(self, main_class: str, *args: str | os.PathLike[str], timeout_s: float = 60.0) -> str:
-        """Runs one of Kafka's own tools with this cluster's jars; returns what it wrote to standard output.
+        """Runs one of Kafka's own tools with this cluster's jars. Returns its standard output.
 
-        About a second each. For example `org.apache.kafka.tools.DumpLogSegments` with `--files`, or
+        A tool takes about a second. Examples are `org.apache.kafka.tools.DumpLogSegments` with `--files`, and
         `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first tool of
-        `org.apache.kafka.tools` fetches their jar (which a broker does not need) into the cache of jars.
+        `org.apache.kafka.tools` fetches an additional jar into the cache, which brokers do not need.
 
         Raises:
-            ClusterError: Its exit code was not 0, or it took longer than `timeout_s` (it is killed then).
+            ClusterError: Its exit code was not 0, or it took longer than `timeout_s` and was killed.
             JarError: The tools' jar is not in the cache and could not be resolved.
         """
         return self._release.run_tool(self._workspace, main_class, args, timeout_s)

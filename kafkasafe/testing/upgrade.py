@@ -1,7 +1,7 @@
-"""A cluster gets another version on the data that it has: what `KafkaCluster.upgrade` and `leave_zookeeper` do.
+"""Changes the version of a cluster and keeps its data: `KafkaCluster.upgrade` and `leave_zookeeper`.
 
-Kafka 4 has no ZooKeeper. Started on the data of 2.8 it ends at once with 'Missing required configuration
-"process.roles"'; the way is the one of Kafka's documentation: 3.9 on ZooKeeper, migration to KRaft, 4.x.
+Kafka 4 does not support ZooKeeper. On the data of 2.8 it exits at once with 'Missing required configuration
+"process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper, migration to KRaft, then 4.x.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAST_ON_ZOOKEEPER: Final = (3, 9)
 
 
 class Upgrades:
-    """Changes the release of a cluster, or its controller. Keeps nothing itself."""
+    """Changes the release of a cluster, or its controller. Has no state of its own."""
 
     def __init__(
         self, release: Release, workspace: Workspace, resources: Resources, nodes: Nodes, files: NodeFiles
@@ -45,12 +45,12 @@ class Upgrades:
         number = jars.version_tuple(version)
         if number <= self._release.number:
             raise ConfigError(
-                f"{version} is not newer than {self._release.version}: Kafka's data is not read by older versions"
+                f"{version} is not newer than {self._release.version}: older versions cannot read Kafka's data"
             )
         if self._nodes.zookeeper and number[:2] > _LAST_ON_ZOOKEEPER:
             raise ConfigError(
-                f"Kafka {version} has no ZooKeeper, on which this cluster is: upgrade('3.9.1'), leave_zookeeper(), and"
-                f" then upgrade({version!r})"
+                f"Kafka {version} does not support ZooKeeper, which this cluster uses: upgrade('3.9.1'),"
+                f" leave_zookeeper(), and then upgrade({version!r})"
             )
         deadline = time.monotonic() + timeout_s
         directory = self._release.resolve(version)
@@ -62,7 +62,7 @@ class Upgrades:
         for node in self._nodes.all():
             if node.kind != "zookeeper":
                 node.run_as(self._command(node))
-        # First the controller: a broker waits for it, and gives up.
+        # Start the controller first: a broker gives up if it does not find one.
         for node in sorted(self._nodes.all(), key=lambda node: node.serves):
             if not node.serves:
                 self._nodes.start_together([node], deadline, wait=True)
@@ -72,7 +72,7 @@ class Upgrades:
         """See `KafkaCluster.leave_zookeeper`."""
         if not self._nodes.zookeeper or self._release.number[:2] != _LAST_ON_ZOOKEEPER:
             raise ConfigError(
-                f"Only Kafka 3.9 on ZooKeeper is migrated to KRaft here; this is {self._release.version}"
+                f"Only Kafka 3.9 with ZooKeeper can be migrated to KRaft; this is {self._release.version}"
                 f" {'on ZooKeeper' if self._nodes.zookeeper else 'in KRaft mode'}"
             )
         deadline = time.monotonic() + timeout_s
@@ -91,7 +91,7 @@ class Upgrades:
             "zookeeper.metadata.migration.enable": "true",
             "zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}",
         }
-        # The node that will be the controller, beside the ZooKeeper that goes on under that number until it is done.
+        # The future controller runs together with the ZooKeeper, which keeps this node id until the migration ends.
         directory = self._workspace.directory / "node-controller"
         data = directory / "data"
         data.mkdir(parents=True)
@@ -133,7 +133,7 @@ class Upgrades:
             self._nodes.stop(node.id, left())
         self._nodes.replace_zookeeper(controller)
         _write(controller, own)
-        # Before ZooKeeper ends: without it, what migrates may wait for it for ever, also at its own end.
+        # While ZooKeeper still runs. Without it, the migrating controller could wait for it forever, even at shutdown.
         self._nodes.restart(CONTROLLER, left())
         self._nodes.kill_together([zookeeper])
         self._nodes.start_all(left())
@@ -143,7 +143,7 @@ class Upgrades:
 
 
 def _read(node: Node) -> dict[str, str]:
-    """As they were written: escaped."""
+    """Reads the properties as they were written, with escapes."""
     lines = (node.directory / "server.properties").read_text().splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

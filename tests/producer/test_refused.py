@@ -188,7 +188,7 @@ def test_a_right_that_is_missing_to_ask_about_batches_in_doubt_is_named(some_wir
     proxy.on("Produce", topic=topic).answer(7, times=1)
     harness.send(producer, topic, 1).durable(60)
     harness.until(lambda: [e for e in seen if isinstance(e, events.TopicBlocked)], 120)
-    needed = f"READ on topic {topic} is needed to ask what became of 1 batch "
+    needed = f"READ on topic {topic} is needed to find out the outcome of 1 batch "
     told = next(event for event in seen if isinstance(event, events.TopicBlocked))
     assert told.reason.startswith(needed)
     harness.send(producer, topic, 2).durable(60)

@@ -412,7 +412,7 @@ def test_a_staged_batch_that_was_deleted_fails_the_batch(kafka, topic, steps):
     lost = messages[1].staged[0]
     delete_before(kafka, steps.options["stagingTopic"], lost.at_offset + 1, lost.at_partition)
     with pytest.raises(
-        StagingError, match=r"STAGED_BATCH_LOST.*log begins at [12] by now \(retention\?\).*longer retention"
+        StagingError, match=r"STAGED_BATCH_LOST.*log now begins at [12] \(retention\?\).*longer retention"
     ):
         steps.commit(messages, 0)
     # The transaction is ended, and the batch can come again.

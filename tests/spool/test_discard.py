@@ -118,7 +118,7 @@ def test_what_is_resent_is_not_missing_before_anything_else_is_done():
 def test_what_a_discard_cannot_write_is_kept():
     disk = prepared()
     disk.fail("rename", call=1)
-    with pytest.raises(SpoolError, match=r"cannot be discarded: .* What is left is kept"):
+    with pytest.raises(SpoolError, match=r"cannot be discarded: .* The remaining files are kept"):
         given_up(disk)
     disk.heal()
     rejected, _, lost = told(disk)

@@ -1,7 +1,7 @@
-"""What `kafkasafe.testing.broker.KafkaCluster` is made of: objects that own their state, each handed what it calls.
+"""The parts of `kafkasafe.testing.broker.KafkaCluster`. Each owns its state, and gets the objects that it calls.
 
-`Layout` (fixed: brokers, settings, ports), `Workspace` (the directory and its logs), `Release` (version, jars, Java),
-`Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users), `NodeFiles` (settings
-and commands), `Topics`, `Disasters`. Below them stand `node.py`, `processes.py`, `admin_client.py` and `boot.py`, which
-know no cluster, and `values.py`: values and errors under the public names of `kafkasafe.testing.broker`.
+These are `Layout` (brokers, settings and ports, all fixed), `Workspace` (the directory and its logs), `Release`
+(version, jars, Java), `Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users),
+`NodeFiles` (settings and commands), `Topics` and `Disasters`. They use `node.py`, `processes.py`, `admin_client.py` and
+`boot.py`, which know no cluster. `values.py` has values and errors with the public names of `kafkasafe.testing.broker`.
 """

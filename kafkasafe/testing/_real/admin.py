@@ -1,4 +1,4 @@
-"""Questions and orders to the brokers, by kafka-python's admin client, past any proxy."""
+"""Requests to the brokers by kafka-python's admin client, without proxies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Sends requests of an admin client to whichever brokers live at the moment."""
+    """Sends an admin client's requests to the brokers that are running."""
 
     def __init__(self, layout: Layout, workspace: Workspace, nodes: Nodes) -> None:
         self._layout = layout
@@ -53,7 +53,7 @@ class Admin:
         return found
 
     def run(self, work: Callable[[KafkaAdminClient], T], deadline: float, what: str) -> T:
-        """Runs `work` on an admin client; again, on a new one, while the failure is one that passes."""
+        """Runs `work` with an admin client. After a retriable failure, tries again with a new one until `deadline`."""
         while True:
             try:
                 client = open_admin(self._bootstrap(), timeout_ms=5000)
@@ -73,7 +73,7 @@ class Admin:
     def alter(
         self, kind: ConfigResourceType, name: str, values: Mapping[str, str | None], deadline: float
     ) -> None:
-        """Sets settings of a topic or broker; None takes one back to its default."""
+        """Changes settings of a topic or broker; None resets one to its default."""
         settings = {key: value for key, value in values.items() if value is not None}
         defaults = [key for key, value in values.items() if value is None]
 
@@ -100,7 +100,7 @@ class Admin:
     def settings_of(
         self, kind: ConfigResourceType, name: str, deadline: float, which: str = "modified"
     ) -> dict[str, str]:
-        """Settings of a topic or broker; by default those that differ from the defaults."""
+        """Returns settings of a topic or broker; by default those that differ from the defaults."""
         resource = ConfigResource(kind, name)
         answer = self.run(
             lambda admin: admin.describe_configs([resource], config_filter=which),
@@ -111,5 +111,5 @@ class Admin:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether trying again cannot help: the cluster understood and said no."""
+    """Whether a retry cannot help, because the cluster understood the request and refused it."""
     return getattr(error, "errno", None) is not None and not getattr(error, "retriable", False)

@@ -1,4 +1,4 @@
-"""kafka-python's admin client, opened without leaving anything behind on a failure."""
+"""Opens kafka-python's admin client, without leaks if that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["open_admin"]
 
 
 def open_admin(bootstrap_servers: Sequence[str], timeout_ms: int, **options: Any) -> KafkaAdminClient:
-    """An admin client; one that cannot connect leaves no thread or socket behind, as its constructor would."""
+    """Opens an admin client. If it cannot connect, closes its thread and sockets, which its constructor would leak."""
     client: KafkaAdminClient = KafkaAdminClient.__new__(KafkaAdminClient)
     try:
         client.__init__(  # type: ignore[misc]

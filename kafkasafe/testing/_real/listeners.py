@@ -1,4 +1,4 @@
-"""More listeners of the brokers, beside the plain one: their ports, certificate and users."""
+"""The brokers' additional listeners: their ports, certificate and users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Listeners"]
 
 
 class Listeners:
-    """Owns the certificate; the rest is fixed when the cluster is made."""
+    """Owns the certificate. Everything else is fixed when the cluster is constructed."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Listeners:
         self._store = Path()
 
     def ports_of(self, node: int) -> list[int]:
-        """The ports of these listeners on one broker."""
+        """The ports of the additional listeners on one broker."""
         return [self._ports[name, node] for name in self.protocols]
 
     def make_certificate(self) -> None:
-        """Makes the certificate, if a listener needs one."""
+        """Makes the certificate if a listener needs one."""
         if any(protocol.endswith("SSL") for protocol in self.protocols.values()):
             self._ca_file, self._store = secure.make_certificate(
                 self._workspace.directory / "tls", self._release.java
@@ -59,7 +59,7 @@ class Listeners:
         return any(protocol.startswith("SASL") for protocol in self.protocols.values())
 
     def settings(self) -> dict[str, str]:
-        """The brokers' settings for these listeners, apart from the lists of all listeners."""
+        """The brokers' settings for these listeners, except the lists of all listeners."""
         more: dict[str, str] = {}
         for name, protocol in self.protocols.items():
             known = secure.mechanisms_of(self._release.number)
@@ -100,7 +100,7 @@ class Listeners:
         return options
 
     def create_users(self, admin: Admin) -> None:
-        """For SCRAM; those of PLAIN are in the brokers' settings. Returns when every broker lets them in."""
+        """Creates users for SCRAM; those for PLAIN are in the brokers' settings. Returns when all can log in."""
         scram = [name for name in secure.mechanisms_of(self._release.number) if name.startswith("SCRAM")]
         wanted = [
             UserScramCredentialUpsertion(user, mechanism, password)
@@ -109,7 +109,7 @@ class Listeners:
         ]
         if wanted:
             with admin.client() as client:
-                # One change of a user per request.
+                # A request may change each user only once.
                 for each in wanted:
                     if error := client.alter_user_scram_credentials([each])[each.user]:
                         raise self._workspace.error(f"the user {each.user} could not be made: {error}", [])

@@ -1,4 +1,4 @@
-"""One process of a cluster, and small things about its files."""
+"""One process of a cluster, and helpers for its files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MIN_ISR = "min.insync.replicas"
 
 @dataclasses.dataclass(slots=True)
 class Node:
-    """One process: how to start it, and what it is now."""
+    """One process: how to start it, and its current state."""
 
     id: int
     kind: Literal["broker", "controller", "combined", "zookeeper"]
     directory: Path
     command: list[str]
-    ports: tuple[int, ...]  # all it listens on; the one to ask first
+    ports: tuple[int, ...]  # all ports that it listens on; the first one serves requests
     process: subprocess.Popen[bytes] | None = None
     paused: bool = False
     killed_at: float = 0.0
@@ -61,24 +61,24 @@ class Node:
         return self.process
 
     def stopped(self) -> None:
-        """Its process has shut down in order."""
+        """Notes that the process has shut down in an orderly way."""
         self.process = None
         self.killed_at = 0.0
 
     def killed(self) -> None:
-        """Its process is gone without a shutdown."""
+        """Notes that the process has ended without a shutdown."""
         self.process, self.paused, self.killed_at = None, False, time.monotonic()
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
 
     def run_as(self, command: list[str]) -> None:
-        """Another command, from the next start on."""
+        """Sets another command for the next start."""
         self.command = command
 
 
 def random_id() -> str:
-    """As Kafka's `Uuid`: 16 bytes in URL-safe base64, not starting with a dash."""
+    """Returns an id like Kafka's `Uuid`: 16 bytes in URL-safe base64 that do not start with a dash."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text

@@ -1,4 +1,4 @@
-"""How the nodes are started: their commands, settings and listeners."""
+"""The commands, settings and listeners with which nodes start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLUGIN_SETTINGS = (".class", ".classes", ".class.name", ".class.names", ".class
 
 
 class NodeFiles:
-    """Writes the settings of all nodes, and hands the nodes to `Nodes`. Keeps nothing itself."""
+    """Writes the settings of all nodes, and adds the nodes to `Nodes`. Has no state of its own."""
 
     def __init__(
         self, layout: Layout, release: Release, workspace: Workspace, nodes: Nodes, more: Listeners
@@ -37,7 +37,7 @@ class NodeFiles:
         self._more = more
 
     def settings(self) -> dict[str, str]:
-        """Settings of each node that differ from Kafka's defaults."""
+        """Settings of every node that differ from Kafka's defaults."""
         copies = min(3, len(self._layout.brokers))
         safe = 2 if len(self._layout.brokers) >= 3 else 1
         settings: dict[str, object] = {
@@ -50,11 +50,11 @@ class NodeFiles:
             "transaction.state.log.num.partitions": 3,
             "group.initial.rebalance.delay.ms": 0,
             "auto.leader.rebalance.enable": "false",
-            # The default of 128 MB does not fit in the heap of a test broker.
+            # The default of 128 MB is too large for the heap of a test broker.
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # As long as the session by default, in which a busy machine does not start a broker.
+            # The default equals the session timeout. On a busy machine a broker needs longer to start.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
                 "zookeeper.connection.timeout.ms": 120_000,
@@ -96,7 +96,7 @@ class NodeFiles:
         }
 
     def define_kraft(self, boot: BootFiles) -> None:
-        """The controller, or none for a single broker, and the brokers."""
+        """Adds the brokers, and the controller unless a single broker is its own."""
         self._nodes.identify(random_id())
         self._release.boot_with(boot.options)
         quorum = {
@@ -136,8 +136,8 @@ class NodeFiles:
         data = directory / "data"
         data.mkdir(parents=True)
         if boot is not None:
-            # What `kafka-storage format` writes, without a JVM per node: its only lasting product beside these
-            # properties is the list of feature levels, and that was made by the tool itself.
+            # This replaces `kafka-storage format`, which needs a JVM per node. Besides these properties it only writes
+            # the list of feature levels, and the tool itself made this one.
             shutil.copy(boot.checkpoint, data / boot.checkpoint.name)
             (data / "meta.properties").write_text(
                 f"version=1\ncluster.id={self._nodes.cluster_id}\nnode.id={node}\ndirectory.id={random_id()}\n"
@@ -151,12 +151,12 @@ class NodeFiles:
         self._nodes.add(Node(node, kind, directory, command, ports))
 
     def define_zookeeper(self) -> None:
-        """The ZooKeeper and the brokers."""
+        """Adds the ZooKeeper and the brokers."""
         directory = self._workspace.directory / f"node-{CONTROLLER}"
         (directory / "data").mkdir(parents=True)
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
         properties = directory / "zookeeper.properties"
-        # A tick of 500 ms allows sessions as short as ours; the admin server (3.5 and later) wants port 8080.
+        # A tick of 500 ms permits short sessions. The admin server (3.5 and later) would need port 8080.
         properties.write_text(
             f"dataDir={directory / 'data'}\nclientPort={self._nodes.controller_port}\nclientPortAddress=127.0.0.1\n"
             "tickTime=500\nmaxClientCnxns=0\nadmin.enableServer=false\n"
@@ -167,7 +167,7 @@ class NodeFiles:
             main,
             str(properties),
         ]
-        # The option belongs before the class path's end, not among the arguments of the class.
+        # The option must precede the class name; after it, it would be an argument of the class.
         self._nodes.add(Node(CONTROLLER, "zookeeper", directory, command, (self._nodes.controller_port,)))
         for node in self._layout.brokers:
             own = {"zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}"} | self._listeners(node)
@@ -176,7 +176,7 @@ class NodeFiles:
             self._define(node, "broker", own, tuple(ports), None)
 
     def check_settings(self, jar_dir: Path) -> None:
-        """Kafka itself takes any name and ignores what it does not know: a typing error would go unnoticed."""
+        """Refuses unknown settings. Kafka itself ignores them, so a typing error would go unnoticed."""
         given = dict.fromkeys(
             [*self._layout.config, *(n for s in self._layout.broker_config.values() for n in s)]
         )

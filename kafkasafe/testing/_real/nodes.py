@@ -1,4 +1,4 @@
-"""Processes of a cluster: started, stopped, killed, paused, and waited for until they serve."""
+"""Starts, stops, kills and pauses the processes of a cluster, and waits until they serve."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Nodes"]
 
 
 class Nodes:
-    """Owns the processes: starts, stops, kills, pauses them, and waits until they serve.
+    """Owns the processes. Starts, stops, kills and pauses them, and waits until they serve.
 
     Attributes:
         zookeeper: Whether the controller is a ZooKeeper.
-        controller_port: Where the controller listens.
-        cluster_id: Kafka's id of the cluster, empty while unknown.
+        controller_port: Port of the controller.
+        cluster_id: Kafka's id of the cluster; empty while unknown.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Nodes:
         self._nodes: dict[int, Node] = {}
 
     def add(self, node: Node) -> None:
-        """One more node, which is not started."""
+        """Adds a node, without starting it."""
         self._nodes[node.id] = node
 
     def all(self) -> list[Node]:
@@ -57,11 +57,11 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """The id that the cluster will have; without it, the first answer of a broker tells it."""
+        """Sets the id that the cluster will have. Otherwise the first answer of a broker determines it."""
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
-        """From now on the controller is a node of Kafka's own. The former ZooKeeper may still run."""
+        """Replaces the ZooKeeper by a controller of Kafka's own. The ZooKeeper may still be running."""
         self.zookeeper = False
         self._nodes[controller.id] = controller
         (self.controller_port,) = controller.ports
@@ -158,7 +158,7 @@ class Nodes:
         return self.find(node).running
 
     def find(self, node: int) -> Node:
-        """The node of that id; `UsageError` if there is none."""
+        """Returns the node with this id; raises `UsageError` if it does not exist."""
         self._workspace.directory  # noqa: B018 - raises when not open
         if node not in self._nodes:
             raise UsageError(f"there is no node {node}; there are {sorted(self._nodes)}")
@@ -170,7 +170,7 @@ class Nodes:
         return found is not None and found.running and not found.paused
 
     def kill_together(self, nodes: Iterable[Node]) -> None:
-        """SIGKILL to all of them, and then waits for each."""
+        """Sends SIGKILL to all of them, then waits for each."""
         victims = [node for node in nodes if node.process is not None]
         for node in victims:
             if node.process is not None:
@@ -182,7 +182,7 @@ class Nodes:
             node.killed()
 
     def start_together(self, nodes: Sequence[Node], deadline: float, *, wait: bool) -> None:
-        """Starts those that are not running."""
+        """Starts those that are not running, concurrently."""
         fresh = [node for node in nodes if not node.running]
         for node in fresh:
             for port in node.ports:
@@ -200,7 +200,7 @@ class Nodes:
             self._wait_ready(nodes, deadline)
 
     def _start_zookeeper_first(self, fresh: Sequence[Node], deadline: float) -> None:
-        """A broker gives up when ZooKeeper is not there, or still holds the session of its killed former life."""
+        """Starts ZooKeeper before the brokers. A broker exits if ZooKeeper is down, or still has its former session."""
         for node in fresh:
             if node.kind == "zookeeper":
                 self.spawn(node)
@@ -221,7 +221,7 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Asked of a broker just started: another one may still know the registration of its former life.
+        # Ask the brokers just started. Other brokers may still know the registrations of their previous processes.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:
@@ -231,8 +231,8 @@ class Nodes:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        # Not `describe_cluster`, which fails on the answer of Kafka 2.8 to 3.6. Brokers that are
-                        # fenced (registered, but not caught up) are not in the metadata.
+                        # `describe_cluster` fails on the answer of Kafka 2.8 to 3.6. Fenced brokers, which are
+                        # registered but have not caught up, are not in the metadata.
                         cluster = admin._manager.run(admin._get_cluster_metadata, [])
                         self._check_cluster(cluster["cluster_id"])
                         up = {broker["node_id"] for broker in cluster["brokers"]}
@@ -251,7 +251,7 @@ class Nodes:
 
     def _check_cluster(self, cluster_id: str) -> None:
         if self.zookeeper and not self.cluster_id:
-            self.cluster_id = cluster_id  # made by the first broker
+            self.cluster_id = cluster_id  # the first broker has chosen it
         if cluster_id != self.cluster_id:
             raise ClusterError(
                 f"a broker of another cluster ({cluster_id}) answers on our port",

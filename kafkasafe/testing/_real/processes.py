@@ -1,4 +1,4 @@
-"""Ports and child processes, and what must be gone in the end. Knows no cluster."""
+"""Ports and child processes, and the release of everything at the end. Knows no cluster."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kafkasafe.testing._real.values import ClusterError
 
 __all__ = ["Resources", "listens", "port_free", "reserve_port", "spawn"]
 
-# Runs in the child, between fork and the JVM: prctl here needs no preexec_fn, which is unsafe beside threads. The
-# parent may have died before prctl took effect; then nobody would send the signal.
+# Runs in the child between fork and the JVM. Calling prctl here avoids preexec_fn, which is unsafe with threads. The
+# parent may have died before prctl took effect. Then the kernel would not send the signal, so check the parent.
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
@@ -31,7 +31,7 @@ _LAUNCHER = (
 
 
 class Resources:
-    """What a cluster holds outside this process's memory. Apart from the cluster, so that a finalizer can hold it."""
+    """A cluster's resources outside this process's memory. A separate object, so that a finalizer can hold it."""
 
     def __init__(self) -> None:
         self.processes: set[subprocess.Popen[bytes]] = set()
@@ -48,11 +48,11 @@ class Resources:
         return port
 
     def own_directory(self, directory: Path) -> None:
-        """A directory that `release` removes."""
+        """Sets the directory that `release` removes."""
         self._directory = directory
 
     def own_logs(self, logs: Path) -> None:
-        """Where the logs are, which `release` leaves after `keep`."""
+        """Sets the directory of the logs, which `release` keeps after a call of `keep`."""
         self._logs = logs
 
     def keep(self) -> None:
@@ -80,10 +80,12 @@ class Resources:
 
 
 def reserve_port() -> tuple[int, int]:
-    """A port on 127.0.0.1 that is free and that no other cluster of this machine has, with the lock that says so."""
+    """Reserves a free port on 127.0.0.1 among all clusters of this machine. Returns it with its lock."""
     locks = Path(tempfile.gettempdir()) / f"kafkasafe-ports-{os.getuid()}"
     locks.mkdir(mode=0o700, exist_ok=True)
-    generator = random.Random()  # not the seeded global one: two test processes would try the same ports
+    generator = (
+        random.Random()
+    )  # with the global one, which may be seeded, two test processes would try the same ports
     for _ in range(1000):
         port = generator.randrange(15_000, 32_000)
         lock = os.open(locks / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -100,7 +102,7 @@ def reserve_port() -> tuple[int, int]:
 
 def port_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the broker does: connections of its former life in TIME_WAIT are no obstacle, a listener is.
+        # Like the broker: its previous process's connections in TIME_WAIT are no obstacle, but a listener is.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -116,7 +118,7 @@ def listens(port: int) -> bool:
 
 
 class _Spawner:
-    """The one thread that forks: PR_SET_PDEATHSIG fires when the forking *thread* ends, so this one never does."""
+    """The thread that forks all children. PR_SET_PDEATHSIG fires when the forking *thread* ends, so it never ends."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[
@@ -130,7 +132,7 @@ class _Spawner:
             try:
                 answer.put(work())
             except Exception as error:
-                # Handed to the caller: this thread must outlive every failure.
+                # Pass it to the caller, because this thread must survive every failure.
                 answer.put(error)
 
     def spawn(self, work: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -149,7 +151,7 @@ _spawner_lock = threading.Lock()
 
 
 def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess.Popen[bytes]:
-    """Starts a child that the kernel kills when this process ends, however it ends."""
+    """Starts a child process. The kernel kills it when this process ends, for whatever reason."""
     global _spawner
     with _spawner_lock:
         if _spawner is None:
@@ -164,14 +166,14 @@ def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=directory,
-                start_new_session=True,  # Ctrl-C is for the test, which then ends its brokers
+                start_new_session=True,  # Ctrl-C reaches only the test, which then ends its brokers
             )
 
     return spawner.spawn(fork)
 
 
 def _forget_spawner() -> None:
-    """A forked child has no spawner thread; it gets its own when it starts a cluster of its own."""
+    """In a forked child the spawner's thread does not exist. The child starts its own with its first cluster."""
     global _spawner, _spawner_lock
     _spawner, _spawner_lock = None, threading.Lock()
 

@@ -15,7 +15,7 @@ __all__ = ["Release"]
 
 
 class Release:
-    """Owns the version, its jars, and the Java that runs them. An upgrade changes them together."""
+    """Owns the version, its jars, and the Java that runs them. An upgrade changes all of them together."""
 
     def __init__(self, version: str, java_options: Sequence[str], extra: Sequence[str]) -> None:
         self.version = version
@@ -27,25 +27,25 @@ class Release:
         self._boot_options: list[str] = []
 
     def open(self) -> Path:
-        """Finds Java and the jars; returns the jars' directory."""
+        """Finds Java and the jars. Returns the jars' directory."""
         self.java = jars.find_java()
         directory = self.resolve(self.version)
         self._classpath = jars.classpath(directory)
         return directory
 
     def resolve(self, version: str) -> Path:
-        """The directory with the jars of a version."""
+        """Returns the directory with the jars of a version."""
         return jars.resolve(version, extra=self._extra)
 
     def boot_with(self, options: Sequence[str]) -> None:
-        """Options of Java for a quick start with this release's jars."""
+        """Sets options of Java that speed up the start with this release's jars."""
         self._boot_options = list(options)
 
     def change(self, version: str, directory: Path) -> None:
-        """Another version, whose jars are in `directory`."""
+        """Changes to another version, whose jars are in `directory`."""
         self.version, self.number = version, jars.version_tuple(version)
         self._classpath = jars.classpath(directory)
-        # The archive of classes belongs to the other jars.
+        # The class data archive belongs to the old jars.
         self._boot_options = []
 
     def require(self, version: tuple[int, ...], what: str) -> None:
@@ -56,20 +56,20 @@ class Release:
             )
 
     def server_command(self, properties: Path) -> list[str]:
-        """Runs a broker or a controller."""
+        """The command that runs a broker or a controller."""
         return [*self.java_command("info"), "kafka.Kafka", str(properties)]
 
     def tool_command(self, main_class: str) -> list[str]:
-        """Java for one of Kafka's tools, up to the main class."""
+        """The command of one of Kafka's tools, up to the main class."""
         tools = f"org.apache.kafka:kafka-tools:{self.version}"
         if not main_class.startswith("org.apache.kafka.tools.") or tools in self._extra:
             return self.java_command("warn")
         directory = jars.resolve(self.version, extra=(*self._extra, tools))
-        # Without the class data archive, which is bound to the brokers' class path.
+        # Without the class data archive, which only works with the brokers' class path.
         return self.java_command("warn", jars.classpath(directory), boot=False)
 
     def java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:
-        """Java with its options and class path, up to the main class."""
+        """The command of Java with its options and class path, up to the main class."""
         return [
             str(self.java),
             *self._java_options,
@@ -77,7 +77,7 @@ class Release:
             f"-Dorg.slf4j.simpleLogger.defaultLogLevel={level}",
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-            # ZooKeeper 3.4 registers JMX beans of a log4j that is not the one in use.
+            # ZooKeeper 3.4 registers JMX beans for a log4j that is not the one in use.
             "-Dzookeeper.jmx.log4j.disable=true",
             "-cp",
             self._classpath if classpath is None else classpath,

@@ -1,4 +1,4 @@
-"""Topics and partitions: made, looked at, waited for."""
+"""Creates topics, asks for the state of partitions, and waits for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kafkasafe.testing._real.workspace import Workspace
 __all__ = ["Topics", "as_place", "log_end"]
 
 _METADATA: Final = 4
-"""The version of Metadata that all brokers have, from 0.11 on."""
+"""The version of Metadata that all brokers from 0.11 on support."""
 
 
 class Topics:
-    """Asks about topics and partitions, and waits for them. Keeps nothing itself."""
+    """Creates topics, asks about partitions, and waits for their states. Has no state of its own."""
 
     def __init__(self, layout: Layout, workspace: Workspace, nodes: Nodes, admin: Admin) -> None:
         self._layout = layout
@@ -67,7 +67,7 @@ class Topics:
             except TopicAlreadyExistsError:
                 if tries == 1:
                     raise
-                # An earlier try of ours was done though its answer was lost.
+                # An earlier attempt of this call succeeded, but its answer was lost.
 
         deadline = time.monotonic() + timeout_s
         self._admin.run(create, deadline, f"create topic {name}")
@@ -169,7 +169,7 @@ class Topics:
         *,
         live_leader: bool = True,
     ) -> Mapping[int, PartitionState]:
-        """Polls the topic's metadata until `condition` holds (and every leader lives, if `live_leader`)."""
+        """Polls the topic's metadata until `condition` holds (and all leaders are running, if `live_leader`)."""
         last: Mapping[int, PartitionState] = {}
 
         def poll(admin: KafkaAdminClient) -> Mapping[int, PartitionState]:
@@ -189,9 +189,9 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders know that they lead: a broker tells who does before it has heard of it itself."""
+        """Returns when the leaders know that they lead. Other brokers may report a leader before it knows itself."""
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
-        # What it does not know yet is an error that passes, and asked again.
+        # A broker that does not know it yet returns a retriable error, so `run` asks again.
         self._admin.run(
             lambda admin: admin.list_partition_offsets(newest, timeout_ms=5000),
             deadline,
@@ -199,17 +199,18 @@ class Topics:
         )
 
     def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
-        """Returns when each broker that lives tells of so many partitions: they hear of it one after the other."""
+        """Returns when each running broker reports this many partitions. Brokers learn of them at different times."""
         for node in self._layout.brokers:
             while self._nodes.lives(node) and self._told(node, topic) != partitions:
                 if time.monotonic() > deadline:
                     raise self._workspace.error(
-                        f"broker {node} does not tell of {topic} as it is", [self._nodes.find(node)]
+                        f"broker {node} does not report the current state of {topic}",
+                        [self._nodes.find(node)],
                     )
                 time.sleep(POLL_S)
 
     def _told(self, node: int, topic: str) -> int | None:
-        """Of how many partitions a broker tells; None if it does not answer, or not now."""
+        """How many partitions a broker reports; None if it does not answer, or answers with an error."""
         known = frames.api("Metadata")
         fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
         try:
@@ -246,7 +247,7 @@ def _partition_states(answer: Sequence[Mapping[str, Any]], topic: str) -> dict[i
 
 
 def log_end(segments: Sequence[Path]) -> int:
-    """End offset of a replica, from its files (see `Topics.log_segments`); exact while its broker is down."""
+    """End offset of a replica, from its files (see `Topics.log_segments`). Exact while its broker is down."""
     last = segments[-1]
     end = int(last.stem)
     for _, header in iter_headers(last.read_bytes()):

@@ -1,4 +1,4 @@
-"""What a cluster tells, as values and errors. Public, as names of `kafkasafe.testing.broker`."""
+"""A cluster's answers as values, and its errors. Public, as names of `kafkasafe.testing.broker`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = [
 log = logging.getLogger("kafkasafe.testing.broker")
 
 CONTROLLER = 1000
-"""Node id of the dedicated controller (of the ZooKeeper before Kafka 3.3) of a cluster of several brokers."""
+"""Node id of the dedicated controller (before Kafka 3.3: of the ZooKeeper) in a cluster of several brokers."""
 
 DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a quick start: the optimising compiler is off. For throughput, pass options without the last one."""
+"""Options for a fast start, without the optimising compiler. For throughput, pass options without the last one."""
 
 
 class ClusterError(KafkaSafeError, RuntimeError):
-    """The cluster did not do what was asked within the time given. The message names the log files.
+    """The cluster did not do what was requested within the time limit. The message names the log files.
 
     Attributes:
-        log_dir: Directory with one log per node; it is kept.
+        log_dir: Directory with one log per node, which is kept.
     """
 
     def __init__(self, message: str, *, log_dir: Path | None = None) -> None:
@@ -40,16 +40,16 @@ class ClusterError(KafkaSafeError, RuntimeError):
 
 
 class UnsupportedByVersionError(UsageError, NotImplementedError):
-    """This version of Kafka cannot do that. Nothing was changed."""
+    """This version of Kafka does not support the call. Nothing was changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PartitionState:
-    """What a broker's metadata says of one partition.
+    """The state of one partition in a broker's metadata.
 
     Attributes:
-        leader: Node id, -1 while there is none.
-        leader_epoch: -1 where the broker is too old to tell (before 2.1).
+        leader: Node id; -1 while there is no leader.
+        leader_epoch: -1 if the broker is too old to report it (before 2.1).
         replicas: Node ids, the preferred leader first.
         in_sync: Node ids of the in-sync replicas, sorted.
     """
@@ -62,15 +62,15 @@ class PartitionState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LostRecords:
-    """What a disaster made of one partition: which acknowledged records are gone.
+    """The acknowledged records of one partition that a disaster has lost.
 
-    Read from the replicas' files while they were down, so it is exact also where somebody writes all the time.
+    Determined from the replicas' files while the brokers were down, so it is exact even if clients keep writing.
 
     Attributes:
         topic: Topic name.
-        partition: Its number.
-        first_offset: First offset that is lost.
-        end_offset: The offset behind the last lost one; equal to `first_offset` if nothing is lost.
+        partition: Partition number.
+        first_offset: First lost offset.
+        end_offset: End of the lost offsets (exclusive); equal to `first_offset` if nothing is lost.
         leader: Node id of the leader afterwards.
     """
 
@@ -82,10 +82,10 @@ class LostRecords:
 
     @property
     def offsets(self) -> range:
-        """The lost offsets. Other records may have been written there since."""
+        """The lost offsets. Since then, other records may have been written there."""
         return range(self.first_offset, self.end_offset)
 
 
 for _public in (ClusterError, UnsupportedByVersionError, PartitionState, LostRecords):
-    # Pickles and pages name the public module.
+    # Pickles and documentation name the public module.
     _public.__module__ = "kafkasafe.testing.broker"

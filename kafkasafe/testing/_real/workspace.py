@@ -1,4 +1,4 @@
-"""The directory that a cluster works in, its logs, and the errors that name them."""
+"""The directory of a cluster, its logs, and errors that name them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Owns the path of the directory; `Resources` removes it in the end."""
+    """Owns the path of the directory. `Resources` removes the directory at the end."""
 
     def __init__(self, resources: Resources, given: Path | None) -> None:
         self._resources = resources
@@ -29,7 +29,7 @@ class Workspace:
         return self._directory is not None or self._resources.released
 
     def open(self) -> Path:
-        """Makes the directory, with an empty one for logs inside."""
+        """Creates the directory, and in it an empty one for logs."""
         if self._given is None:
             self._directory = Path(tempfile.mkdtemp(prefix="kafkasafe-"))
             self._resources.own_directory(self._directory)
@@ -46,7 +46,7 @@ class Workspace:
 
     @property
     def directory(self) -> Path:
-        """The directory; `UsageError` before `open`."""
+        """The directory. Raises `UsageError` before `open`."""
         if self._directory is None:
             raise UsageError("the cluster is not open")
         return self._directory
@@ -65,13 +65,13 @@ class Workspace:
         return logs
 
     def error(self, message: str, nodes: Sequence[Node]) -> ClusterError:
-        """An error with the ends of the nodes' logs, which are kept."""
+        """Makes an error with the ends of the nodes' logs, and keeps the logs."""
         logs = self.keep_logs()
         ends = "".join(f"\n--- end of {node.log}:\n{tail(node.log)}" for node in nodes[:3])
         return ClusterError(f"{message}; logs: {logs}{ends}", log_dir=logs)
 
     def until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
-        """Polls until `condition` holds; `ClusterError` after `timeout_s`."""
+        """Polls until `condition` holds. Raises `ClusterError` after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:

@@ -1,12 +1,13 @@
 """A Kafka cluster in memory.
 
-A pure state machine stands in its centre, without I/O, thread or clock (time is given): `checks`, `producers`, `log`
-and `partition` are one partition, `centre` is all brokers and topics, `groups` and `transactions` their coordinators.
-`*_requests` turn requests of Kafka's protocol into calls of these, `desk` turns bytes into requests.
+Its centre is a pure state machine without I/O, thread or clock (each call passes the time). `checks`, `producers`,
+`log` and `partition` implement one partition, `centre` all brokers and topics, `groups` and `transactions` their
+coordinators. `*_requests` turn requests of Kafka's protocol into calls of these modules, and `desk` turns bytes into
+requests.
 
-Two doors lead to it. `wire` is the one for programs: Kafka's protocol on 127.0.0.1, in real time, held in users' hands
-as `cluster.FakeCluster`. `virtual` is the one for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a
-thread, as `VirtualCluster`. `control` is what both can be done to.
+There are two ways to use it. `wire` is for programs: Kafka's protocol on 127.0.0.1, in real time; users hold it as
+`cluster.FakeCluster`. `virtual` is for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread, as
+`VirtualCluster`. `control` has the methods that both share.
 """
 
 from kafkasafe.testing.fake.asking import NotModelledError

@@ -1,7 +1,7 @@
-"""What a handler of requests gets and gives. Pure.
+"""The argument and the results of a request handler. Pure.
 
-A handler turns one request into the fields of its answer, or into `Later`: a condition that is looked at again after
-everything that happens. One broker answers the requests of one connection one after the other, as Kafka does.
+A handler turns a request into the fields of its answer, or into `Later`: a condition that is checked again after every
+event. Like in Kafka, a broker answers the requests of one connection in order.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Fields", "Handler", "Later", "NotModelledError"]
 
 Fields: TypeAlias = dict[str, Any]
-"""An answer's fields by name; lists of dicts where Kafka has arrays of structs."""
+"""An answer's fields by name; lists of dicts for arrays of structs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """An answer that is not there yet.
+    """An answer that is not available yet.
 
     Attributes:
-        look: Gets the time in ms; the answer, or None if it is still not there.
-        due_ms: When it will be there at the latest, None for never by itself.
+        look: Gets the time in ms. Returns the answer, or None if it is still not available.
+        due_ms: When it will be available at the latest; None: no limit.
     """
 
     look: Callable[[int], Fields | None]
@@ -44,12 +44,12 @@ class Ask:
         centre: The cluster.
         groups: Its consumer groups.
         transactions: Its transactions.
-        node: The broker that was asked.
-        version: Of the request.
-        message: The request, as kafka-python decodes it.
-        now_ms: What time it is.
-        client_id: Who asks, by its own word.
-        addresses: (host, port) of each broker, as clients are told.
+        node: Node id of the broker that got the request.
+        version: API version.
+        message: The request, decoded by kafka-python.
+        now_ms: The current time.
+        client_id: The client id in the request.
+        addresses: (host, port) of each broker, as clients see them.
     """
 
     centre: Centre
@@ -69,4 +69,4 @@ class Ask:
 
 
 Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
-"""None: the request has no answer (acks=0)."""
+"""Returns None if the request has no answer (acks=0)."""

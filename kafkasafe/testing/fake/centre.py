@@ -1,9 +1,9 @@
-"""The state of the whole cluster: brokers, topics, and what the controller does. Pure.
+"""The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
-No I/O, no thread, no clock: every method that depends on time gets it, in ms since the epoch, and `advance` does what
-became due since. What a client sees goes through `partition`, `groups` and `transactions`; this module holds them
-together. It raises `RefusedError` with Kafka's code where a broker would answer one, and an ordinary error where a
-test asks for something that cannot be.
+There is no I/O, thread or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
+`advance` does everything that has become due. This module holds `partition` objects together; clients see these,
+`groups` and `transactions`. Methods raise `RefusedError` with the code with which a broker would answer, and ordinary
+exceptions if a test requests something impossible.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Broker:
     """One broker.
 
     Attributes:
-        node: Its id.
-        rack: Where it stands, None: it does not say.
-        up: Its process runs.
-        paused: It runs, and does nothing.
-        fenced: The controller takes it for dead.
-        fence_at: When the controller will, in ms; None for never.
+        node: Node id.
+        rack: Its rack; None if it does not report one.
+        up: Whether its process is running.
+        paused: Whether its running process is suspended.
+        fenced: Whether the controller considers it dead.
+        fence_at: When the controller will consider it dead, in ms; None: never.
     """
 
     node: int
@@ -76,13 +76,13 @@ class Broker:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers anything."""
+        """Whether it answers requests."""
         return self.up and not self.paused
 
 
 @dataclass(slots=True)
 class Topic:
-    """A topic; one that was deleted and created again is another one, with another id."""
+    """A topic. If it is deleted and created again, the new one is another topic with another id."""
 
     name: str
     topic_id: uuid.UUID
@@ -94,19 +94,19 @@ class Centre:
     """The cluster.
 
     Args:
-        brokers: How many.
+        brokers: Number of brokers.
         profile: The version of Kafka.
         settings: The brokers' settings by Kafka's names.
-        racks: `broker.rack` by node, of those that have one.
-        cluster_id: Its id.
-        now_ms: What time it is.
+        racks: `broker.rack` by node, for brokers that have one.
+        cluster_id: The cluster's id.
+        now_ms: The current time.
 
     Attributes:
-        cluster_id: Id that brokers answer.
+        cluster_id: The cluster's id, as brokers report it.
         brokers: By node id.
         topics: By name.
-        denied: (operation, kind of resource, name) that no client may do.
-        replication_factor: Of topics for which none is given.
+        denied: (operation, kind of resource, name) that clients may not use.
+        replication_factor: Default for topics.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Centre:
     # -- Time --------------------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Does what became due: dead brokers are noticed, producers and old records forgotten."""
+        """Does everything that is due: the controller notices dead brokers, producers and old records are forgotten."""
         self.now_ms = max(self.now_ms, now_ms)
         for broker in self.brokers.values():
             if broker.fence_at is not None and broker.fence_at <= self.now_ms and self._watched():
@@ -151,7 +151,7 @@ class Centre:
             self.retain()
 
     def next_due_ms(self) -> int | None:
-        """When `advance` has something to do next, None for never."""
+        """When `advance` next has something to do; None: never."""
         if not self._watched():
             return None
         return min(
@@ -159,7 +159,7 @@ class Centre:
         )
 
     def _watched(self) -> bool:
-        """Whether there is a controller that sees brokers die."""
+        """Whether there is a controller that notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def _expire(self, logs: Sequence[object]) -> None:
@@ -169,14 +169,14 @@ class Centre:
                 log.producers.expire(self.now_ms, after)
 
     def forget_producers(self, topics: Sequence[str] | None) -> None:
-        """All idempotent producers are forgotten, as after a day without a write; open transactions stay."""
+        """Forgets all idempotent producers, as after a day without a write. Open transactions stay."""
         for partition in self.partitions():
             if topics is None or partition.topic in topics:
                 for log in partition.logs.values():
                     log.producers.expire(2**62, 0)
 
     def retain(self) -> None:
-        """Removes segments that are older or more than the topics keep, the first ones of each log."""
+        """Removes the first segments of each log, as far as they exceed the topic's retention by time or size."""
         for topic in self.topics.values():
             settings = self.settings_of(topic)
             if "delete" not in settings["cleanup.policy"]:
@@ -202,27 +202,27 @@ class Centre:
     # -- Brokers -----------------------------------------------------------------------------------------------------
 
     def able(self, node: int) -> bool:
-        """Whether a broker may lead, as the controller sees it."""
+        """Whether a broker may be a leader, from the controller's view."""
         return not self.brokers[node].fenced
 
     def serves(self, node: int) -> bool:
-        """Whether a broker answers and takes part in replication."""
+        """Whether a broker answers requests and replicates."""
         return self.brokers[node].serves
 
     @property
     def controller(self) -> int:
-        """Node id of a broker that clients may take for the controller."""
+        """Node id of a broker that clients may use as the controller."""
         return next((node for node, broker in self.brokers.items() if not broker.fenced), -1)
 
     def kill(self, node: int) -> None:
-        """The process is gone; the controller notices after the session timeout."""
+        """Ends the process. The controller notices it after the session timeout."""
         broker = self.brokers[node]
         if broker.up:
             broker.up, broker.paused = False, False
             self._fence_later(broker)
 
     def stop(self, node: int) -> None:
-        """An orderly end: leaders move first."""
+        """Shuts a broker down in an orderly way: it moves its leaders first."""
         broker = self.brokers[node]
         self.replicate()
         broker.up, broker.paused = False, False
@@ -233,7 +233,7 @@ class Centre:
         self.controlled()
 
     def pause(self, node: int) -> None:
-        """The process does nothing any more; the controller notices after the session timeout."""
+        """Suspends the process. The controller notices it after the session timeout."""
         broker = self.brokers[node]
         if broker.up and not broker.paused:
             broker.paused = True
@@ -244,7 +244,7 @@ class Centre:
         self.advance(self.now_ms)
 
     def resume(self, node: int) -> None:
-        """A paused process goes on."""
+        """Resumes a suspended process."""
         broker = self.brokers[node]
         if broker.paused:
             broker.paused = broker.fenced = False
@@ -252,11 +252,11 @@ class Centre:
             self.controlled()
 
     def start(self, node: int) -> None:
-        """A process that is gone is started again on the data it left."""
+        """Starts a process that has ended. It has its former data."""
         broker = self.brokers[node]
         if broker.up:
             return
-        # Coming back is how the controller learns that it was gone, if it has not noticed yet.
+        # If the controller has not noticed the end yet, it does so when the broker registers again.
         broker.fence_at = None
         if self._watched():
             broker.fenced = True
@@ -270,7 +270,7 @@ class Centre:
         self.controlled()
 
     def controlled(self) -> None:
-        """The controller acts on what it knows of the brokers, and followers fetch."""
+        """Lets the controller act on the state of the brokers, and followers fetch."""
         for topic in self.topics.values():
             unclean = self.settings_of(topic)["unclean.leader.election.enable"] == "true"
             for partition in topic.partitions.values():
@@ -278,7 +278,7 @@ class Centre:
         self.replicate()
 
     def replicate(self) -> None:
-        """Followers take what their leaders have."""
+        """Lets followers copy the batches of their leaders."""
         for partition in self.partitions():
             self._replicate(partition)
 
@@ -289,16 +289,16 @@ class Centre:
     # -- Topics ------------------------------------------------------------------------------------------------------
 
     def partitions(self) -> Iterator[Partition]:
-        """All there are."""
+        """All partitions."""
         for topic in self.topics.values():
             yield from topic.partitions.values()
 
     def settings_of(self, topic: Topic) -> dict[str, str]:
-        """All settings of a topic, defaults included."""
+        """All settings of a topic, including defaults."""
         return effective(self.settings, topic.settings)
 
     def least_in_sync(self, partition: Partition) -> int:
-        """How many replicas have to be in sync for acks=all; 1 where the topic was deleted."""
+        """How many replicas must be in sync for acks=all; 1 if the topic was deleted."""
         topic = self.topics.get(partition.topic)
         if topic is None:
             return 1
@@ -306,7 +306,7 @@ class Centre:
         return min(wanted, len(partition.replicas)) if self.profile.caps_in_sync else wanted
 
     def topic(self, name: str) -> Topic:
-        """A topic.
+        """Returns a topic.
 
         Raises:
             RefusedError: 3.
@@ -317,7 +317,7 @@ class Centre:
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION) from None
 
     def topic_by_id(self, topic_id: uuid.UUID) -> Topic:
-        """A topic by its id.
+        """Returns a topic by its id.
 
         Raises:
             RefusedError: 100.
@@ -328,7 +328,7 @@ class Centre:
         raise RefusedError(UNKNOWN_TOPIC_ID)
 
     def partition(self, name: str, number: int) -> Partition:
-        """A partition.
+        """Returns a partition.
 
         Raises:
             RefusedError: 3.
@@ -339,7 +339,7 @@ class Centre:
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION) from None
 
     def check_name(self, name: str) -> None:
-        """Whether a topic may have this name.
+        """Checks a topic's name.
 
         Raises:
             RefusedError: 17.
@@ -415,7 +415,7 @@ class Centre:
             partition.controlled(self.able, unclean=False)
 
     def grow_topic(self, name: str, count: int, assignments: Sequence[Sequence[int]] | None = None) -> None:
-        """Gives a topic more partitions.
+        """Adds partitions to a topic.
 
         Raises:
             RefusedError: 3, 37 or 39.
@@ -446,7 +446,7 @@ class Centre:
         return self.topics.pop(name)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
-        """Changes settings; None brings a default back.
+        """Changes settings; None restores a default.
 
         Raises:
             RefusedError: 3 or 40.
@@ -458,20 +458,20 @@ class Centre:
         self.controlled()
 
     def wipe(self, name: str, number: int) -> None:
-        """A partition's records and all that was known from them are lost on all replicas; it begins at 0 again."""
+        """Deletes a partition's records, and everything derived from them, on all replicas. It begins at 0 again."""
         partition = self.partition(name, number)
         partition.logs = {node: ReplicaLog() for node in partition.replicas}
         if partition.leader >= 0:
             partition.log.assign_epoch(partition.leader_epoch, 0)
 
     def delete_records(self, node: int, name: str, number: int, before: int) -> int:
-        """DeleteRecords: the new first offset.
+        """DeleteRecords. Returns the new first offset.
 
         Args:
-            node: The broker that was asked.
+            node: Node id of the broker that got the request.
             name: Topic.
             number: Partition.
-            before: The new first offset, -1 for the high watermark.
+            before: The new first offset; -1: the high watermark.
 
         Raises:
             RefusedError: 1, 3 or 6.
@@ -488,12 +488,12 @@ class Centre:
     # -- Clients -----------------------------------------------------------------------------------------------------
 
     def new_producer_id(self) -> int:
-        """An id that was never given."""
+        """Returns an unused id."""
         self._producer_ids += 1
         return self._producer_ids - 1
 
     def append(self, node: int, name: str, number: int, data: bytes, acks: int) -> Appended:
-        """Produce for one partition, see `Partition.append`."""
+        """Produce for one partition. See `Partition.append`."""
         self.check_allowed("write", "topic", name)
         partition = self.partition(name, number)
         answer = partition.append(
@@ -508,9 +508,9 @@ class Centre:
         return answer
 
     def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:
-        """The follower that a leader sends a consumer of this rack to (KIP-392); None: it serves the consumer itself.
+        """The follower to which a leader sends a consumer of this rack (KIP-392); None: the leader serves it itself.
 
-        That is an in-sync replica of the rack that has the offset, unless the leader is of the rack.
+        This is an in-sync replica in the rack that has the offset, unless the leader is in the rack.
         """
         if not rack or node != partition.leader or self.settings["replica.selector.class"] != RACK_AWARE:
             return None
@@ -522,7 +522,7 @@ class Centre:
         return max(near, key=lambda other: partition.logs[other].end_offset)
 
     def check_allowed(self, operation: str, kind: str, name: str) -> None:
-        """Whether clients may do this.
+        """Checks whether clients may do this.
 
         Raises:
             RefusedError: 29, 30, 31 or 53.
@@ -532,7 +532,7 @@ class Centre:
             raise RefusedError(_DENIED[kind])
 
     def deny(self, operation: str, kind: str, name: str, *, on: bool) -> None:
-        """From now on clients may not do this, or may again.
+        """Forbids an operation to all clients from now on, or permits it again.
 
         Raises:
             UsageError: No such operation or kind of resource.

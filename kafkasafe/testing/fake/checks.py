@@ -1,7 +1,7 @@
-"""What a broker checks of a batch before it looks at its sequence. Pure.
+"""A broker's checks of a batch before it looks at the sequence. Pure.
 
-The order is the broker's, because it decides which of several faults is answered: base offset, size, checksum, then
-the records (count, kind, timestamps). Kafka's error code of the first fault is the answer.
+They have the broker's order, which decides which of several faults it reports: base offset, size, checksum, then the
+records (count, kind, timestamps). The answer has Kafka's error code of the first fault.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _ATTRIBUTES_AT: Final = 22  # the low byte: compression, timestamp type, kind
 _MAX_TIMESTAMP_AT: Final = 35
 _LOG_OVERHEAD: Final = 12
 _LOG_APPEND_TIME: Final = 0x08
-_MAX_LISTED: Final = 10  # records that a broker names one by one
+_MAX_LISTED: Final = 10  # maximum number of records that a broker names
 
 
 class NotModelledError(KafkaSafeError, NotImplementedError):
-    """A client wants something that the fake does not have. It gets no answer at all: a guess would be a lie."""
+    """A client uses a feature that the fake does not have. It gets no answer, because a guess could be wrong."""
 
 
 class RefusedError(KafkaSafeError):
-    """A request, or a part of it, that is answered with an error code.
+    """An error code as the answer to a request, or to a part of it.
 
     Attributes:
         code: Kafka's error code.
-        message: What a broker would say, None where it says nothing.
-        record_errors: (index in the batch, message) of the records at fault.
-        early: A batch was refused before the broker looked at the partition's log.
+        message: The broker's message; None if it sends none.
+        record_errors: (index in the batch, message) of the faulty records.
+        early: Whether the broker refused the batch before it looked at the partition's log.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RefusedError(KafkaSafeError):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch as it lies in a log: its bytes, and the header read from them."""
+    """A batch as it is stored in a log: its bytes, and the decoded header."""
 
     data: bytes
     header: BatchHeader
@@ -96,19 +96,19 @@ def admit(
     ahead_ms: int | None,
     behind_ms: int | None,
 ) -> BatchHeader:
-    """The header of a batch that a client may append.
+    """Checks a batch that a client appends, and returns its header.
 
     Args:
-        data: What the request holds for one partition.
+        data: The request's bytes for one partition.
         now_ms: The broker's clock.
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: The broker will replace the timestamps, so they are not checked.
         keys_needed: The topic is compacted.
-        ahead_ms: How far ahead of the clock a timestamp may be, None for any.
-        behind_ms: How old it may be, None for any.
+        ahead_ms: How far a timestamp may be ahead of the clock; None: no limit.
+        behind_ms: How far a timestamp may be before the clock; None: no limit.
 
     Raises:
-        RefusedError: With the code that a broker answers.
+        RefusedError: With the code of a broker's answer.
     """
     if len(data) < _MAGIC_AT + 1:
         raise RefusedError(CORRUPT_MESSAGE, "The record batch is cut short")
@@ -152,7 +152,7 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Which of two codes: bytes that were damaged on the way, or a batch that was made wrong."""
+    """Distinguishes bytes that were damaged in transit from a batch that was built incorrectly."""
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE
     count = int.from_bytes(data[57:61], "big", signed=True)
@@ -199,12 +199,12 @@ def _check_timestamps(
 def store(
     data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
 ) -> StoredBatch:
-    """The batch as the leader writes it: offset and leader epoch filled in, timestamps where the topic says so.
+    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required.
 
     Args:
-        data: One batch, admitted.
-        base_offset: Where it goes.
-        leader_epoch: Under which epoch.
+        data: One admitted batch.
+        base_offset: Its offset.
+        leader_epoch: The current leader epoch.
         append_time_ms: The broker's time if the topic has LogAppendTime, else None.
     """
     batch = bytearray(data)

@@ -24,7 +24,7 @@ _POLL_S: Final = 0.002
 
 
 class FakeCluster(Control):
-    """A Kafka cluster in memory, on 127.0.0.1, for unit tests: no Java, up in a millisecond.
+    """A Kafka cluster in memory, on 127.0.0.1, for unit tests: without Java, and ready in a millisecond.
 
     ```python
     with FakeCluster(brokers=3) as cluster:
@@ -34,28 +34,28 @@ class FakeCluster(Control):
         cluster.kill(cluster.leader("orders", 0))
     ```
 
-    It speaks Kafka's protocol, so every client works with it unchanged; its methods have the names that they have on
-    `KafkaCluster`, so that a test can run on either. Batches are stored as they came and are checked as brokers check
-    them: size, checksum, sequences, timestamps. What it does not model it does not answer: the connection ends, and
-    `close` raises `NotModelledError`. `docs/testing.md` lists what is missing; a contract suite runs the same cases
+    It uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as those of
+    `KafkaCluster`, so a test can run on either. It stores batches unchanged, and checks them like a broker: size,
+    checksum, sequences, timestamps. It does not answer requests that it does not model: the connection ends, and
+    `close` raises `NotModelledError`. `docs/testing.md` lists what is missing. A contract suite runs the same cases
     here and on real brokers.
 
-    Methods may be called from any thread but must not be called under a lock that a client's callback wants. Each
-    returns when what it names has happened. Where a method takes `topic, partition`, a `TopicPartition` does as well.
+    Methods may be called from any thread, but not under a lock that a client's callback needs. Every method returns
+    when its effect has been achieved. Methods with the parameters `topic, partition` also accept a `TopicPartition`.
 
-    Settings that differ from Kafka's: a dead broker is noticed after 0.1 s (`broker.session.timeout.ms`), no rebalance
-    delay, producers are checked for expiry every second, up to three replicas, `min.insync.replicas=2` from three
-    brokers on.
+    These settings differ from Kafka's. The controller notices a dead broker after 0.1 s
+    (`broker.session.timeout.ms`). There is no rebalance delay. Producers are checked for expiry every second. Topics
+    have up to three replicas, with `min.insync.replicas=2` from three brokers on.
 
     Args:
-        brokers: How many, 1 or more; their node ids are 1 … `brokers`.
-        version: Which Kafka it is: "4.3.0" or "2.8.2".
+        brokers: Number of brokers, 1 or more. Their node ids are 1 … `brokers`.
+        version: Version of Kafka: "4.3.0" or "2.8.2".
         config: Broker settings by Kafka's names.
-        broker_config: `{node: settings}`: what differs from that for single brokers, which is `broker.rack` only.
-        cluster_id: The id that brokers answer; random by default.
+        broker_config: `{node: settings}`: settings of single brokers. Only `broker.rack` is possible.
+        cluster_id: The cluster's id; random by default.
 
     Raises:
-        ConfigError: A number of brokers, a version or a setting that the fake does not have.
+        ConfigError: The fake does not support this number of brokers, version or setting.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class FakeCluster(Control):
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        # The machine's clock may be set while a throttled client, or a session, waits for its time.
+        # The machine's clock may be adjusted while a throttled client, or a session, waits.
         self._began_ms = (time.time_ns() - time.monotonic_ns()) // 1_000_000
         self._ahead_ms = 0
         self._wire: Wire | None = None
         self._closed = False
         super().__init__(brokers, version, config, cluster_id or random_id(), broker_config)
 
-    # --- life -------------------------------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------------------------------
 
     def open(self) -> Self:
-        """Starts listening. `with` calls it."""
+        """Starts to listen. `with` calls it."""
         if self._closed:
             raise UsageError("a FakeCluster is opened once; make a new one")
         if self._wire is None:
@@ -86,10 +86,10 @@ class FakeCluster(Control):
         return self
 
     def close(self) -> None:
-        """Ends it with all connections. Idempotent.
+        """Ends the cluster and all its connections. Idempotent.
 
         Raises:
-            NotModelledError: A client wanted something that the fake does not have; it got no answer.
+            NotModelledError: A client used a feature that the fake does not have, and got no answer.
         """
         if self._closed:
             return
@@ -141,11 +141,11 @@ class FakeCluster(Control):
     # --- time -------------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """What time it is in the cluster, in ms since the epoch."""
+        """The current time of the cluster, in ms since the epoch."""
         return self._began_ms + time.monotonic_ns() // 1_000_000 + self._ahead_ms
 
     def advance(self, seconds: float) -> None:
-        """Makes time pass in the cluster at once: what is due is done. Clients keep their own time."""
+        """Advances the cluster's time at once, and does everything that is due. Clients' clocks do not change."""
         if seconds < 0:
             raise UsageError(f"Time does not go back: {seconds:g} s")
         with self._acting():
@@ -156,11 +156,11 @@ class FakeCluster(Control):
 
     @property
     def weather(self) -> dict[int, Weather]:
-        """What goes wrong on the way to each broker."""
+        """The network faults of each broker."""
         return self._open_wire().weather
 
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. How many there were."""
+        """Ends the connections. Returns how many there were."""
         return self._open_wire().cut(self._nodes(node))
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ _FIRST_WITH_IDS: Final = 10
 
 
 def api_versions(ask: Ask) -> Fields:
-    """ApiVersions; a version that is too new is answered in the oldest one (KIP-511)."""
+    """ApiVersions. Answers in the oldest version if the client's version is too new (KIP-511)."""
     keys = [
         {"api_key": frames.api(name).key, "min_version": oldest, "max_version": newest}
         for name, (oldest, newest) in ask.centre.profile.apis.items()
@@ -92,7 +92,7 @@ def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
             if create and centre.settings["auto.create.topics.enable"] == "true":
                 centre.check_allowed("create", "topic", name)
                 centre.create_topic(name)
-                # What is being created is not there yet.
+                # A topic that is being created does not exist yet.
                 raise RefusedError(centre.profile.creating_code)
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION)
         return _topic_row(ask, centre.topics[name])
@@ -259,7 +259,7 @@ def _rows(known: Mapping[str, str], own: Mapping[str, str], source: int) -> list
 
 
 def _known(ask: Ask, topic: Topic) -> Mapping[str, str]:
-    """A topic's settings, those that this version of Kafka has."""
+    """The settings of a topic that this version of Kafka has."""
     found = ask.centre.settings_of(topic) | topic.settings
     return {name: value for name, value in found.items() if name not in ask.centre.profile.lacking}
 

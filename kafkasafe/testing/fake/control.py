@@ -1,4 +1,4 @@
-"""What a test can do to a fake cluster, whichever door its clients come in by."""
+"""The methods with which tests control a fake cluster, for both ways to connect to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_BROKERS = 999
 
 
 class Control(Network):
-    """Brokers, topics, leaders and disasters, under the names that they have on `KafkaCluster`."""
+    """Brokers, topics, leaders and disasters. The methods have the same names as those of `KafkaCluster`."""
 
     def __init__(
         self,
@@ -60,51 +60,51 @@ class Control(Network):
         )
         return f"<{type(self).__name__} {self.version} [{states}]>"
 
-    # --- what a door has to do --------------------------------------------------------------------------------------
+    # --- what subclasses implement ----------------------------------------------------------------------------------
 
     @abstractmethod
     def now_ms(self) -> int:
-        """What time it is in the cluster, in ms since the epoch."""
+        """The current time of the cluster, in ms since the epoch."""
 
     @abstractmethod
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
-        """Lets time pass until a condition holds; `ClusterError` otherwise."""
+        """Lets time pass until a condition holds. Raises `ClusterError` if it does not."""
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """While the state is changed nobody else looks at it; afterwards the door follows."""
+        """Context for a change of the state. Other threads cannot use it meanwhile; connections follow afterwards."""
         yield
 
     @property
     def cluster_id(self) -> str:
-        """The id that brokers answer."""
+        """The cluster's id, as brokers report it."""
         return self._desk.centre.cluster_id
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def is_running(self, node: int) -> bool:
-        """Whether the broker's process is there (a paused one is)."""
+        """Whether the broker's process exists, even if it is paused."""
         self._check_node(node)
         return self._desk.centre.brokers[node].up
 
     def kill(self, node: int) -> None:
-        """As SIGKILL: connections end, and none is accepted. Leaders move after `broker.session.timeout.ms`."""
+        """Like SIGKILL: connections end, and new ones are refused. Leaders move after `broker.session.timeout.ms`."""
         with self._acting(node) as desk:
             desk.centre.kill(node)
 
     def kill_all(self) -> None:
-        """As SIGKILL to all brokers at once. Data stays."""
+        """Like SIGKILL to all brokers at once. Data stays."""
         with self._acting() as desk:
             for node in self.brokers:
                 desk.centre.kill(node)
 
     def stop(self, node: int) -> None:
-        """Orderly shutdown: leaders are moved away first."""
+        """Shuts a broker down in an orderly way: it moves its leaders first."""
         with self._acting(node) as desk:
             desk.centre.stop(node)
 
     def start(self, node: int) -> None:
-        """Starts a broker on the data it left. Does nothing to one that runs."""
+        """Starts a broker on its data. Does nothing if it is running."""
         with self._acting(node) as desk:
             desk.centre.start(node)
 
@@ -115,22 +115,22 @@ class Control(Network):
                 desk.centre.start(node)
 
     def restart(self, node: int, *, hard: bool = False) -> None:
-        """`stop` (with `hard=True` `kill`) and `start`."""
+        """Calls `stop` (with `hard=True`, `kill`) and `start`."""
         (self.kill if hard else self.stop)(node)
         self.start(node)
 
     def pause(self, node: int) -> None:
-        """As SIGSTOP: connections stay open and nothing answers. Leaders move after the session timeout."""
+        """Like SIGSTOP: connections stay open, but nothing answers. Leaders move after the session timeout."""
         with self._acting(node) as desk:
             desk.centre.pause(node)
 
     def resume(self, node: int) -> None:
-        """After `pause`. Does nothing to a broker that is not paused."""
+        """Resumes a paused broker. Does nothing if it is not paused."""
         with self._acting(node) as desk:
             desk.centre.resume(node)
 
     def recover(self) -> None:
-        """Everything is well again: what is paused goes on, what is down starts, no fault of the network is left."""
+        """Repairs everything: resumes paused brokers, starts brokers that are down, and ends network faults."""
         self.restore()
         with self._acting() as desk:
             for node in self.brokers:
@@ -141,7 +141,7 @@ class Control(Network):
             desk.centre.controlled()
 
     def wait_ready(self) -> None:
-        """Returns at once: a broker that was started is there."""
+        """Returns at once, because a started broker serves at once."""
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
@@ -157,43 +157,43 @@ class Control(Network):
         """Creates a topic.
 
         Args:
-            name: Its name.
-            partitions: How many.
+            name: Topic name.
+            partitions: Number of partitions.
             replication_factor: Default min(3, brokers).
             config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, the preferred leader first, instead of the two numbers.
+            assignments: `{partition: [node, …]}`, preferred leaders first; replaces the two numbers.
 
         Raises:
-            kafka.errors.TopicAlreadyExistsError: There is one of that name.
+            kafka.errors.TopicAlreadyExistsError: The topic exists.
             kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
         """
         with self._acting() as desk:
             desk.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records; one that is created again has another id."""
+        """Deletes a topic with its records. If it is created again, it gets another id."""
         with self._acting() as desk:
             desk.centre.delete_topic(name)
             desk.groups.topic_deleted(name)
 
     def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
-        """Sets topic settings; the others stay as they are."""
+        """Changes settings of a topic; its other settings stay."""
         with self._acting() as desk:
             desk.centre.alter_topic(name, config)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Gives a topic more partitions, so many in all."""
+        """Adds partitions to a topic, up to this total number."""
         with self._acting() as desk:
             desk.centre.grow_topic(name, partitions)
 
     def delete_records(self, topic: str | TopicPartition, partition: int = 0, before: int = -1) -> int:
-        """Removes the records before an offset (-1: all up to the high watermark). The new first offset."""
+        """Removes the records before an offset (-1: the high watermark). Returns the new first offset."""
         found = self._partition(topic, partition)
         with self._acting() as desk:
             return desk.centre.delete_records(found.leader, found.topic, found.number, before)
 
     def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
-        """What readers can see of a partition, batch by batch, decoded."""
+        """The records of a partition that readers can see, decoded, batch by batch."""
         found = self._partition(topic, partition)
         with self._acting():
             log = self._led(found).log
@@ -204,9 +204,9 @@ class Control(Network):
             ]
 
     def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
-        """The values of all records that readers can see: of one partition, or of all, one after the other.
+        """The values of all records that readers can see, in one partition or in all partitions in order.
 
-        Transactions are not looked at: records of aborted ones are there too.
+        Ignores transactions: the result includes records of aborted ones.
         """
         with self._acting() as desk:
             numbers = [partition] if partition is not None else sorted(desk.centre.topic(topic).partitions)
@@ -224,7 +224,7 @@ class Control(Network):
         """Leader, epoch, replicas and in-sync replicas.
 
         Raises:
-            ClusterError: There is no such partition.
+            ClusterError: The partition does not exist.
         """
         found = self._partition(topic, partition)
         with self._acting():
@@ -233,7 +233,7 @@ class Control(Network):
             )
 
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
-        """Node id of the partition's leader; waits while there is none, or the one there is killed or paused."""
+        """Node id of the partition's leader. Waits while there is none, or while the leader is killed or paused."""
         found = self._partition(topic, partition)
         brokers = self._desk.centre.brokers
         self._until(
@@ -246,7 +246,7 @@ class Control(Network):
     def wait_in_sync(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> PartitionState:
-        """Returns when all replicas of the partition are in sync and its leader lives."""
+        """Returns when all replicas of the partition are in sync and its leader is running."""
         found = self._partition(topic, partition)
         self._until(
             lambda: found.leader >= 0 and found.in_sync == set(found.replicas), timeout_s, f"{found!r}"
@@ -254,10 +254,10 @@ class Control(Network):
         return self.partition_state(topic, partition)
 
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
-        """Returns when each transaction that was committed or aborted before the call is so for every reader.
+        """Returns when all readers see the end of each transaction that was committed or aborted before this call.
 
         Raises:
-            ClusterError: There are transactions without their markers after `timeout_s`.
+            ClusterError: After `timeout_s` some transactions still lack markers.
         """
         transactions = self._desk.transactions
         self._until(
@@ -265,10 +265,10 @@ class Control(Network):
         )
 
     def move_leader(self, topic: str | TopicPartition, partition: int = 0, to: int | None = None) -> int:
-        """Moves a partition's leadership to another in-sync replica, orderly. The new leader's node id.
+        """Moves a partition's leadership to another in-sync replica without a loss. Returns the new leader's node id.
 
         Raises:
-            UsageError: There is no such in-sync replica, or no other one.
+            UsageError: `to` is not an in-sync replica, or there is no other in-sync replica.
         """
         found = self._partition(topic, partition)
         with self._acting() as desk:
@@ -285,7 +285,7 @@ class Control(Network):
     def hold_back(
         self, node: int, topic: str | TopicPartition, partition: int = 0, *, on: bool = True
     ) -> None:
-        """A follower takes nothing any more, and stays in sync: the high watermark stands still. Only in the fake."""
+        """Stops a follower's replication although it stays in sync, so the high watermark stops. Only in the fake."""
         found = self._partition(topic, partition)
         if node not in found.logs:
             raise UsageError(f"Broker {node} has no replica of {found!r}")
@@ -301,14 +301,14 @@ class Control(Network):
         partition: int = 0,
         during: Callable[[], object] | None = None,
     ) -> LostRecords:
-        """Makes a replica leader that missed writes: acknowledged records are lost, the log is truncated.
+        """Makes a replica the leader that has missed writes: acknowledged records are lost, and logs are truncated.
 
-        As `KafkaCluster.unclean_failover`: the followers are killed, `during` is called, the leader is killed, a
-        follower is started and elected uncleanly, then all the others. For the time of the call the topic has
+        Like `KafkaCluster.unclean_failover`: kills the followers, calls `during`, kills the leader, starts a follower,
+        which wins an unclean election, and then starts the others. During the call the topic has
         `min.insync.replicas=1` and `unclean.leader.election.enable=true`.
 
         Raises:
-            UsageError: The partition has one replica.
+            UsageError: The partition has only one replica.
         """
         found = self._partition(topic, partition)
         self.leader(topic, partition)
@@ -346,7 +346,7 @@ class Control(Network):
         return LostRecords(found.topic, found.number, min(kept, end), end, found.leader)
 
     def lose_log(self, topic: str | TopicPartition, partition: int = 0) -> LostRecords:
-        """Wipes a partition on all its replicas, as a lost disk would: it starts again at offset 0."""
+        """Deletes a partition on all its replicas, like a lost disk: it starts again at offset 0."""
         found = self._partition(topic, partition)
         self.leader(topic, partition)
         with self._acting() as desk:
@@ -361,12 +361,12 @@ class Control(Network):
         return LostRecords(found.topic, found.number, first, end, found.leader)
 
     def expire_producers(self, topics: Iterable[str] | None = None) -> None:
-        """Makes the brokers forget all idempotent producers, as they do after 24 h without a write."""
+        """Makes the brokers forget all idempotent producers, as after 24 h without a write."""
         with self._acting() as desk:
             desk.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
-        """Another, empty cluster answers at the same addresses from now on. Only in the fake."""
+        """Replaces the cluster by another, empty one at the same addresses. Only in the fake."""
         with self._acting() as desk:
             desk.reset(cluster_id or random_id(), self.now_ms())
         self.cut()
@@ -380,18 +380,18 @@ class Control(Network):
         transactional_id: str | None = None,
         on: bool = True,
     ) -> None:
-        """From now on no client may do this; with `on=False` all may again.
+        """Forbids an operation to all clients from now on; with `on=False`, permits it again.
 
         Args:
             operation: "read", "write", "describe", "create", "delete" or "alter".
-            topic: Of a topic; "*" for all.
-            group: Of a consumer group; "*" for all.
-            transactional_id: Of a transactional id; "*" for all. None of the three: of the cluster ("write":
+            topic: Name of the topic; "*" for all.
+            group: Name of the consumer group; "*" for all.
+            transactional_id: The transactional id; "*" for all. Without any of the three, the cluster ("write":
                 producer ids).
-            on: Whether it is denied.
+            on: True: forbid. False: permit.
 
         Raises:
-            UsageError: No such operation, or more than one kind of resource.
+            UsageError: The operation does not exist, or there is more than one kind of resource.
         """
         named = {"topic": topic, "group": group, "transactional_id": transactional_id}
         given = {kind: name for kind, name in named.items() if name is not None} or {
@@ -404,15 +404,15 @@ class Control(Network):
                 desk.centre.deny(operation, kind, name, on=on)
 
     def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
-        """Answers ask clients to be silent for a while, and the broker reads nothing from them meanwhile; 0 ends it.
+        """Makes brokers throttle clients: answers request a pause, and the broker reads nothing meanwhile. 0 ends it.
 
         Args:
-            seconds: For how long.
-            api: `"Produce"` …; None: all, apart from ApiVersions.
-            times: How often; None: until further notice.
+            seconds: Length of the pause.
+            api: `"Produce"` …; None: all except ApiVersions.
+            times: Number of answers; None: no limit.
 
         Raises:
-            UsageError: A negative time.
+            UsageError: The time is negative.
         """
         if seconds < 0:
             raise UsageError(f"No time is negative: {seconds:g} s")
@@ -427,19 +427,19 @@ class Control(Network):
 
     @property
     def requests(self) -> Counter[str]:
-        """How many requests there were so far, by API name. A copy."""
+        """Number of requests so far, by API name. A copy."""
         return Counter(self._desk.counts)
 
     @property
     def errors(self) -> list[BaseException]:
-        """What clients wanted that the fake does not have. A copy."""
+        """Errors about features that clients used but the fake does not have. A copy."""
         return list(self._desk.errors)
 
-    # --- what they have in common -----------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _acting(self, node: int | None = None) -> Iterator[Desk]:
-        """At the present time, nobody else looking. Kafka's codes become kafka-python's errors."""
+        """Context for one action at the current time. Turns Kafka's codes into kafka-python's errors."""
         if node is not None:
             self._check_node(node)
         try:
@@ -470,5 +470,5 @@ class Control(Network):
 
 
 def random_id() -> str:
-    """A cluster id of its own."""
+    """Returns a new cluster id."""
     return f"fake-{uuid.uuid4().hex[:16]}"

@@ -25,16 +25,16 @@ INVALID_TXN_STATE: Final = 48
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
-"""Codes of Produce that a broker answers with the start of the partition's log, unless it did not look at the log."""
+"""With these codes, a broker's answer to Produce has the start of the log, unless it did not look at the log."""
 
 _PRODUCE_BY_ID: Final = 13
-_FETCH_ANY: Final = 11  # from here on followers serve consumers (KIP-392)
+_FETCH_ANY: Final = 11  # from this version on, followers serve consumers (KIP-392)
 _FETCH_BY_ID: Final = 13
 _FETCH_STATE: Final = 15
 
 
 def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, Fields, str | None]]:
-    """(topic of the request, how the answer names it, its name or None where the id is unknown)."""
+    """Yields (topic of the request, its name or id for the answer, its name or None if the id is unknown)."""
     for topic in topics:
         if not by_id:
             name = topic.topic if hasattr(topic, "topic") else topic.name
@@ -50,7 +50,7 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
 
 
 class _Produce:
-    """One Produce request: appended at once, answered when the in-sync replicas have it."""
+    """One Produce request. Its batches are appended at once, and answered when the in-sync replicas have them."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -96,10 +96,10 @@ class _Produce:
         return row
 
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
-        """The row of a batch that is refused, as real brokers fill it in (tests/contract).
+        """The answer's row for a refused batch, with the fields that real brokers set (tests/contract).
 
-        They send the message of an error of single records, and of a transaction without the partition; others are for
-        the fake's own log.
+        They send messages only for errors of single records, and for a transaction without the partition. Other
+        messages are for the fake's own log.
         """
         start = -1
         if name is not None and refused.code in _OF_THE_LOG and not refused.early:
@@ -123,7 +123,7 @@ class _Produce:
         return row
 
     def look(self, now_ms: int) -> Fields | None:
-        """The answer once all partitions are decided."""
+        """Returns the answer once all partitions have an outcome."""
         for key, (row, partition, appended, epoch) in list(self.waiting.items()):
             code = self._code(partition, appended, epoch, now_ms)
             if code is None:
@@ -159,7 +159,7 @@ def _hint(partition: Partition, hinted: set[int]) -> Fields:
 
 
 class _Fetch:
-    """One Fetch request: looked at until there is enough to read, an error, or no time left."""
+    """One Fetch request. It waits for enough data, an error, or its timeout."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -171,12 +171,12 @@ class _Fetch:
         if message.replica_id >= 0 or (state is not None and state.replica_id >= 0):
             raise NotModelledError("Fetch by a follower: the fake's replicas need no requests")
         if message.session_id:
-            # Sessions are refused by giving none, as a broker without room for one does.
+            # Refuse a session by not creating one, like a broker without room for sessions.
             return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
         return self.look(self.ask.now_ms) or Later(self.look, self.deadline_ms)
 
     def look(self, now_ms: int) -> Fields | None:
-        """The answer if it must not wait any more."""
+        """Returns the answer if the request need not wait any longer."""
         ask, message = self.ask, self.ask.message
         left, size, urgent = message.max_bytes if ask.version >= 3 else 2**31 - 1, 0, not message.topics
         hinted: set[int] = set()
@@ -267,7 +267,7 @@ def _answered(found: Fetched, *, committed: bool) -> Fields:
 def _each(
     topics: list[Any], partitions: str, answer: Callable[[str, Any], Fields], name_field: str = "name"
 ) -> list[Fields]:
-    """One row for each partition of a request, by topic."""
+    """Returns one row for each partition of a request, by topic."""
     return [
         {
             name_field: getattr(topic, name_field),

@@ -1,7 +1,7 @@
-"""Requests as bytes in, answers as bytes out, for all brokers of a fake cluster. No I/O, no thread, no clock.
+"""Turns requests as bytes into answers as bytes, for all brokers of a fake cluster. No I/O, no thread, no clock.
 
-What the fake does not model has no answer: it is kept in `errors`, and the connection ends. A client that goes on in
-spite of that is found out when the cluster is closed.
+A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. If the
+client continues nevertheless, closing the cluster reveals it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _HANDLERS: Final[Mapping[str, Handler]] = (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer's bytes, size included.
+    """An encoded answer, including its size.
 
     Attributes:
-        frame: None where the request has no answer (acks=0).
-        throttle_ms: For how long the broker reads nothing more from the connection.
+        frame: None if the request has no answer (acks=0).
+        throttle_ms: For how long the broker stops reading from the connection.
     """
 
     frame: bytes | None
@@ -50,7 +50,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request whose answer is not there yet: ask `Desk.look` again."""
+    """A request whose answer is not available yet. Call `Desk.look` again."""
 
     request: frames.Request
     later: Later
@@ -63,15 +63,15 @@ class _Throttle:
 
 
 class Desk:
-    """All that a fake cluster knows, and the way in.
+    """The whole state of a fake cluster, and the entry for requests.
 
     Attributes:
         centre: Brokers, topics, records.
         groups: Consumer groups.
         transactions: Transactions.
-        addresses: (host, port) of each broker, as clients are told.
-        counts: Requests by API name.
-        errors: What clients wanted that the fake does not have.
+        addresses: (host, port) of each broker, as clients see them.
+        counts: Number of requests by API name.
+        errors: Errors about features that clients used but the fake does not have.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class Desk:
         self.reset(cluster_id, now_ms)
 
     def reset(self, cluster_id: str, now_ms: int) -> None:
-        """Another cluster, empty, takes the place of this one behind the same addresses."""
+        """Replaces the cluster by another, empty one at the same addresses."""
         self.centre = Centre(*self._made, cluster_id=cluster_id, now_ms=now_ms)
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)
 
     def advance(self, now_ms: int) -> None:
-        """Does all that became due."""
+        """Does everything that is due."""
         self.centre.advance(now_ms)
         self.groups.advance(now_ms)
         self.transactions.advance(now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When `advance` has something to do next, None for never."""
+        """When `advance` next has something to do; None: never."""
         parts = self.centre, self.groups, self.transactions
         due = [at for at in (part.next_due_ms() for part in parts) if at is not None]
         return min(due, default=None)
 
     def throttle(self, throttle_ms: int, api: str | None, times: int | None) -> None:
-        """From now on answers (of one API, or of all) tell clients to be silent for a while; 0 ends it."""
+        """Makes answers (of one API, or of all) tell clients to pause from now on; 0 ends it."""
         name = None if api is None else frames.api(api).name
         if throttle_ms:
             self._throttles[name] = _Throttle(throttle_ms, times)
@@ -120,15 +120,15 @@ class Desk:
     # -- Requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, node: int, frame: bytes, now_ms: int) -> Reply | Held:
-        """One request.
+        """Handles one request.
 
         Args:
-            node: The broker that was asked.
+            node: Node id of the broker that got the request.
             frame: The request without its size.
-            now_ms: What time it is.
+            now_ms: The current time.
 
         Raises:
-            NotModelledError: Nothing like that is modelled. Already in `errors`.
+            NotModelledError: The fake does not model the request. The error is already in `errors`.
         """
         try:
             return self._handle(node, frame, now_ms)
@@ -165,7 +165,7 @@ class Desk:
         return Reply(None) if answer is None else self._reply(request, answer)
 
     def look(self, held: Held, now_ms: int) -> Reply | None:
-        """The answer to a request that was held, None if it is still not there."""
+        """The answer to a held request; None if it is still not available."""
         answer = held.later.look(now_ms)
         return None if answer is None else self._reply(held.request, answer)
 
@@ -197,7 +197,7 @@ class Desk:
         return Reply(response.encode(), throttle_ms)
 
     def throttled(self, name: str) -> int:
-        """For how long, in ms, whoever gets an answer of this API is to be silent."""
+        """For how long a client that gets an answer of this API should pause, in ms."""
         for key in (name, None):
             rule = self._throttles.get(key)
             if rule is None or name == "ApiVersions":
@@ -214,5 +214,5 @@ _KEYS: Final = frozenset(known.key for known in frames.apis())
 
 
 def handler(name: str) -> Handler:
-    """What answers requests of an API."""
+    """Returns the handler of an API."""
     return _HANDLERS[name]

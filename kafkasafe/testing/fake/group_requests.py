@@ -27,11 +27,11 @@ _LONGEST_METADATA: Final = 4096  # offset.metadata.max.bytes
 _NEEDS_ID: Final = 4  # JoinGroup
 _MANY_GROUPS: Final = 8  # OffsetFetch
 _BY_ID: Final = 10  # OffsetCommit, OffsetFetch
-_NOT_FOUND: Final = 6  # DescribeGroups: from here on a group that is not there is an error
+_NOT_FOUND: Final = 6  # DescribeGroups: from this version on, a missing group is an error
 
 
 def _checked(name_of: Callable[[Any], str], empty: Fields, work: Handler) -> Handler:
-    """A handler that only the group's coordinator answers, and whose errors are at the top of the answer."""
+    """Makes a handler that only the group's coordinator answers, with errors at the top of the answer."""
 
     def handler(ask: Ask) -> Fields | Later | None:
         if getattr(ask.message, "group_instance_id", None) is not None:

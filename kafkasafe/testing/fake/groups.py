@@ -1,9 +1,9 @@
 """Consumer groups of the classic protocol: members, generations, committed offsets. Pure.
 
-A group is EMPTY, PREPARING (members are joining), COMPLETING (the leader is dividing the partitions) or STABLE. All
-times are in ms and come from outside; `advance` throws out members that were silent for too long.
+A group is EMPTY, PREPARING (members are joining), COMPLETING (the leader divides the partitions) or STABLE. Callers
+pass all times, in ms; `advance` removes members whose session has timed out.
 
-Not modelled, and refused loudly: static members (`group.instance.id`) and the newer protocol of KIP-848.
+Not modelled, and refused with an error: static members (`group.instance.id`) and the newer protocol of KIP-848.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMBER_ID_REQUIRED: Final = 79
 
 
 class GroupState(enum.Enum):
-    """What a group is doing."""
+    """The state of a group."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -46,10 +46,10 @@ class Offset:
     """A committed offset.
 
     Attributes:
-        offset: Of the next record to be read.
-        leader_epoch: Of the last one before it, -1 when unknown.
-        metadata: Kept with it.
-        place: Where it stands in the log of offsets: of two the later one counts, whichever was committed first.
+        offset: Offset of the next record to read.
+        leader_epoch: Leader epoch of the record before it; -1 if unknown.
+        metadata: Text stored with it.
+        place: Its place in the log of offsets. Of two offsets the later one in the log counts, not the later commit.
     """
 
     offset: int
@@ -70,9 +70,9 @@ class Member:
     heard_ms: int
     assignment: bytes = b""
     joined: bool = False
-    """It has joined the generation that is being prepared."""
+    """Whether it has joined the generation that is being prepared."""
     waiting: bool = False
-    """It waits for an answer, which keeps it alive."""
+    """Whether it waits for an answer. This keeps its session alive."""
 
 
 @dataclass(slots=True)
@@ -87,12 +87,12 @@ class Group:
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
     promised: set[str] = field(default_factory=set)
-    """Ids that were given to members that have not come back with them yet."""
+    """Ids that were given to members that have not joined with them yet."""
     rebalance_by_ms: int = 0
     others_until_ms: int = 0
-    """Whoever joins an empty group waits until then for others (`group.initial.rebalance.delay.ms`); 0: for nobody."""
+    """Until when members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: they do not wait."""
     others_left_ms: int = 0
-    """How much longer it may wait for others if some come."""
+    """By how much this may still be extended if others join."""
     others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Group:
     places: int = 0
 
     def append(self, offset: Offset) -> Offset:
-        """The offset as it is in the log."""
+        """Adds an offset to the log, and returns it with its place."""
         self.places += 1
         return replace(offset, place=self.places)
 
@@ -114,15 +114,15 @@ class Groups:
         self._members = 0
 
     def coordinator(self, name: str) -> int:
-        """Node id of the broker that coordinates a group, -1 if none can."""
+        """Node id of the broker that coordinates a group; -1 if there is none."""
         return coordinator(self._centre, name, "offsets.topic.num.partitions")
 
     def all(self) -> Mapping[str, Group]:
-        """By name."""
+        """All groups, by name."""
         return self._groups
 
     def get(self, name: str) -> Group:
-        """A group, made if there is none.
+        """Returns a group, and creates it if it does not exist.
 
         Raises:
             RefusedError: 24 or 30.
@@ -133,13 +133,13 @@ class Groups:
         return self._groups.setdefault(name, Group(name))
 
     def known(self, name: str) -> Group | None:
-        """A group, None if there is none."""
+        """Returns a group; None if it does not exist."""
         return self._groups.get(name)
 
     # -- Time --------------------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Members that are silent go, and what waited for them goes on."""
+        """Removes members whose session has timed out, and continues rebalances that waited for them."""
         for group in self._groups.values():
             for member in list(group.members.values()):
                 if not member.waiting and now_ms - member.heard_ms >= member.session_timeout_ms:
@@ -160,7 +160,7 @@ class Groups:
                         self._remove(group, member.member_id, now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When `advance` has something to do next."""
+        """When `advance` next has something to do."""
         if not self._groups:
             return None
         due = [
@@ -189,10 +189,10 @@ class Groups:
         needs_id: bool,
         now_ms: int,
     ) -> Member | str:
-        """A member joins; `joined` says when the generation is there.
+        """Adds a member. `joined` says when the generation is complete.
 
         Returns:
-            The member; or an id with which it is to come back (KIP-394).
+            The member; or an id with which the client must join again (KIP-394).
 
         Raises:
             RefusedError: 23, 24, 25, 26 or 30.
@@ -226,7 +226,7 @@ class Groups:
             group.protocol_type = protocol_type
             unchanged = False
         else:
-            # Only the leader, or a member that wants something else, makes a stable group begin again.
+            # In a stable group, only the leader, or a member with changed metadata, starts a rebalance.
             unchanged = (
                 group.state is GroupState.STABLE
                 and member.protocols == protocols
@@ -296,7 +296,7 @@ class Groups:
             member.heard_ms = now_ms
 
     def check_member(self, group: Group, member_id: str, generation: int | None) -> Member:
-        """A member that belongs to the present generation.
+        """Returns a member of the current generation.
 
         Raises:
             RefusedError: 22 or 25.
@@ -311,11 +311,11 @@ class Groups:
     def sync(
         self, name: str, member_id: str, generation: int, assignments: Mapping[str, bytes], now_ms: int
     ) -> Callable[[], bytes | None]:
-        """A member asks for its share; the leader brings all shares.
+        """A member requests its assignment. The leader sends all assignments.
 
         Returns:
-            A look at it: the share, None while the leader has not brought it; raises `RefusedError` if the group
-            begins again meanwhile.
+            A function that returns the assignment, or None while the leader has not sent it. It raises `RefusedError`
+            if another rebalance has begun.
 
         Raises:
             RefusedError: 22, 24, 25, 27 or 30.
@@ -346,7 +346,7 @@ class Groups:
         return look
 
     def heartbeat(self, name: str, member_id: str, generation: int, now_ms: int) -> None:
-        """A sign of life.
+        """Extends a member's session.
 
         Raises:
             RefusedError: 22, 24, 25, 27 or 30.
@@ -358,7 +358,7 @@ class Groups:
             raise RefusedError(REBALANCE_IN_PROGRESS)
 
     def leave(self, name: str, member_id: str, now_ms: int) -> None:
-        """A member goes.
+        """Removes a member.
 
         Raises:
             RefusedError: 24, 25 or 30.
@@ -381,7 +381,7 @@ class Groups:
     # -- Offsets -----------------------------------------------------------------------------------------------------
 
     def check_commit(self, name: str, member_id: str, generation: int, now_ms: int) -> Group:
-        """Whether offsets may be committed by this member, or by somebody outside of any generation (-1).
+        """Checks whether this member, or a client outside of any generation (-1), may commit offsets.
 
         Raises:
             RefusedError: 22, 24, 25, 27 or 30.
@@ -398,7 +398,7 @@ class Groups:
         return group
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """Offsets that a transaction sent become committed, or never were."""
+        """Commits or discards the offsets of a transaction."""
         for group in self._groups.values():
             offsets = group.pending.pop(producer_id, {})
             for place, offset in offsets.items() if commit else ():
@@ -407,7 +407,7 @@ class Groups:
                     group.offsets[place] = offset
 
     def topic_deleted(self, topic: str) -> None:
-        """What was committed for a topic is forgotten with it."""
+        """Removes the committed offsets of a deleted topic."""
         for group in self._groups.values():
             for offsets in (group.offsets, *group.pending.values()):
                 for place in [place for place in offsets if place[0] == topic]:
@@ -428,7 +428,7 @@ class Groups:
 
 
 def coordinator(centre: Centre, key: str, partitions: str) -> int:
-    """Node id of the broker that coordinates a key: always the same one of those that are up."""
+    """Node id of the broker that coordinates a key: always the same one among the running brokers."""
     able = [node for node in centre.brokers if centre.able(node)]
     if not able:
         return -1
@@ -436,5 +436,5 @@ def coordinator(centre: Centre, key: str, partitions: str) -> int:
 
 
 def numbered(centre: Centre, key: str, partitions: str) -> int:
-    """Which of the internal topic's partitions a key belongs to; `partitions` is the setting with their number."""
+    """The partition of the internal topic for a key. `partitions` is the setting with the number of partitions."""
     return sum(key.encode()) % int(centre.settings[partitions])

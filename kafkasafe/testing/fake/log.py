@@ -1,6 +1,6 @@
 """The log of one replica of a partition: batches, leader epochs, producers, transactions. Pure.
 
-Nothing here knows of other replicas; `partition` does. Offsets are exclusive at the end.
+This module knows nothing about other replicas; `partition` does. End offsets are exclusive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNKNOWN: Final = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A transaction that was aborted: its producer, its first offset, and that of its marker."""
+    """An aborted transaction: its producer, its first offset, and the offset of its marker."""
 
     producer_id: int
     first_offset: int
@@ -36,10 +36,10 @@ class ReplicaLog:
     Attributes:
         batches: In the order of their offsets.
         epochs: (leader epoch, its first offset), ascending.
-        producers: What is remembered of producers.
+        producers: The remembered state of producers.
         aborted: Aborted transactions.
-        start_offset: First offset that may be read.
-        high_watermark: As this replica knows it.
+        start_offset: First readable offset.
+        high_watermark: The high watermark that this replica knows.
     """
 
     def __init__(self) -> None:
@@ -50,22 +50,22 @@ class ReplicaLog:
         self.start_offset = 0
         self.high_watermark = 0
         self._end_offset = 0
-        # Transactions whose end may not be known to readers yet: first offset -> offset of the marker, if it is there.
+        # Transactions whose end readers may not know yet: first offset -> offset of the marker, if it is written.
         self._unstable: dict[int, int | None] = {}
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last record: where the next one goes."""
+        """The offset after the last record, at which the next one is appended."""
         return self._end_offset
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all batches."""
+        """Size of all batches."""
         return sum(len(batch.data) for batch in self.batches)
 
     @property
     def last_stable_offset(self) -> int:
-        """Where the first transaction begins whose end is not decided and replicated; else the high watermark."""
+        """Start of the first transaction whose end is not decided and replicated; otherwise the high watermark."""
         undecided = [
             first
             for first, marker in self._unstable.items()
@@ -74,11 +74,11 @@ class ReplicaLog:
         return min([self.high_watermark, *undecided])
 
     def has(self, offset: int) -> bool:
-        """Whether it can be read from there on, be it at its end."""
+        """Whether a reader can start at this offset, which may be the end of the log."""
         return self.start_offset <= offset <= self._end_offset
 
     def segments(self, most_bytes: int) -> list[list[StoredBatch]]:
-        """The batches by segment, as a broker files them: a new one begins where the next batch has no room."""
+        """The batches by segment, as a broker stores them: a new segment begins if the next batch does not fit."""
         found: list[list[StoredBatch]] = []
         size = 0
         for batch in self.batches:
@@ -92,7 +92,7 @@ class ReplicaLog:
     # -- Writing -----------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes, leader_epoch: int, append_time_ms: int | None) -> StoredBatch:
-        """Appends a batch of a client, which was checked."""
+        """Appends a client's batch that was already checked."""
         batch = store(data, self._end_offset, leader_epoch, append_time_ms=append_time_ms)
         self._take(batch)
         return batch
@@ -117,11 +117,11 @@ class ReplicaLog:
         return batch
 
     def copy_from(self, leader: ReplicaLog) -> None:
-        """Takes what the leader has and this follower has not, as replication does."""
+        """Replicates: copies the batches of the leader that this follower does not have."""
         if self._end_offset < leader.start_offset:
             self._reset(leader.start_offset)
             self.producers = leader.producers.copy()
-            self.producers.restarted()  # it comes with a snapshot, or is read from what the leader has left
+            self.producers.restarted()  # the state comes from a snapshot, or from the leader's remaining batches
         for batch in leader.batches[self._index(leader.batches, self._end_offset) :]:
             self._take(batch)
         self.high_watermark = max(self.high_watermark, min(leader.high_watermark, self._end_offset))
@@ -151,7 +151,7 @@ class ReplicaLog:
             self.aborted.append(Aborted(header.producer_id, first, header.base_offset))
 
     def assign_epoch(self, epoch: int, start_offset: int) -> None:
-        """A leader epoch begins here, unless it has begun already."""
+        """Begins a leader epoch at this offset, unless it has begun already."""
         if self.epochs and self.epochs[-1][0] >= epoch:
             return
         while self.epochs and self.epochs[-1][1] >= start_offset:
@@ -159,8 +159,8 @@ class ReplicaLog:
         self.epochs.append((epoch, start_offset))
 
     def truncate(self, offset: int) -> None:
-        """Drops everything from an offset on, and what was known from it."""
-        # A follower is asked at each append: only what goes may cost something.
+        """Removes everything from an offset on, and the state derived from it."""
+        # Called for each append of a follower, so it must cost nothing if nothing is removed.
         kept = (
             self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
         )
@@ -177,7 +177,7 @@ class ReplicaLog:
         self.epochs = [entry for entry in self.epochs if entry[1] < self._end_offset]
 
     def advance_start(self, offset: int) -> None:
-        """Records before an offset can no longer be read. Producers stay known."""
+        """Makes records before an offset unreadable. The state of producers is kept."""
         if offset <= self.start_offset:
             return
         self.start_offset = offset
@@ -191,7 +191,7 @@ class ReplicaLog:
             self.epochs.insert(0, (older[-1], offset))
 
     def restart(self) -> None:
-        """The broker was started again and has read its files."""
+        """Restores the state as a broker does when it starts and reads its files."""
         self.producers.restarted()
 
     def _reset(self, offset: int) -> None:
@@ -207,17 +207,17 @@ class ReplicaLog:
 
     @staticmethod
     def _index(batches: list[StoredBatch], offset: int) -> int:
-        """Of the first batch that ends after an offset."""
+        """Index of the first batch that ends after an offset."""
         return bisect_right(batches, offset, key=lambda batch: batch.header.last_offset + 1)
 
     def read(self, offset: int, below: int, max_bytes: int, *, at_least_one: bool) -> bytes:
-        """Whole batches from the one that holds `offset` on, those that end at or before `below`.
+        """Returns complete batches from the one with `offset` on, if they end at or before `below`.
 
         Args:
-            offset: Where to begin.
-            below: Batches that end after it are left out.
-            max_bytes: At most so many bytes.
-            at_least_one: The first batch comes even if it is larger.
+            offset: First offset.
+            below: Batches that end after this offset are left out.
+            max_bytes: Maximum size.
+            at_least_one: Return the first batch even if it is larger.
         """
         parts: list[bytes] = []
         size = 0
@@ -231,11 +231,11 @@ class ReplicaLog:
         return b"".join(parts)
 
     def aborted_between(self, first: int, end: int) -> list[Aborted]:
-        """Aborted transactions that records in a range may belong to."""
+        """Aborted transactions to which records of a range may belong."""
         return [one for one in self.aborted if one.last_offset >= first and one.first_offset < end]
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch up to the one asked for, its end offset), or (-1, -1) for unknown."""
+        """(largest epoch that is not larger than the given one, its end offset); (-1, -1) if unknown."""
         if epoch < 0 or not self.epochs:
             return _UNKNOWN
         if epoch == self.epochs[-1][0]:
@@ -248,7 +248,7 @@ class ReplicaLog:
         return self.epochs[at - 1][0], self.epochs[at][1]
 
     def epoch_at(self, offset: int) -> int:
-        """Leader epoch of the record at an offset, -1 if unknown."""
+        """Leader epoch of the record at an offset; -1 if unknown."""
         found = -1
         for epoch, start in self.epochs:
             if start <= offset:
@@ -257,11 +257,11 @@ class ReplicaLog:
 
     @property
     def latest_epoch(self) -> int:
-        """The newest epoch in the log, -1 if there is none."""
+        """The newest epoch in the log; -1 if there is none."""
         return self.epochs[-1][0] if self.epochs else -1
 
     def first_since(self, timestamp: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record that is not older; None if there is none."""
+        """(offset, timestamp, leader epoch) of the first record at or after a timestamp; None if there is none."""
         return self._search(lambda stamp: stamp >= timestamp)
 
     def latest_record(self) -> tuple[int, int, int] | None:

@@ -1,8 +1,8 @@
-"""One partition: its replicas, who leads, what is in sync, and what a leader answers. Pure.
+"""One partition: its replicas, its leader, its in-sync replicas, and the leader's answers. Pure.
 
-Followers take what the leader has at once, unless they are down, hang, or were told to lag; the high watermark is
-what all in-sync replicas have. So every state that a slow network makes in a real cluster can be made here, and lasts
-as long as a test wants it to.
+Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the end
+of what all in-sync replicas have. So a test can create every state that a slow network causes in a real cluster, and
+keep it as long as necessary.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _NO_PRODUCER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A batch that is in the leader's log.
+    """A batch in the leader's log.
 
     Attributes:
-        base_offset: Where; of the first time, if it came again.
+        base_offset: Its offset; for a duplicate, the offset of the first one.
         log_append_time_ms: -1 unless the broker set the timestamps.
         log_start_offset: First offset of the log.
-        end_offset: The high watermark must reach this before all in-sync replicas have it.
-        duplicate: It was there already.
+        end_offset: All in-sync replicas have the batch when the high watermark reaches this offset.
+        duplicate: Whether the log had it already.
     """
 
     base_offset: int
@@ -60,7 +60,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a leader answers to Fetch."""
+    """A leader's answer to Fetch."""
 
     high_watermark: int
     last_stable_offset: int
@@ -72,7 +72,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a leader answers to ListOffsets."""
+    """A leader's answer to ListOffsets."""
 
     offset: int
     timestamp: int = -1
@@ -87,10 +87,10 @@ class Partition:
         number: Its number.
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
-        leader: Node id, -1 while there is none.
+        leader: Node id; -1 while there is no leader.
         leader_epoch: Grows by one with each change of the leader.
         logs: The replicas' logs, by node.
-        lagging: Followers that take nothing for now, though they stay in sync.
+        lagging: Followers that do not replicate for now, although they stay in sync.
     """
 
     def __init__(self, topic: str, number: int, replicas: Sequence[int]) -> None:
@@ -114,10 +114,10 @@ class Partition:
         """The leader's log."""
         return self.logs[self.leader]
 
-    # -- Who leads ---------------------------------------------------------------------------------------------------
+    # -- Leaders -----------------------------------------------------------------------------------------------------
 
     def lead(self, node: int) -> None:
-        """Makes a replica the leader (-1: none), under a new leader epoch."""
+        """Makes a replica the leader (-1: none), with a new leader epoch."""
         self.leader = node
         self.leader_epoch += 1
         if node < 0:
@@ -126,11 +126,11 @@ class Partition:
         self.log.assign_epoch(self.leader_epoch, self.log.end_offset)
 
     def elect(self, able: Callable[[int], bool], *, unclean: bool) -> bool:
-        """Finds a leader where there is none that can lead. Whether anything changed.
+        """Elects a leader if the current one is not able to lead. Returns whether anything changed.
 
         Args:
-            able: Whether a node is up as far as the controller knows.
-            unclean: A replica that is not in sync may lead too; what it lacks is lost.
+            able: Whether a node is up, from the controller's view.
+            unclean: Also elect a replica that is not in sync. Records that it does not have are lost.
         """
         if self.leader >= 0 and able(self.leader):
             return False
@@ -155,22 +155,22 @@ class Partition:
         self.in_sync = {node for node in self.in_sync if able(node)} or self.in_sync
 
     def controlled(self, able: Callable[[int], bool], *, unclean: bool) -> None:
-        """The controller acts on which nodes are up: elects, and takes dead replicas out of the in-sync ones."""
+        """Lets the controller act on the nodes' state: it elects, and removes dead replicas from the in-sync ones."""
         self.elect(able, unclean=unclean)
         if self.leader >= 0:
             self._shrink(able)
 
     def replicate(self, fetching: Callable[[int], bool], *, least_in_sync: int = 1) -> None:
-        """Followers take what the leader has, and the high watermark follows.
+        """Lets followers copy the leader's batches, and advances the high watermark.
 
         Args:
-            fetching: Whether a follower is alive, as itself and the leader know.
-            least_in_sync: While fewer replicas are in sync, the high watermark stands still.
+            fetching: Whether a follower is running, from its own and the leader's view.
+            least_in_sync: While fewer replicas are in sync, the high watermark does not advance.
         """
         if self.leader < 0 or not fetching(self.leader):
             return
         leader = self.log
-        for _ in range(2):  # the second time the followers learn the new high watermark
+        for _ in range(2):  # in the second round the followers learn the new high watermark
             for node in self.replicas:
                 if node != self.leader and node not in self.lagging and fetching(node):
                     self._reconcile(self.logs[node], leader)
@@ -184,11 +184,11 @@ class Partition:
 
     @staticmethod
     def _reconcile(follower: ReplicaLog, leader: ReplicaLog) -> None:
-        """A follower drops what the leader's history does not have (KIP-101, KIP-279)."""
+        """Truncates a follower to what its history shares with the leader's (KIP-101, KIP-279)."""
         while follower.epochs:
             epoch, end = leader.end_of_epoch(follower.latest_epoch)
             if end < 0:
-                follower.truncate(leader.end_offset)  # newer than all the leader has
+                follower.truncate(leader.end_offset)  # the follower's epoch is newer than all of the leader's
                 epoch, end = leader.latest_epoch, leader.end_offset
             mine = follower.end_of_epoch(epoch)[1]
             before = follower.end_offset, tuple(follower.epochs)
@@ -199,7 +199,7 @@ class Partition:
             follower.truncate(leader.end_offset)
 
     def check_leader(self, node: int, current_leader_epoch: int = -1) -> ReplicaLog:
-        """The log, if this node leads and the epoch that a client knows is right.
+        """Returns the log, if this node is the leader and the client's leader epoch is right.
 
         Raises:
             RefusedError: 6, 74 or 75.
@@ -218,7 +218,7 @@ class Partition:
             raise RefusedError(UNKNOWN_LEADER_EPOCH)
 
     def check_replica(self, node: int, current_leader_epoch: int = -1) -> ReplicaLog:
-        """The log of this node, leader or follower, if the epoch that a client knows is right.
+        """Returns the log of this node, leader or follower, if the client's leader epoch is right.
 
         Raises:
             RefusedError: 6, 74 or 75.
@@ -243,12 +243,12 @@ class Partition:
         """Produce.
 
         Args:
-            node: The broker that was asked.
+            node: Node id of the broker that got the request.
             data: One batch.
             acks: -1, 0 or 1.
-            now_ms: Its clock.
-            settings: The topic's.
-            least_in_sync: How many replicas have to be in sync for acks=-1.
+            now_ms: The broker's clock.
+            settings: The topic's settings.
+            least_in_sync: How many replicas must be in sync for acks=-1.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -299,14 +299,14 @@ class Partition:
         """Fetch, for a consumer.
 
         Args:
-            node: The broker that was asked.
-            offset: Where to begin.
-            max_bytes: At most so many bytes, apart from a first batch that is larger.
+            node: Node id of the broker that got the request.
+            offset: First offset.
+            max_bytes: Maximum size, except for a larger first batch.
             read_committed: Up to the last stable offset, with the aborted transactions.
-            current_leader_epoch: As the client knows it, -1 for unknown.
-            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for unknown.
-            at_least_one: A first batch that is larger comes whole.
-            any_replica: A follower serves as well.
+            current_leader_epoch: The epoch that the client expects; -1: unknown.
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1: unknown.
+            at_least_one: Return a larger first batch completely.
+            any_replica: Followers serve the request as well.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -341,12 +341,12 @@ class Partition:
         """ListOffsets for one partition.
 
         Args:
-            node: The broker that was asked.
-            timestamp: Ms since the epoch, or one of the names above.
-            version: Of the request: it decides the code while the high watermark is behind an election.
-            replica_id: -1 of a consumer, -2 of a debugging one, which any replica answers.
+            node: Node id of the broker that got the request.
+            timestamp: Ms since the epoch, or one of the constants.
+            version: API version. It decides the code while the high watermark has not caught up after an election.
+            replica_id: -1: a consumer. -2: a debugging one, which every replica answers.
             read_committed: The end is the last stable offset.
-            current_leader_epoch: As the client knows it, -1 for unknown.
+            current_leader_epoch: The epoch that the client expects; -1: unknown.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -369,7 +369,7 @@ class Partition:
             return Listed(log.start_offset, leader_epoch=log.epoch_at(log.start_offset))
         if timestamp in {LATEST_TIERED, EARLIEST_PENDING_UPLOAD}:
             return Listed(-1)
-        # Before it had a name, the number was a time like any other.
+        # In older versions this number is not a constant but an ordinary time.
         largest = timestamp == MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
         found = log.latest_record() if largest else log.first_since(timestamp)
         if found is None or found[0] >= limit:
@@ -380,6 +380,6 @@ class Partition:
 
 
 def _limit(text: str) -> int | None:
-    """A number of ms; None for the largest there is, which is no limit."""
+    """A number of ms; None for the largest possible one, which means no limit."""
     value = int(text)
     return None if value == 2**63 - 1 else value

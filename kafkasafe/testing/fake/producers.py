@@ -1,12 +1,12 @@
-"""What the log of one replica remembers of idempotent and transactional producers. Pure.
+"""The state of idempotent and transactional producers that one replica's log remembers. Pure.
 
-The rules are those measured on brokers, which are not always those of the documents:
+The rules were measured on brokers, and differ in part from the documentation:
 
-- The last five batches of a producer are known; a restart leaves one, because the snapshot holds no more.
-- A batch outside of that window is a gap or a repetition, and both are answered with 45.
+- A broker knows the last five batches of a producer. After a restart it knows one, because the snapshot has no more.
+- A batch outside of this window is a gap or a repetition. Both get the answer 45.
 - An unknown producer id may begin with any sequence.
 - A known id with a newer epoch begins at 0.
-- What is forgotten is decided by the batches' own timestamps, not by when they arrived.
+- Expiry depends on the batches' own timestamps, not on their time of arrival.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST_SEQUENCE: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SeenBatch:
-    """A batch that would be recognised if it came again."""
+    """A batch that is recognised if it arrives again."""
 
     base_sequence: int
     last_sequence: int
@@ -41,14 +41,14 @@ class SeenBatch:
 
 @dataclass(slots=True)
 class Producer:
-    """What is known of one producer id.
+    """The state of one producer id.
 
     Attributes:
         epoch: Newest epoch seen.
         window: Its latest batches, oldest first, at most five.
-        last_timestamp: Of its latest batch or marker, in ms.
-        coordinator_epoch: Of the latest marker, -1 before any.
-        txn_first_offset: Where its open transaction begins, None without one.
+        last_timestamp: Timestamp of its latest batch or marker, ms.
+        coordinator_epoch: Coordinator epoch of the latest marker; -1 before the first.
+        txn_first_offset: First offset of its open transaction; None if there is none.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class Producer:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record, -1 if there is none."""
+        """Sequence of the last record; -1 if there is none."""
         return self.window[-1].last_sequence if self.window else -1
 
 
@@ -73,7 +73,7 @@ class Producers:
         return iter(self._known.items())
 
     def get(self, producer_id: int) -> Producer | None:
-        """What is known of an id."""
+        """The state of an id; None if it is unknown."""
         return self._known.get(producer_id)
 
     def copy(self) -> Producers:
@@ -83,7 +83,7 @@ class Producers:
         return made
 
     def duplicate_of(self, header: BatchHeader) -> SeenBatch | None:
-        """The batch in the window with this identity; the bytes are not compared, as brokers do not."""
+        """The batch in the window with this identity. Like brokers, it does not compare the bytes."""
         known = self._known.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -93,7 +93,7 @@ class Producers:
         return None
 
     def check(self, header: BatchHeader) -> None:
-        """Whether a batch that is no duplicate may be appended.
+        """Checks whether a batch that is not a duplicate may be appended.
 
         Raises:
             RefusedError: 45 or 47.
@@ -124,10 +124,10 @@ class Producers:
             )
 
     def check_transaction(self, header: BatchHeader) -> None:
-        """Whether the batch may be mixed with what the producer has open.
+        """Checks whether the batch is compatible with the producer's open transaction.
 
         Raises:
-            RefusedError: 48: a batch outside of the transaction while one is open.
+            RefusedError: 48: the batch is outside of the open transaction.
         """
         known = self._known.get(header.producer_id)
         open_one = known is not None and known.txn_first_offset is not None
@@ -135,7 +135,7 @@ class Producers:
             raise RefusedError(INVALID_TXN_STATE)  # a batch outside of the transaction
 
     def appended(self, header: BatchHeader) -> None:
-        """A data batch is in the log now, at the offsets that its header says."""
+        """Notes a data batch that was appended at the offsets in its header."""
         if header.producer_id < 0:
             return
         known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
@@ -157,7 +157,7 @@ class Producers:
             known.txn_first_offset = header.base_offset
 
     def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
-        """A transaction's marker is in the log now. Where the transaction began, None if it had no records here."""
+        """Notes a transaction's marker. Returns the transaction's first offset; None if it has no records here."""
         known = self._known.setdefault(header.producer_id, Producer(header.producer_epoch))
         if header.producer_epoch > known.epoch:
             known.epoch = header.producer_epoch
@@ -168,12 +168,12 @@ class Producers:
         return first
 
     def restarted(self) -> None:
-        """The broker reads its snapshot, which keeps one batch of each producer."""
+        """Restores the state from the broker's snapshot, which has one batch of each producer."""
         for known in self._known.values():
             known.window = known.window[-1:]
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation: whom only an older snapshot knows, because the records are no longer in the log."""
+        """After a truncation, takes producers from an older snapshot whose records are no longer in the log."""
         for key, old in before:
             window = [seen for seen in old.window if seen.last_offset < end_offset]
             if key not in self._known and window:
@@ -182,7 +182,7 @@ class Producers:
                 )
 
     def expire(self, now_ms: int, after_ms: int) -> None:
-        """Forgets producers whose latest batch is older, by its own timestamp."""
+        """Forgets producers whose latest batch has an older timestamp."""
         self._known = {
             key: known
             for key, known in self._known.items()

@@ -1,7 +1,7 @@
-"""The versions of Kafka that the fake can be: what they speak and how their settings begin. Pure.
+"""The supported versions of Kafka: their API versions and the defaults of their settings. Pure.
 
-The ranges of API versions are those that such a broker answers to ApiVersions, as far as the fake knows the API; the
-contract suite compares them with real brokers.
+The ranges of API versions are those in a broker's answer to ApiVersions, for the APIs that the fake has. The contract
+suite compares them with real brokers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Profile:
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
-        creating_code: Error code of a topic that metadata make the broker create.
-        brokers_control: One of the brokers is the controller, so nobody sees the last one die.
-        verifies_transactions: Batches of a transaction are only taken for partitions that were added to it.
-        caps_in_sync: As since Kafka 4: `min.insync.replicas` counts as at most the number of replicas, and while
-            fewer are in sync, the high watermark stands still.
-        least: The least that topics' settings may be, where it is more than in `_LEAST`.
-        lacking: Topics' settings of other versions, which this one does not know.
+        creating_code: Error code of a topic that a metadata request creates.
+        brokers_control: One of the brokers is the controller, so the death of the last one is not noticed.
+        verifies_transactions: Accepts a transaction's batches only for partitions that were added to it.
+        caps_in_sync: From Kafka 4 on: `min.insync.replicas` counts as at most the number of replicas. While fewer
+            are in sync, the high watermark does not advance.
+        least: Minimum values of topics' settings that are larger than in `_LEAST`.
+        lacking: Topics' settings of other versions, unknown to this one.
         unmodelled: Topics' settings that it knows and the fake does not model.
     """
 
@@ -177,10 +177,10 @@ _OLD: Final = Profile(
         _SETTINGS
         | {
             "log.message.timestamp.type": "CreateTime",
-            # One setting for both directions there (`unmodelled`).
+            # There, one setting covers both directions (`unmodelled`).
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
-            "producer.id.expiration.ms": "604800000",  # transactional.id.expiration.ms there
+            "producer.id.expiration.ms": "604800000",  # there: transactional.id.expiration.ms
         }
     ),
     verifies_transactions=False,
@@ -207,7 +207,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
-"""A topic's settings that mean something here -> the broker's setting that is their default."""
+"""A topic's settings that the fake uses -> the broker's setting with the default."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
@@ -228,7 +228,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _ONLY: Final = {"compression.type": "producer"}
-"""Settings that may only be what they are: the fake compresses nothing itself."""
+"""Settings with only one possible value, because the fake itself compresses nothing."""
 
 _WORDS: Final = {
     "message.timestamp.type": {"CreateTime", "LogAppendTime"},
@@ -266,28 +266,28 @@ _LEAST: Final = {
     "segment.jitter.ms": 0,
     "segment.ms": 1,
 }
-"""The least that a topic's setting may be, as brokers check it."""
+"""Minimum values of topics' settings, as brokers check them."""
 
 
 def profile_of(version: str) -> Profile:
-    """The profile of a version.
+    """Returns the profile of a version.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The version is not supported.
     """
     try:
         return _PROFILES[version]
     except KeyError:
         raise ConfigError(
-            f"The fake can be Kafka {' or '.join(_PROFILES)}, not {version!r}; for others take a KafkaCluster"
+            f"The fake can be Kafka {' or '.join(_PROFILES)}, not {version!r}; for other versions take a KafkaCluster"
         ) from None
 
 
 def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, str]:
-    """All settings of the brokers.
+    """Returns all settings of the brokers.
 
     Raises:
-        ConfigError: One is unknown to the fake, or has a value that no broker takes.
+        ConfigError: A setting is unknown to the fake, or has an invalid value.
     """
     settings = dict(profile.settings)
     for name, value in given.items():
@@ -302,14 +302,14 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
 
 
 def racks_of(given: Mapping[int, Mapping[str, object]]) -> dict[int, str]:
-    """The racks in settings of single brokers, by node.
+    """Returns the racks in settings of single brokers, by node.
 
     Raises:
         ConfigError: There is another setting.
     """
     for settings in given.values():
         if others := sorted(set(settings) - {"broker.rack"}):
-            raise ConfigError(f"The fake has of single brokers the setting broker.rack only, not {others[0]}")
+            raise ConfigError(f"Of single brokers' settings, the fake has only broker.rack, not {others[0]}")
     return {node: str(settings["broker.rack"]) for node, settings in given.items() if settings}
 
 
@@ -325,11 +325,11 @@ def _broker_may_have(profile: Profile, name: str, value: str) -> bool:
 
 
 def topic_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, str]:
-    """A topic's own settings, checked.
+    """Checks and returns a topic's own settings.
 
     Raises:
-        RefusedError: 40: Kafka does not know the setting, or the fake cannot do what it says.
-        NotModelledError: This version knows it, and the fake does not model it.
+        RefusedError: 40: Kafka does not know the setting, or the fake does not support its value.
+        NotModelledError: This version knows the setting, but the fake does not model it.
     """
     own = {name: _written(name, value) for name, value in given.items()}
     for name, value in own.items():
@@ -360,7 +360,7 @@ def _may_be(profile: Profile, name: str, value: str) -> bool:
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """All settings of a topic: its own, else the brokers'."""
+    """All settings of a topic: its own, otherwise the brokers'."""
     return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
 
 

@@ -1,7 +1,7 @@
-"""Transactions: who has one open, on which partitions, and how it ends. Pure.
+"""Transactions: their open ones, with their partitions, and how they end. Pure.
 
-As a coordinator of Kafka does it: EndTxn is answered when the end is decided, the markers are in the logs a little
-later, and until then requests for the next transaction are answered 51.
+It works like Kafka's coordinator: EndTxn is answered when the end is decided. The markers are written to the logs a
+little later. Until then, requests for the next transaction get the answer 51.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SECOND_PROTOCOL: Final = {"EndTxn": 5, "Produce": 12, "TxnOffsetCommit": 5}
 
 
 class TxnState(enum.Enum):
-    """What a transactional id is doing."""
+    """The state of a transactional id."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -65,19 +65,19 @@ class _Transaction:
     partitions: set[tuple[str, int]] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     previous: tuple[int, int] | None = None
-    """(producer id, epoch) that ended the latest transaction with protocol 2: EndTxn with it is a repetition."""
+    """(producer id, epoch) that ended the latest transaction with protocol 2. EndTxn with it is a repetition."""
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) that the latest InitProducerId named, or that was ended: named again it is a repetition."""
+    """(producer id, epoch) of the latest InitProducerId, or of an ended transaction: identifies a repetition."""
     second: bool = False
-    """The open transaction was begun with protocol 2."""
+    """Whether the open transaction uses protocol 2."""
     complete_ms: int = -1
-    """When the markers of an end that is decided are written."""
+    """When the markers of a decided end are written."""
     markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
-    """Of that end: where, in which leader epoch, and the end offset of those written. They count once replicated."""
+    """Its markers: place, leader epoch, and end offset of those written. They count once they are replicated."""
 
     @property
     def ending(self) -> bool:
-        """Whether an end is decided and not yet carried out."""
+        """Whether an end is decided but not carried out yet."""
         return self.state is TxnState.COMMITTING or self.state is TxnState.ABORTING
 
 
@@ -85,7 +85,7 @@ class Transactions:
     """All transactional ids of a cluster.
 
     Attributes:
-        markers_take_ms: From the decision of a transaction's end to its markers.
+        markers_take_ms: Time between the decision of a transaction's end and its markers.
     """
 
     def __init__(self, centre: Centre, groups: Groups) -> None:
@@ -96,11 +96,11 @@ class Transactions:
         self.markers_take_ms = _MARKERS_TAKE_MS
 
     def coordinator(self, transactional_id: str) -> int:
-        """Node id of its coordinator, -1 if there is none."""
+        """Node id of its coordinator; -1 if there is none."""
         return coordinator(self._centre, transactional_id, "transaction.state.log.num.partitions")
 
     def advance(self, now_ms: int) -> None:
-        """Writes the markers that are due. Aborts what has been open for too long, and fences its producer."""
+        """Writes markers that are due. Aborts transactions that have timed out, and fences their producers."""
         for known in self._known.values():
             if known.state is TxnState.ONGOING and now_ms - known.began_ms >= known.timeout_ms:
                 ended = known.producer_id, known.epoch
@@ -112,11 +112,11 @@ class Transactions:
 
     @property
     def ending(self) -> bool:
-        """Whether the end of a transaction is decided, and some of its markers are not written yet."""
+        """Whether a transaction's end is decided, but some of its markers are not written yet."""
         return any(known.ending for known in self._known.values())
 
     def next_due_ms(self) -> int | None:
-        """When `advance` has something to do next."""
+        """When `advance` next has something to do."""
         known = self._known.values()
         due = [one.began_ms + one.timeout_ms for one in known if one.state is TxnState.ONGOING]
         due += [one.complete_ms for one in known if one.ending]
@@ -125,7 +125,7 @@ class Transactions:
     # -- Requests ----------------------------------------------------------------------------------------------------
 
     def init(self, ask: Ask) -> Fields:
-        """InitProducerId with a transactional id: a new epoch, and an end to what was open."""
+        """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction."""
         message = ask.message
         name: str = message.transactional_id
         try:
@@ -141,7 +141,7 @@ class Transactions:
             self._settled(known)
             named = (message.producer_id, message.producer_epoch) if ask.version >= 3 else (-1, -1)
             if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
-                # Whatever epoch is named: that is looked at only where nothing is open.
+                # The epoch in the request does not matter; it is checked only if no transaction is open.
                 ended = known.producer_id, known.epoch
                 known.epoch += 1
                 self._end(known, commit=False, now_ms=ask.now_ms)
@@ -164,7 +164,7 @@ class Transactions:
         return {"error_code": 0, "producer_id": known.producer_id, "producer_epoch": known.epoch}
 
     def check_batch(self, name: str, topic: str, number: int, data: bytes, version: int) -> None:
-        """Whether a transaction's batch may be appended; with protocol 2 this adds the partition.
+        """Checks whether a transaction's batch may be appended. With protocol 2, this adds the partition.
 
         Raises:
             RefusedError: 47, 48 or 51.
@@ -172,7 +172,7 @@ class Transactions:
         try:
             header = read_header(data)
         except CorruptBatchError:
-            return  # what is wrong with it is found out where it is appended
+            return  # the append reports what is wrong with it
         if not header.is_transactional:
             return
         known = self._known.get(name)
@@ -189,7 +189,7 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether the transaction of a batch that is in a log is one that still goes on."""
+        """Whether the transaction of a batch in a log is still open."""
         return any(
             (known.producer_id, known.epoch) == (header.producer_id, header.producer_epoch)
             for known in self._known.values()
@@ -209,7 +209,7 @@ class Transactions:
             known.second = second
 
     def add_partitions(self, ask: Ask) -> Fields:
-        """AddPartitionsToTxn, as clients send it (up to version 3)."""
+        """AddPartitionsToTxn as clients send it (up to version 3)."""
         message = ask.message
         code = 0
         wanted = [
@@ -231,7 +231,7 @@ class Transactions:
             self._open(known, ask.now_ms)
             known.partitions |= set(wanted)
         elif not code:
-            # One that cannot be added keeps the others from being added.
+            # If one partition cannot be added, none is.
             codes = {place: found or 55 for place, found in codes.items()}
         return {
             "results_by_topic_v3_and_below": [
@@ -274,7 +274,7 @@ class Transactions:
         known.partitions.add((OFFSETS_TOPIC, number))
 
     def offset_put(self, ask: Ask) -> Callable[[Group, Any, Offset], None]:
-        """Keeps one offset until the transaction of a TxnOffsetCommit ends."""
+        """Keeps an offset of TxnOffsetCommit until its transaction ends."""
         message = ask.message
 
         def put(group: Group, where: tuple[str, int], offset: Offset) -> None:
@@ -286,7 +286,7 @@ class Transactions:
         return put
 
     def _check_log_of_offsets(self, ask: Ask, group: Group) -> None:
-        """All that old brokers check: the log that keeps the offsets has seen no newer epoch."""
+        """The only check of old brokers: the log that stores the offsets has seen no newer epoch."""
         message = ask.message
         number = numbered(self._centre, group.name, "offsets.topic.num.partitions")
         newest = self._epochs_of_offsets.get((number, message.producer_id), -1)
@@ -309,7 +309,7 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE)
 
     def end(self, ask: Ask) -> Fields:
-        """EndTxn; version 5 gives a new epoch (KIP-890) and knows a repetition by the old one."""
+        """EndTxn. Version 5 grants a new epoch (KIP-890), and recognises a repetition by the old one."""
         message = ask.message
         second = ask.version >= _SECOND_PROTOCOL["EndTxn"]
         result = TxnState.COMMITTED if message.committed else TxnState.ABORTED
@@ -335,7 +335,8 @@ class Transactions:
             elif known.state is not result and not (second and not message.committed):
                 raise RefusedError(INVALID_TXN_STATE)
             elif second and known.state is not result:
-                # Aborting nothing is allowed, for whoever does not know whether there was something.
+                # Aborting is allowed even without an open transaction, because a client may not know whether there is
+                # one.
                 known.epoch += 1
                 self._end(known, commit=False, now_ms=ask.now_ms)
                 known.previous = known.kept = identity
@@ -375,7 +376,7 @@ class Transactions:
                 }
         return {"transaction_states": rows}
 
-    # -- What they have in common ------------------------------------------------------------------------------------
+    # -- Helpers -----------------------------------------------------------------------------------------------------
 
     def _check(self, ask: Ask, name: str) -> None:
         self._centre.check_allowed("write", "transactional_id", name)
@@ -412,14 +413,14 @@ class Transactions:
             try:
                 partition = self._centre.partition(*place)
             except RefusedError:
-                continue  # its topic is gone
+                continue  # its topic was deleted
             if partition.leader < 0 or not self._centre.serves(partition.leader):
-                left.add(place)  # tried again until it has a leader, as long as that takes
+                left.add(place)  # try again until it has a leader
                 continue
             logs[place] = partition.log
             written = known.markers.get(place)
             if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
-                # Also where another leader came meanwhile, which may not have it, or another topic of that name.
+                # Even if another leader was elected meanwhile, which may not have it, or the topic was created again.
                 marker = partition.log.append_marker(
                     known.producer_id,
                     known.epoch,

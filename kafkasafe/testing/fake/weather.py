@@ -1,4 +1,4 @@
-"""What can go wrong between a fake cluster and its clients, whichever door they come in by."""
+"""Network faults between a fake cluster and its clients, for both ways to connect to it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Network", "Weather"]
 
 @dataclass(slots=True)
 class Weather:
-    """What goes wrong on the way to one broker.
+    """The network faults of one broker.
 
     Attributes:
-        refuse: No new connection is accepted.
-        drop_requests: Requests are read and never looked at.
-        drop_responses: Requests are done, and never answered.
+        refuse: New connections are refused.
+        drop_requests: Requests are read and ignored.
+        drop_responses: Requests are carried out but not answered.
         stall: Nothing is read.
-        response_delay_ms: Answers leave so much later.
+        response_delay_ms: Delay of answers.
     """
 
     refuse: bool = False
@@ -32,56 +32,56 @@ class Weather:
 
 
 class Network:
-    """Faults of the network, under the names that they have on `TcpProxy`."""
+    """Faults of the network. The methods have the same names as those of `TcpProxy`."""
 
-    # --- what a door has to do --------------------------------------------------------------------------------------
+    # --- what subclasses implement ----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def weather(self) -> dict[int, Weather]:
-        """What goes wrong on the way to each broker."""
+        """The network faults of each broker."""
 
     @abstractmethod
     def _nodes(self, node: int | None) -> list[int]:
-        """This broker, or all of them."""
+        """This broker, or all brokers."""
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Nobody else is looking; afterwards the door follows."""
+        """Context for a change, without concurrent access. The connections follow afterwards."""
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests are done, and nobody hears of it."""
+        """Carries out requests without answering them."""
         self._change(node, drop_responses=on)
 
     def drop_requests(self, on: bool = True, *, node: int | None = None) -> None:
-        """Requests disappear on their way."""
+        """Loses requests in transit."""
         self._change(node, drop_requests=on)
 
     def stall(self, on: bool = True, *, node: int | None = None) -> None:
-        """Nothing moves; connections stay open."""
+        """Forwards nothing. Connections stay open."""
         self._change(node, stall=on)
 
     def delay(self, response_s: float = 0.0, *, node: int | None = None) -> None:
-        """Answers arrive so much later."""
+        """Delays answers by this time."""
         if response_s < 0:
             raise UsageError(f"No time is negative: {response_s:g} s")
         self._change(node, response_delay_ms=int(response_s * 1000))
 
     def refuse(self, on: bool = True, *, node: int | None = None) -> None:
-        """New connections are refused; those that there are stay."""
+        """Refuses new connections. Existing ones stay."""
         self._change(node, refuse=on)
 
     def restore(self) -> None:
-        """The network works again. What was dropped is gone."""
+        """Ends all faults. Dropped requests and responses stay lost."""
         self._change(
             None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
         )
 
     @abstractmethod
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. How many there were."""
+        """Ends the connections. Returns how many there were."""
 
     def _change(self, node: int | None, **changes: Any) -> None:
         weather = self.weather

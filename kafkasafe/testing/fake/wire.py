@@ -1,9 +1,9 @@
-"""The fake's door for programs: Kafka's protocol on 127.0.0.1, one thread for all brokers.
+"""Kafka's protocol on 127.0.0.1 for the fake, with one thread for all brokers.
 
-Everything happens on that thread, in the order in which it comes, or under `lock`: there is no race inside of a
-fake cluster. After each change of the state the thread makes the sockets agree with it: a broker that is down has no
-listener and no connections, one that hangs neither reads nor answers. The port stays bound, so that nobody else gets
-it, but nobody listens: a connection is refused, as it is by a machine whose broker is down.
+Everything happens on that thread, in the order of arrival, or under `lock`. So a fake cluster has no races. After each
+change of the state, the thread adapts the sockets. A broker that is down has no listener and no connections; a
+suspended one neither reads nor answers. A port stays bound, so that no other program gets it, but its socket does not
+listen. So connections are refused, like by a machine whose broker is down.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Wire:
     """Listeners and connections of a fake cluster.
 
     Args:
-        desk: What answers.
-        nodes: The brokers' ids.
+        desk: Answers the requests.
+        nodes: The brokers' node ids.
         lock: Held whenever `desk` is used.
         now_ms: The clock.
 
     Attributes:
-        weather: By node.
+        weather: Network faults, by node.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Wire:
             self._thread.join()
 
     def settle(self) -> None:
-        """Returns when the sockets agree with the state, and what waited for it has been looked at."""
+        """Returns when the sockets match the state, and waiting requests were checked again."""
         if threading.current_thread() is self._thread or self._stop:
             return
         barrier = threading.Event()
@@ -104,7 +104,7 @@ class Wire:
             raise RuntimeError("The fake's thread ended by an error") from self._failure
 
     def cut(self, nodes: list[int]) -> int:
-        """Ends all connections to some brokers. How many there were."""
+        """Ends all connections to some brokers. Returns how many there were."""
         with self._lock:
             count = sum(connection.node in nodes for connection in self._connections)
             self._cut.update(nodes)
@@ -113,7 +113,7 @@ class Wire:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     def _wake(self) -> None:
@@ -126,7 +126,7 @@ class Wire:
         try:
             while not self._stop:
                 self._turn()
-        except BaseException as error:  # there is nobody to raise it to but the next caller
+        except BaseException as error:  # the next caller raises it
             self._failure = error
         finally:
             for connection in self._connections:
@@ -143,7 +143,7 @@ class Wire:
             now = self._now_ms()
             self._desk.advance(now)
             self._agree()
-            # What one connection brings may be what another waits for.
+            # A request on one connection may complete a waiting request on another one.
             while any(self._work(connection, now) for connection in list(self._connections)):
                 pass
             due = self._next_due_ms()
@@ -163,7 +163,7 @@ class Wire:
     def _next_due_ms(self) -> int | None:
         due = [self._desk.next_due_ms()]
         for connection in self._connections:
-            if self._hangs(connection):  # it is looked at when it goes on
+            if self._hangs(connection):  # it is checked again when its broker resumes
                 continue
             if connection.held is not None:
                 due.append(connection.held.later.due_ms)
@@ -176,7 +176,7 @@ class Wire:
     # -- Sockets -----------------------------------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Listeners and connections become what the brokers' state says."""
+        """Adapts listeners and connections to the brokers' state."""
         for node, broker in self._desk.centre.brokers.items():
             weather = self.weather[node]
             listens = broker.up and not weather.refuse
@@ -242,7 +242,7 @@ class Wire:
             del buffer[: _SIZE + size]
 
     def _work(self, connection: _Connection, now: int) -> bool:
-        """Does what can be done for one connection. Whether there was a new request."""
+        """Does everything possible for one connection. Returns whether there was a new request."""
         handled = False
         hangs = self._hangs(connection)
         weather = self.weather[connection.node]
@@ -299,7 +299,7 @@ class Wire:
 
     @staticmethod
     def _write(connection: _Connection, now: int) -> bool:
-        """Whether the connection is still good."""
+        """Writes what it can. Returns whether the connection is still usable."""
         while connection.outgoing and connection.outgoing[0][0] <= now:
             due, data = connection.outgoing[0]
             try:
