@@ -59,8 +59,12 @@ def partitions_for_keys(keys: Sequence[bytes], n: int) -> npt.NDArray[np.int64]:
     """
     if len(keys) <= _FEW:
         return np.array([partition_for_key(key, n) for key in keys], np.int64)
-    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-    return _partitions(b"".join((*keys, bytes(_WORD_BYTES))), np.cumsum(sizes) - sizes, sizes, n)
+    lengths = list(map(len, keys))
+    data = b"".join((*keys, bytes(_WORD_BYTES)))
+    if lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
+        return _partitions_of_one_size(data, lengths[0], len(lengths), n)
+    sizes = np.array(lengths, np.int64)
+    return _partitions(data, np.cumsum(sizes) - sizes, sizes, n)
 
 
 def partitions_for_buffer(
@@ -104,9 +108,38 @@ def _partitions(
     rest = np.flatnonzero(tails)
     masks = (np.uint32(1) << (8 * tails[rest]).astype(np.uint32)) - np.uint32(1)
     h[rest] = (h[rest] ^ words[(at + counts * _WORD_BYTES)[rest]] & masks) * _M
-    h = (h ^ h >> 13) * _M
-    h ^= h >> 15
-    found = (h & _POSITIVE).astype(np.int64) % n
+    found = _finished(h.astype(np.uint32, copy=False), n)
     if order is not None:
         found[order] = found.copy()
     return found
+
+
+def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.NDArray[np.int64]:
+    """Return `partition_for_key` of `count` keys of `size` bytes each, padded as for `_partitions`.
+
+    The words of such keys are columns of the buffer, so no word is looked up by its place.
+    """
+
+    def column(at: int) -> npt.NDArray[np.uint32]:
+        return np.ndarray((count,), np.dtype("<u4"), data, at, (size,))
+
+    whole = size - size % _WORD_BYTES
+    h = np.full(count, _SEED ^ size, np.uint32)
+    for at in range(0, whole, _WORD_BYTES):
+        k = (column(at) * _M).astype(np.uint32, copy=False)
+        k ^= k >> _R
+        k *= _M
+        h *= _M
+        h ^= k
+    if whole != size:
+        h ^= column(whole) & np.uint32((1 << 8 * (size - whole)) - 1)
+        h *= _M
+    return _finished(h, n)
+
+
+def _finished(h: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.int64]:
+    """Return the partitions for the mixed words of the keys, which this changes."""
+    h ^= h >> 13
+    h *= _M
+    h ^= h >> 15
+    return (h & _POSITIVE).astype(np.int64) % n
