@@ -122,7 +122,7 @@ class _Batches:
         self._on_drain(self)
 
     def own(self) -> bool:
-        """Copies what is left, so that it does not keep the whole response. Returns False if it cannot."""
+        """Copies the remaining bytes, so that they do not keep the whole response. Returns False if it cannot."""
         if self._decoder is None or self._old is not None or self.kind.views:
             return False
         self._buffer = self._decoder.own_buffer()

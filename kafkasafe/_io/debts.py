@@ -27,7 +27,7 @@ _OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not c
 
 
 class LaneReader:
-    """Reads one lane, and later only what is new in it. Not thread-safe.
+    """Reads one lane; later calls read only its new part. Not thread-safe.
 
     Args:
         files: The disk.

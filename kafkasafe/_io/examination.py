@@ -138,7 +138,7 @@ class LaneContent:
         """One sentence per damaged range. Also one if there is no intact group, and so nothing that can be read."""
         told = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
-            told += (f"{self.log.torn[0].name}: not one intact group is in it",)
+            told += (f"{self.log.torn[0].name} has no intact group",)
         return told
 
     def data(self, batch: SpooledBatch) -> bytearray:

@@ -210,7 +210,7 @@ class LaneLock:
             pid, _ = self.home.owner(self.number)
             raise LaneBusyError(
                 f"The lock of {self.path} was deleted, and {f'process {pid}' if pid else 'another process'} took the"
-                " lane: it delivers what is on disk there. This producer ends. Nothing that was promised is lost",
+                " lane: it delivers the records on disk. This producer ends. No record that was promised is lost",
                 pid=pid,
             )
         with contextlib.suppress(OSError):
@@ -835,7 +835,7 @@ class SpoolDirectory:
         return lock
 
     def _take(self, lane: Path) -> tuple[int, int] | None:
-        """Handles of a lane's directory and of its lock, now owned. None if another process owns it."""
+        """Locks a lane. Returns handles of its directory and its lock; None if another process owns it."""
         for _ in range(_TAKE_TRIES):
             self._files.make_directory(lane)
             with contextlib.ExitStack() as opened:
@@ -895,7 +895,7 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # another user's
     return True
 
 

@@ -44,16 +44,16 @@ class LineageMemory:
             self.close()
             if isinstance(error, SealError | UnicodeDecodeError):
                 raise LineageFileError(
-                    f"{path} cannot be used: {error}. Put a good copy in its place. Or move it away: then it cannot be"
-                    " known whether what was read before is still in the log, so compare positions that you kept with"
-                    " what they led to."
+                    f"{path} cannot be used: {error}. Replace it by an intact copy, or move it away. Without it, the"
+                    " consumer cannot find out whether the records that it has read are still in the log. So compare"
+                    " them with the log yourself, from positions that you have stored."
                 ) from None
             raise
 
     def _claim(self, path: Path, lock: Path) -> None:
         if self._lock is None or not self._files.lock(self._lock):
             raise LineageFileError(
-                f"{path} is in use by another consumer (which holds {lock}): give each one a file of its own"
+                f"{path} is in use by another consumer (which holds {lock}): give each consumer its own file"
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:

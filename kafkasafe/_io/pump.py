@@ -480,7 +480,7 @@ class Pump:
         except BaseException as error:
             self._log.exception(
                 "The producer ended by an error; %s",
-                "what was not acknowledged is lost with it, unless the cluster has it"
+                "unacknowledged records are lost with it, unless the cluster has them"
                 if self._config.in_memory
                 else "everything durable is safe in the spool",
                 event="producer_ended",

@@ -131,7 +131,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A byte range that differs from what was written.
+    """A byte range that differs from the written bytes.
 
     Attributes:
         path: The segment, which may be missing.
@@ -304,7 +304,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
     # 1. Two processes own two directories. One directory is moved to the place of the other.
-    # 2. The process whose directory is gone creates its next segment by path: among segments of the other process.
+    # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
     # The foreign segment's first position says nothing about the end of the segment before it. So leave it out and
     # report it as damage. Otherwise recovery would miss records that never existed, and cut both segments off as a torn
     # tail.
@@ -705,7 +705,7 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
 
 
 def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
-    """Distinguishes a torn tail from damage, and keeps what is before the tail."""
+    """Distinguishes a torn tail from damage, and keeps the log before the tail."""
     segments, entries, declared = whole.segments, whole.entries, whole.declared
     damage: list[Damage] = []
     manifest: dict[tuple[Path, int], m.ManifestEntry] = {}

@@ -90,9 +90,9 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     if found.torn is not None and not found.groups:
         # There is no intact group. It is impossible to tell a first write that was torn from complete damage.
         left += [
-            f"{path.name}: {size} bytes without one intact group: if it was ever in use, restore it from a copy. A"
-            " producer that opens the lane takes it for a first write that a crash tore: it goes on without it, and"
-            " leaves a copy in quarantine/"
+            f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
+            " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"
+            " and keeps a copy in quarantine/"
             for path in (found.torn[0], *found.doomed)
             if (size := size_of(files, path))
         ]

@@ -180,7 +180,7 @@ class RetryPolicy:
         if deadline_ms is None and attempts is None:
             # P6 of the design: nothing is retried forever unless the user requests it.
             raise ConfigError(
-                "deadline_ms and attempts are both None: a call would be tried for ever; set one"
+                "deadline_ms and attempts are both None: a call would be repeated forever; set one"
             )
         self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=_times.dice)
         # Check the name here, so that a wrong one does not wait for the first error.

@@ -684,7 +684,7 @@ class _Client(Protocol):
         """Sends one record. False: the producer did not accept it, so it must be tried again."""
 
     def observe(self) -> None:
-        """Records what is known by now about earlier records."""
+        """Records the outcomes of earlier records, as far as they are known now."""
 
     def flushed(self, timeout_s: float) -> bool:
         """Waits until all earlier records have an outcome. False: the time ran out first."""
@@ -821,7 +821,7 @@ class _Confluent:
 
 
 class _Outbox:
-    """confluent-kafka behind a table of SQLite: the outbox pattern.
+    """confluent-kafka with a table of SQLite as its queue: the outbox pattern.
 
     The application inserts its records, and commits them in groups with synchronous=FULL. The relay is a thread with
     its own connection and producer. It sends the oldest rows, waits until each is acknowledged, and deletes them.

@@ -23,7 +23,7 @@ Processes always see the newest state, as through a page cache. A crash leaves a
   journal names, so a `sync_directory` that succeeds after a failed one is valid.
 
 A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this. The next process sees everything, and a
-later loss of power can still lose what was not synced.
+later loss of power can still lose unsynced data.
 
 Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
 `Disk.unmount` replace a directory by another volume and back. A process keeps what it has open.

@@ -149,7 +149,7 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path, text):
     path = tmp_path / "lineage.json"
     path.write_text(text)
     with pytest.raises(
-        LineageFileError, match=r"lineage\.json cannot be used: .* Put a good copy in its place"
+        LineageFileError, match=r"lineage\.json cannot be used: .* Replace it by an intact copy"
     ):
         LineageMemory(path)
     assert path.read_text() == text

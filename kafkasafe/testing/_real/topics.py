@@ -204,7 +204,8 @@ class Topics:
             while self._nodes.lives(node) and self._told(node, topic) != partitions:
                 if time.monotonic() > deadline:
                     raise self._workspace.error(
-                        f"broker {node} does not tell of {topic} as it is", [self._nodes.find(node)]
+                        f"broker {node} does not report the current state of {topic}",
+                        [self._nodes.find(node)],
                     )
                 time.sleep(POLL_S)
 

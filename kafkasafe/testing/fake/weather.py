@@ -74,7 +74,7 @@ class Network:
         self._change(node, refuse=on)
 
     def restore(self) -> None:
-        """Ends all faults. What was dropped stays lost."""
+        """Ends all faults. Dropped requests and responses stay lost."""
         self._change(
             None, drop_responses=False, drop_requests=False, stall=False, refuse=False, response_delay_ms=0
         )
