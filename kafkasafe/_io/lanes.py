@@ -835,7 +835,7 @@ class SpoolDirectory:
         return lock
 
     def _take(self, lane: Path) -> tuple[int, int] | None:
-        """Handles of a lane's directory and of its lock, now owned. None if another process owns it."""
+        """Locks a lane. Returns handles of its directory and its lock; None if another process owns it."""
         for _ in range(_TAKE_TRIES):
             self._files.make_directory(lane)
             with contextlib.ExitStack() as opened:

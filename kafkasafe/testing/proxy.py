@@ -175,8 +175,8 @@ class Rule:
         Args:
             code: Kafka's error code; 0 for success.
             times: How often the rule acts; by default always.
-            level: "partition", "topic" or "top": which error code to set. By default that of the partitions if the
-                answer has any; in Metadata that of the topics, unless the rule names a partition.
+            level: "partition", "topic" or "top": which error code to set. Default: the partitions' if the answer has
+                partitions. Default for Metadata: the topics', unless the rule names a partition.
             fields: Other fields to set, at any level.
 
         Raises:
