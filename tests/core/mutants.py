@@ -22,6 +22,7 @@ from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.loss_case import LossCase
 from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.machine import Machine
+from kafkasafe._core.journal.parts import Parts
 from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.refusal import RefusalTimer
 from kafkasafe._core.journal.refusals import Refusals
@@ -154,7 +155,7 @@ MUTANTS: dict[str, Change] = {
     # An old batch may be sent while a request may still be on its way, and others beside it.
     "IgnoresAgeOfTheSent": source(Machine, "_flow", "self._clock.is_old(batch, now_ms)", "False"),
     # Ten in flight.
-    "WideWindow": source(Journal, "__init__", "window=window", "window=10"),
+    "WideWindow": source(Parts, "__init__", "window=settings.window", "window=10"),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
         Durability, "finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",

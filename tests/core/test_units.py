@@ -383,7 +383,7 @@ def test_what_went_alone_is_in_order_though_its_log_was_cut():
 
 
 def test_what_is_in_memory_before_a_unit_goes_to_the_disk_before_it():
-    journal = j.Journal(durable_first=False)
+    journal = j.Journal(j.Settings(durable_first=False))
     number = journal.destination("orders", 0)
     plain = journal.seal(number, count=1, size_bytes=80, max_timestamp=1)
     assert not journal.ready(0.0, 0).persist.batches
@@ -407,7 +407,7 @@ def test_a_new_unit_goes_through_none_of_those_that_wait(monkeypatch):
             yield batch
 
     monkeypatch.setattr(Backlog, "all", counting)
-    journal = j.Journal(durable_first=False)
+    journal = j.Journal(j.Settings(durable_first=False))
     number = journal.destination("orders", 0)
     for count in range(500):
         unit = journal.units.seal(count.to_bytes(16), "", ())

@@ -47,7 +47,7 @@ class Writer:
     def __post_init__(self) -> None:
         self.files = self.disk.process()
         self.lock = SpoolDirectory.open(ROOT, files=self.files).take_lane(0)
-        self.journal = j.Journal(request_timeout_s=1.0)
+        self.journal = j.Journal(j.Settings(request_timeout_s=1.0))
         self.spool, _ = Spool.open(
             self.lock.path,
             files=self.lock.files,

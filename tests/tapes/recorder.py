@@ -246,8 +246,12 @@ def _events(on: str, kind: type[Any], views: frozenset[str]) -> dict[str, Any]:
 def recorded(kind: type[Any]) -> type[Any]:
     """The class of a journal, with each of its events written down."""
 
-    def begin(self: Any, *, tape: Tape | None = None, **settings: Any) -> None:
+    def begin(
+        self: Any, chosen: j.Settings | None = None, *, tape: Tape | None = None, **settings: Any
+    ) -> None:
         self._tape = tape = Tape() if tape is None else tape
+        if chosen is not None:
+            settings = {name: getattr(chosen, name) for name in _fields(j.Settings)}
         reading = settings.pop("newest_reading", lambda: 0)
 
         def newest_reading() -> int:
@@ -257,7 +261,7 @@ def recorded(kind: type[Any]) -> type[Any]:
         words = [f"{key}={tape.write(value)}" for key, value in settings.items()]
         tape.lines.append(f"> begin({', '.join(words)})")
         tape.journal = self
-        kind.__init__(self, newest_reading=newest_reading, **settings)
+        kind.__init__(self, j.Settings(newest_reading=newest_reading, **settings))
         self.units.__class__ = _UNITS
         self.units._tape = tape
 
@@ -271,9 +275,9 @@ def recording(patch: Any, tapes: list[Tape]) -> None:
     """From now on each journal of the engine records on a tape of its own."""
     kind = recorded(j.Journal)
 
-    def begin(**settings: Any) -> Any:
+    def begin(settings: j.Settings | None = None) -> Any:
         tapes.append(Tape())
-        return kind(tape=tapes[-1], **settings)
+        return kind(settings or j.Settings(), tape=tapes[-1])
 
     patch.setattr(j, "Journal", begin)
 

@@ -54,8 +54,9 @@ Objects that decide. Each has what it uses as arguments of its constructor, and 
     members     batches of units                        lives       order across incarnations and lanes
     recovery    what earlier incarnations left          machine     what a partition does next
 
-`journal` has the facade: `Journal` makes these objects, passes each event to the one that it concerns, and collects
-what is to be done. `views` are answers about the state for readers outside, as `Journal.views`.
+`parts` makes all of them. `journal` has the facade: `Journal` passes each event to the object that it concerns, and
+collects what is to be done. `settings` are what can be chosen. `views` are answers about the state for readers outside,
+as `Journal.views`.
 
 `quiet` has the questions about a partition that the rules of `machine` ask in their order.
 """
@@ -90,6 +91,7 @@ from kafkasafe._core.journal.notices import (
     Undecidable,
 )
 from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.settings import Settings
 from kafkasafe._core.journal.states import (
     DAMAGED,
     TOO_SLOW,
@@ -131,6 +133,7 @@ __all__ = [
     "Refusal",
     "Relented",
     "Resolution",
+    "Settings",
     "State",
     "SurveyAsk",
     "Undecidable",

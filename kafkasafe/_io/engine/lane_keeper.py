@@ -105,7 +105,7 @@ class LaneKeeper:
             SpoolError: It cannot be opened; the lock is released.
         """
         config = self._config
-        journal = j.Journal(
+        settings = j.Settings(
             durable_first=config.spool == "always" or not own,
             window=config.window,
             state_age_s=config.state_age_s,
@@ -117,6 +117,7 @@ class LaneKeeper:
             gather_bytes=gather_bytes(config) if own else 0,
             newest_reading=self._ground.newest_reading,
         )
+        journal = j.Journal(settings)
         rereading = Rereading(journal, self._ledger.numbers if own and packs(config) else None)
         try:
             spool, entries = Spool.open(

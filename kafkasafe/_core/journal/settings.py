@@ -1,0 +1,43 @@
+"""What can be chosen for a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafkasafe._core.journal.partition import WINDOW
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of one lane.
+
+    Attributes:
+        durable_first: Send only what is on disk (`spool="always"`). False: `spill()` says what has to go there.
+        window: Batches sent without a durable commit mark, per partition.
+        state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
+        request_timeout_s: After this a request without an answer is dead.
+        blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
+            the broker fail on one batch, before what waits for it is rejected; None: for ever. Counted within this
+            incarnation, without another answer in between.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
+        heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
+        heal_recreated: Also into a topic that was deleted and created again.
+        aside_batches: How many batches are put aside at a time, at most.
+        gather_bytes: Small batches that wait become one of this size at most; 0: never.
+        newest_reading: See `units.Units`.
+    """
+
+    durable_first: bool = True
+    window: int = WINDOW
+    state_age_s: float = 6 * 3600.0
+    request_timeout_s: float = 30.0
+    blocked_timeout_s: float | None = 7 * 86400.0
+    missing_grace_s: float = 60.0
+    heal: bool = True
+    heal_recreated: bool = False
+    aside_batches: int = 256
+    gather_bytes: int = 0
+    newest_reading: Callable[[], int] = lambda: 0
