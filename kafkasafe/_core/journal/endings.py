@@ -65,7 +65,8 @@ class Durability:
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._partitions[batch.destination])
-            if batch.has_waited_for_position():
+            if batch.state is State.ACKED and batch.unit is None:
+                # Acknowledged while it was being written.
                 self.finish(self._partitions[batch.destination], batch)
         for group in persist.units:
             self._units.written(
@@ -119,9 +120,7 @@ class Durability:
         """An acknowledged batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
-            # Acknowledged while its spill is being written: the mark needs its position.
-            batch.wait_for_position()
-            return
+            return  # `persisted` goes on: the mark needs its position
         if batch.position < 0:
             self._leave(batch)
             return

@@ -53,7 +53,6 @@ class Batch:
         tries: How often it was sent in this life.
         durable: It, and the mark that gives it its id, are on disk.
         writing: It is on its way to the disk: it stays what it is until it has its position there.
-        acked_early: It was acknowledged meanwhile; its commit mark needs that position.
         owed: Its records are on disk as part of another batch, which comes back until this one is durable.
         former_life: It was recovered: an earlier life may have sent it.
         unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
@@ -89,7 +88,6 @@ class Batch:
     tries: int = 0
     durable: bool = False
     writing: bool = False
-    acked_early: bool = False
     owed: bool = False
     former_life: bool = False
     unanswered: bool = False
@@ -148,15 +146,6 @@ class Batch:
     def come_from(self, position: int) -> None:
         """Its records were first written there, before partitions were chosen for them; -1: nowhere else."""
         self.origin = position
-
-    def wait_for_position(self) -> None:
-        """It is acknowledged while it is being written."""
-        self.acked_early = True
-
-    def has_waited_for_position(self) -> bool:
-        """Whether it was acknowledged while it was being written; asked once."""
-        early, self.acked_early = self.acked_early, False
-        return early
 
     # -- what it is a part of ------------------------------------------------------------------------------------------
 
