@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
@@ -45,6 +46,9 @@ _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 def marker_group(transactional_id: str) -> str:
     """The group whose offset is a transactional id's marker: none that a user could mean by the same name."""
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
+
+
+_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class Transactor:
@@ -399,7 +403,7 @@ class Transactor:
         sent: bool = True,
         refused: Collection[tuple[str, int]] = (),
     ) -> None:
-        name = type(action).__name__.lower()
+        name = _CAPITAL.sub("_", type(action).__name__).lower()
         self._ground.counters[f"unit_{name}_failures"] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
