@@ -35,9 +35,11 @@ class Checking:
     @at_once()
     def begin(self) -> None:
         """Begin all checks that are due."""
+        if lost := self._port.take_lost_nodes():
+            for each in self._parts.values():
+                each.doubt(lost)
         assigned = list(self._port.assigned())
         self._parts.drop_revoked(assigned)
-        self._parts.doubt_lost()
         for tp in assigned:
             part = self._parts.of(tp)
             if part is None or part.at.activity is not Activity.IDLE or part.state.position is None:

@@ -22,10 +22,20 @@ class Fetcher(BatchFetcher):
     """kafka-python's fetcher with the decisions of a SafeConsumer."""
 
     owner: Reading
+    _lost_nodes: set[int]
+    """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
 
     def serve(self, owner: Reading) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
+        self._lost_nodes = set()
+
+    def take_lost_nodes(self) -> list[int]:
+        """Return the brokers to which fetches failed since the last call."""
+        found = []
+        while self._lost_nodes:
+            found.append(self._lost_nodes.pop())
+        return found
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
         self.owner.positions.begin_resets()
@@ -42,7 +52,7 @@ class Fetcher(BatchFetcher):
         parent._handle_fetch_error(node_id, exception)
         if self.owner.followers.failed(node_id, time.monotonic()):
             self.owner.port.request_metadata()
-        self.owner.parts.lose(node_id)
+        self._lost_nodes.add(node_id)
 
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None

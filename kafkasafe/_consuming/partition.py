@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Literal
 
 from kafkasafe._consuming.failures import Failures
@@ -133,8 +134,7 @@ class Part:
         at: The state of the position (`kafkasafe._core.position_table`).
         history: What was read.
         failures: The failed fetches.
-        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then. It is
-            set on kafka-python's I/O thread.
+        doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
         checked: The leadership under which the position was found valid; None: it must be checked.
         inquiry: The running procedure.
         position: Offset for which the procedure was begun.
@@ -261,9 +261,9 @@ class Part:
             PositionEvent.SOUGHT, 0 if self.undecided is None else self.undecided.event.divergent_offset
         )
 
-    def lose(self, node_id: int) -> None:
-        """A fetch from this broker failed. Without leader epochs, nothing shows whether it still leads."""
-        if self.checked is not None and self.checked[2] < 0 and self.checked[1] == node_id:
+    def doubt(self, nodes: Collection[int]) -> None:
+        """Check the position again if it was found valid at one of these brokers, without a leader epoch."""
+        if self.checked is not None and self.checked[2] < 0 and self.checked[1] in nodes:
             self.doubted = True
 
     def looked(self) -> None:

@@ -21,13 +21,12 @@ class Parts:
         keeper: Keeps the histories of partitions that are revoked.
     """
 
-    __slots__ = ("_keeper", "_lost_nodes", "_parts", "_port")
+    __slots__ = ("_keeper", "_parts", "_port")
 
     def __init__(self, port: Port, keeper: HistoryKeeper) -> None:
         self._port = port
         self._keeper = keeper
         self._parts: dict[TopicPartition, Part] = {}
-        self._lost_nodes: set[int] = set()
 
     def get(self, tp: TopicPartition) -> Part | None:
         """Return what is known of a partition, which may be revoked meanwhile. Any thread may call it."""
@@ -59,17 +58,6 @@ class Parts:
         """Keep the histories of all partitions that are not among these."""
         for tp in self._parts.keys() - set(assigned):
             self.of(tp)
-
-    def lose(self, node_id: int) -> None:
-        """Note that a fetch from this broker failed. Any thread may call it; `doubt_lost` does the rest."""
-        self._lost_nodes.add(node_id)
-
-    def doubt_lost(self) -> None:
-        """Have the positions checked again that a lost broker may no longer lead."""
-        while self._lost_nodes:
-            node_id = self._lost_nodes.pop()
-            for part in self._parts.values():
-                part.lose(node_id)
 
     def cancel(self) -> None:
         """End all procedures."""

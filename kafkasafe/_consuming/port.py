@@ -80,6 +80,9 @@ class Port(Protocol):
     def leadership(self, tp: TopicPartition) -> Leadership | None:
         """Return what the metadata say of a partition; None without a leader. Any thread may call it."""
 
+    def take_lost_nodes(self) -> Collection[int]:
+        """Return the brokers to which fetches failed since the last call."""
+
     def request_metadata(self) -> None:
         """Request fresh metadata."""
 
@@ -241,6 +244,11 @@ class KafkaPython:
     def learn_leader(self, tp: TopicPartition, data: Any) -> None:
         """See `Port`."""
         self._fetcher._maybe_update_current_leader(tp, data)
+
+    def take_lost_nodes(self) -> Collection[int]:
+        """See `Port`."""
+        found: Collection[int] = self._fetcher.take_lost_nodes()
+        return found
 
     def can_follow(self, tp: TopicPartition, node: int) -> bool:
         """Return whether the metadata name this broker as a replica, and its connection is not in back-off."""

@@ -70,6 +70,7 @@ class Client:
         self.groups = {}
         self.leader = OLD, 1, 2
         self.requests = 0
+        self.lost = []
 
     def assigned(self):
         return dict(self.states)
@@ -115,6 +116,10 @@ class Client:
 
     def leadership(self, tp):
         return self.leader
+
+    def take_lost_nodes(self):
+        lost, self.lost = self.lost, []
+        return lost
 
     def request_metadata(self):
         self.requests += 1
@@ -268,6 +273,19 @@ def test_of_the_same_leader_nothing_is_asked(reader):
     valid(reader).client.leader = OLD, 1, 1  # older metadata
     reader.poll()
     assert reader.asks() == []
+
+
+@pytest.mark.parametrize(
+    ("epoch", "node", "asks"),
+    [(-1, 1, [("walk", 10)]), (-1, 2, []), (2, 1, [])],
+    ids=["lost leader", "other broker", "with an epoch"],
+)
+def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader, epoch, node, asks):
+    reader.client.leader = OLD, 1, epoch
+    reader.answer("walk", Walked(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
+    reader.client.lost = [node]
+    reader.poll()
+    assert reader.asks() == asks
 
 
 def test_where_nothing_was_read_nothing_is_asked():
