@@ -139,7 +139,7 @@ def test_what_the_map_of_the_code_names_exists():
             files += 1
             missing += [code] if not any(path.endswith(f"/{code}") for path in paths) else []
     assert classes > 200
-    assert privates > 30
+    assert privates > 15
     assert files > 50
     assert missing == []
 

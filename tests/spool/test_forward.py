@@ -268,7 +268,7 @@ def test_what_was_acknowledged_behind_a_copy_says_nothing_of_it():
     assert [(batch.position, batch.identity) for _, _, batch in heir.views.batches()] == [
         (33, batches[1].identity)
     ]
-    assert heir.reach(number) == 101
+    assert heir.views.reach(number) == 101
 
 
 @pytest.mark.parametrize(
