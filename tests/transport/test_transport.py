@@ -520,12 +520,12 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
         replies = Replies()
         transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
         replies.nothing_more(0.1)
-        failed, crashed = transport._failed_refreshes, transport._net
+        failed, crashed = transport._failed_refreshes, transport._network.loop
         crashed._schedule_tasks = lambda: 1 / 0
         transport.produce([ProduceRequest("b", "t", 0, plain_batch())], -1, 1000, replies.produced)
         (first, result), *_ = replies.take(1)
         assert (first, isinstance(result, Failure), result.sent) == ("a", True, False)
-        until(lambda: transport._net is not crashed)
+        until(lambda: transport._network.loop is not crashed)
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
         until(lambda: transport._failed_refreshes > failed)
@@ -543,7 +543,7 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
 
     def crash(loop: Loop) -> None:
         # Other tests' transports may still run in this process, and each has a loop of its own.
-        if loop is not transport._net:
+        if loop is not transport._network.loop:
             return schedule(loop)
         if loop not in crashed:
             crashed.append(loop)
@@ -561,8 +561,8 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
 def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture, free_port: int) -> None:
     with opened(f"127.0.0.1:{free_port}") as transport:
         until(lambda: transport._failed_refreshes)
-        net, failed = transport._net, transport._failed_refreshes
-        gathered = mocker.patch.object(transport, "_ask_gathered", side_effect=ZeroDivisionError)
+        net, failed = transport._network.loop, transport._failed_refreshes
+        gathered = mocker.patch.object(transport._mailbox, "_at_end", side_effect=ZeroDivisionError)
 
         async def waits() -> None:
             gathered()
@@ -571,7 +571,7 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
         transport.refresh_metadata(["t"], Replies())
         until(lambda: gathered.call_count >= 2)
         until(lambda: transport._failed_refreshes > failed)
-        assert transport._net is net
+        assert transport._network.loop is net
 
 
 def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
@@ -1134,7 +1134,7 @@ class TestFaults:
             assert producer.deliver([producer.make(1)]) == [0]
             replies = Replies()
             call = KafkaCall(request, lambda response: response, replies, timeout_s=60)
-            transport._post(
+            transport._mailbox.post(
                 lambda: transport._route_any(lambda: call, final=True, reply=replies), lambda _: None
             )
             assert replies.get().entries[0].error_code == 0
@@ -1196,12 +1196,12 @@ class TestFaults:
         with site.transport() as transport:
             ask(transport.refresh_metadata, [topic])
             # As if all brokers had moved: none of the addresses in the metadata is right any more.
-            brokers = transport._manager.cluster._brokers
+            brokers = transport._network.manager.cluster._brokers
             moved = {
                 node: type(broker)(broker.node_id, broker.host, 1, broker.rack)
                 for node, broker in brokers.items()
             }
-            transport._manager.cluster._brokers = moved
+            transport._network.manager.cluster._brokers = moved
             for proxy in site.proxies.values():
                 proxy.cut()
             until(lambda: _produced(transport, topic), 6.0)
@@ -1271,7 +1271,7 @@ def test_tls_and_sasl_and_authentication_again() -> None:
             assert isinstance(result.error, kafka.errors.SaslAuthenticationFailedError)
             assert not result.sent
             # A password that becomes valid later is found valid: no failure is for ever.
-            transport._manager.config["sasl_plain_password"] = "secret"
+            transport._network.manager.config["sasl_plain_password"] = "secret"
             assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
         with opened(servers, **(options | {"ssl_cafile": None})) as transport:
             replies = Replies()

@@ -6,24 +6,26 @@ where and when, metadata, back-off and the encoding of Produce requests are deci
 
 In this order, each room knows those above it:
 
-    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
     wire.py          bytes of Produce requests and their answers
     order.py         fences, and where the batches went that are not answered yet
     calls.py         one request and its single outcome; produce_call.py one of Produce
+    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
+    network.py       all three, made of a client's options, and the addresses of brokers
+    mailbox.py       the way in for other threads
     link.py          the way to one broker
-    ground.py        parts of `Transport`: options, the loop, the way in for other threads
+    ground.py        parts of `Transport`: the network, the mailbox
     brokers.py         the links, the right cluster, silence
     metadata.py        when they are asked for, and what an answer changes
     routing.py         which broker a request goes to, and the order of batches
     questions.py       what is asked of a leader
     transport.py     `Transport` itself: its life, and what any broker may be asked
 
-Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into `_inbox`
-and wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside (`_parked`) until the
-next answer about metadata. A link holds what cannot be written yet (connection being made, throttled), in order,
-and lets go of all of it when its connection fails.
+Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
+`Mailbox`, which wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside (`_parked`)
+until the next answer about metadata. A link holds what cannot be written yet (connection being made, throttled), in
+order, and lets go of all of it when its connection fails.
 
-A request's journey: (1) `produce` → inbox; (2) `_route_produce` finds leaders and groups by them; (3) `Link.submit`
+A request's journey: (1) `produce` → mailbox; (2) `_route_produce` finds leaders and groups by them; (3) `Link.submit`
 appends it to `waiting`, `Link.pump` connects, or writes it as soon as the connection takes it; (4) the reply, the
 end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here" ask for new metadata.
 

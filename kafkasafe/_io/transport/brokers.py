@@ -39,6 +39,7 @@ class Brokers(Ground):
         self._leaders = Leaders()
         self._pin = ClusterPin(self._log)
         self._ticking = False
+        self._mailbox.at_end_of_look(self._ask_gathered)
 
     @abstractmethod
     def _want_metadata(self, *, urgent: bool = False) -> None: ...
@@ -65,7 +66,7 @@ class Brokers(Ground):
                 link.not_before = 0.0
             self._want_metadata(urgent=True)
 
-        self._post(run, lambda _: None)
+        self._mailbox.post(run, lambda _: None)
 
     @property
     def at_home(self) -> bool:
@@ -90,16 +91,7 @@ class Brokers(Ground):
         return (*order, random.random())
 
     def _take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        return self._leaders.take_hint(target, hint, self._manager.cluster._brokers)
-
-    def _learn_broker(self, endpoint: Any) -> None:
-        brokers = self._manager.cluster._brokers
-        if endpoint.node_id not in brokers:
-            broker = self._broker_class()(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
-            self._manager.cluster._brokers = {**brokers, endpoint.node_id: broker}
-
-    def _broker_class(self) -> Any:
-        return type(self._manager.cluster.bootstrap_brokers()[0])
+        return self._leaders.take_hint(target, hint, self._network.addresses())
 
     def _ask_gathered(self) -> None:
         asking, self._asking = self._asking, []
@@ -113,14 +105,14 @@ class Brokers(Ground):
     # -- Silence -------------------------------------------------------------------------------------------------
 
     def _watch_silence(self) -> None:
-        if not self._ticking and not self._closing:
+        if not self._ticking and not self._mailbox.closing:
             self._ticking = True
-            self._net.call_later(_TICK_S, self._tick)
+            self._network.loop.call_later(_TICK_S, self._tick)
 
     def _tick(self) -> None:
         """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
         self._ticking = False
-        if self._closing:
+        if self._mailbox.closing:
             return
         now = time.monotonic()
         busy = False

@@ -116,7 +116,7 @@ class Link:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
                     calls.append({})
                 calls[-1][question.target] = question
-            timeout_s = self.hub._request_timeout_s
+            timeout_s = self.hub._network.request_timeout_s
             self.waiting.extend(QuestionsCall(kind, call, timeout_s) for call in calls)
 
     def pump(self) -> None:
@@ -170,7 +170,7 @@ class Link:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        timeout_s = self.hub._request_timeout_s
+        timeout_s = self.hub._network.request_timeout_s
         self._write(
             conn,
             MetadataCall(request, lambda response: response, answered, timeout_s=timeout_s, minimum=1),
@@ -235,9 +235,9 @@ class Link:
         if self.watch is not None:
             if self.watch_at <= due:
                 return
-            self.hub._net.cancel(self.watch)
+            self.hub._network.loop.cancel(self.watch)
         self.watch_at = due
-        self.watch = self.hub._net.call_at(due, self._look_for_overdue)
+        self.watch = self.hub._network.loop.call_at(due, self._look_for_overdue)
 
     def _look_for_overdue(self) -> None:
         self.watch = None
@@ -259,7 +259,7 @@ class Link:
         self._watch(next_due)
 
     def _connect(self) -> None:
-        manager = self.hub._manager
+        manager = self.hub._network.manager
         # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
         manager.reset_backoff(self.node_id)
         manager._auth_failures.pop(self.node_id, None)
@@ -289,7 +289,7 @@ class Link:
             self._back_off()
         elif error is not None:
             # A connection that broke may be made again at once, but not in a tight circle.
-            self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(1)
+            self.not_before = time.monotonic() + self.hub._network.reconnect_backoff.pause_s(1)
         if error is not None or not self.ready_once:
             self.hub._want_metadata()
         cause = error if isinstance(error, BaseException) else None
@@ -299,7 +299,7 @@ class Link:
 
     def _back_off(self) -> None:
         self.failures += 1
-        self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(self.failures)
+        self.not_before = time.monotonic() + self.hub._network.reconnect_backoff.pause_s(self.failures)
 
     def _drop(self, error: BaseException) -> None:
         """All that waits fails, in order: none of it may overtake what was lost with the connection."""
@@ -357,9 +357,9 @@ class Link:
         if self.timer is not None:
             if self.timer_at <= at:
                 return
-            self.hub._net.cancel(self.timer)
+            self.hub._network.loop.cancel(self.timer)
         self.timer_at = at
-        self.timer = self.hub._net.call_at(at, self._on_timer)
+        self.timer = self.hub._network.loop.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self.timer = None

@@ -75,8 +75,6 @@ class Metadata(Brokers):
         self._missing_backoff = Backoff(
             self._retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
         )
-        config: dict[str, Any] = self._manager.config
-        self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
@@ -127,7 +125,8 @@ class Metadata(Brokers):
     def brokers(self) -> list[Broker]:
         """The brokers of the latest metadata."""
         return [
-            Broker(each.node_id, each.host, each.port, each.rack) for each in self._manager.cluster.brokers()
+            Broker(each.node_id, each.host, each.port, each.rack)
+            for each in self._network.manager.cluster.brokers()
         ]
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
@@ -157,7 +156,7 @@ class Metadata(Brokers):
                 self._waiters.append(reply)
                 self._want_metadata(urgent=any(new))
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def unwatch(self, topic: str) -> None:
         """Forgets a topic. A request for it watches it again."""
@@ -167,7 +166,7 @@ class Metadata(Brokers):
             self._new.discard(topic)
             self._leaders.forget(topic)
 
-        self._post(run, lambda _: None)
+        self._mailbox.post(run, lambda _: None)
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
@@ -203,12 +202,12 @@ class Metadata(Brokers):
         It does not ask about the others: a program that meets thousands of topics one after the other would have the
         metadata of all of them parsed again for each (KIP-526).
         """
-        if not self._closing and self._attempt is None:
+        if not self._mailbox.closing and self._attempt is None:
             self._refresh_no_later(time.monotonic())
 
     def _want_metadata(self, *, urgent: bool = False) -> None:
         """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
-        if self._closing:
+        if self._mailbox.closing:
             return
         now = time.monotonic()
         due = now if urgent else max(now, self._attempted_at + self._retry_backoff_s)
@@ -220,20 +219,20 @@ class Metadata(Brokers):
         if self._refresh_timer is not None:
             if self._refresh_at <= at:
                 return
-            self._net.cancel(self._refresh_timer)
+            self._network.loop.cancel(self._refresh_timer)
         self._refresh_at = at
-        self._refresh_timer = self._net.call_at(at, self._refresh)
+        self._refresh_timer = self._network.loop.call_at(at, self._refresh)
 
     def _refresh(self) -> None:
         self._refresh_timer = None
-        if self._attempt is not None or self._closing:
+        if self._attempt is not None or self._mailbox.closing:
             return
         now = time.monotonic()
         of_new = now < self._all_due
         if of_new and not self._new:
             self._refresh_no_later(self._all_due)  # the new ones are not watched any more
             return
-        cluster = self._manager.cluster
+        cluster = self._network.manager.cluster
         nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
         links = [self._link(node) for node in nodes]
         able = [link for link in links if link.not_before <= now or link.ready]
@@ -253,7 +252,9 @@ class Metadata(Brokers):
             parked, self._parked = self._parked, []
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
-        attempt.timer = self._net.call_later(METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        attempt.timer = self._network.loop.call_later(
+            METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
+        )
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
             allow_auto_topic_creation=False,
@@ -265,7 +266,7 @@ class Metadata(Brokers):
                 request,
                 self._parse_metadata,
                 functools.partial(self._on_metadata, attempt),
-                timeout_s=self._request_timeout_s,
+                timeout_s=self._network.request_timeout_s,
                 minimum=1,
             )
         )
@@ -282,7 +283,7 @@ class Metadata(Brokers):
             return
         attempt.over = True
         if attempt.timer is not None:
-            self._net.cancel(attempt.timer)
+            self._network.loop.cancel(attempt.timer)
         self._attempt = None
         now = time.monotonic()
         parked, self._parked = self._parked, []
@@ -351,7 +352,7 @@ class Metadata(Brokers):
                     request,
                     lambda _: None,
                     lambda _: self._want_metadata(),
-                    timeout_s=self._request_timeout_s,
+                    timeout_s=self._network.request_timeout_s,
                     minimum=1,
                 )
             )
@@ -362,7 +363,7 @@ class Metadata(Brokers):
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
         if of_new is None:
-            self._all_due = min(self._all_due, now + self._metadata_max_age_s)
+            self._all_due = min(self._all_due, now + self._network.metadata_max_age_s)
             self._bad_refreshes = self._bad_refreshes + 1 if missing or leaderless else 0
         if missing or leaderless:
             backoff = self._leaderless_backoff if leaderless else self._missing_backoff
@@ -384,10 +385,9 @@ class Metadata(Brokers):
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
         check_metadata(response)
         cluster_id = self._pin.answered(response.cluster_id)
-        cluster = self._manager.cluster
-        cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        nodes = self._network.learn_brokers(response.brokers)
         told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
-        return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
+        return MetadataRefreshed(cluster_id, nodes, told)
 
     def _fail_aside(self, error: BaseException) -> None:
         attempt, self._attempt = self._attempt, None

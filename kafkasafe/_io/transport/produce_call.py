@@ -52,7 +52,7 @@ class ProduceCall(Call):
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker must be able to say that its replicas were too slow before the connection is given up.
-        super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
+        super().__init__(max(hub._network.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self.hub = hub
         self.node_id = node_id
@@ -139,7 +139,7 @@ class ProduceCall(Call):
             return response.replies
         replies = {}
         for endpoint in response.node_endpoints or ():
-            self.hub._learn_broker(endpoint)
+            self.hub._network.learn_broker(endpoint)
         for topic in response.responses:
             for answer in topic.partition_responses:
                 hint = answer.current_leader

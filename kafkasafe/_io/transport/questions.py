@@ -251,12 +251,12 @@ class Questions(Routing):
                 numbers: dict[str, list[int]] = {}
                 for topic, number in asked:
                     numbers.setdefault(topic, []).append(number)
-                timeout_s = self._request_timeout_s
+                timeout_s = self._network.request_timeout_s
                 self._link(leader).submit(
                     OffsetsCall(numbers, timestamp, isolation_level, gathered.add, timeout_s=timeout_s)
                 )
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.

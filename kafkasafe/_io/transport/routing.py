@@ -66,7 +66,7 @@ class Routing(Metadata):
                     request,
                     self._noticing(parse),
                     reply,
-                    timeout_s=self._request_timeout_s,
+                    timeout_s=self._network.request_timeout_s,
                     targets=((topic, partition),),
                     minimum=minimum,
                 )
@@ -133,11 +133,10 @@ class Routing(Metadata):
             else:
                 fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
 
-        self._post(lambda: route(False), fail)
+        self._mailbox.post(lambda: route(False), fail)
 
     def _route_any(self, make: Callable[[], KafkaCall], *, final: bool, reply: Reply[Any]) -> None:
-        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
-        links = [self._link(node) for node in nodes]
+        links = [self._link(node) for node in self._network.nodes()]
         now = time.monotonic()
         best = any_broker(links, lambda link: self._preference(link, now), answered=self._known, final=final)
         if isinstance(best, Link):

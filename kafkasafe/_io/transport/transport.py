@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,7 @@ class Transport(Questions):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
+        self._network.serve(on_wake=self._mailbox.look, on_exit=self._on_loop_exit)
         self._born_at = 0.0
         self._crashes = 0
         self._thread: threading.Thread | None = None
@@ -61,20 +61,19 @@ class Transport(Questions):
         self._stopped = threading.Event()
 
     def __repr__(self) -> str:
-        state = "closed" if self._ended else "connected" if self._connected else "not connected"
-        return f"<Transport {self._client_id} {state} topics={len(self._leaders.topics)}>"
+        state = "closed" if self._mailbox.ended else "connected" if self._connected else "not connected"
+        return f"<Transport {self._network.client_id} {state} topics={len(self._leaders.topics)}>"
 
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
         with self._start_lock:
-            if self._thread is not None or self._ended:
+            if self._thread is not None or self._mailbox.ended:
                 return
-            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._mailbox.post(lambda: self._want_metadata(urgent=True), lambda _: None)
             self._born_at = time.monotonic()
-            self._net.start()
-            self._thread = self._net._io_thread
+            self._thread = self._network.start()
 
     def close(self, timeout_s: float) -> bool:
         """Ends the thread and closes all sockets; everything outstanding gets a `Failure`. Idempotent.
@@ -85,21 +84,20 @@ class Transport(Questions):
         Returns:
             Whether it has ended. If not (it hangs in a callback), it will end by itself as soon as it can.
         """
-        if os.getpid() != self._pid:
+        if self._mailbox.in_child:
             return True  # the loop's epoll is shared with the parent: it must not be touched
         with self._start_lock:
             if self._thread is None:
-                if not self._ended:
+                if not self._mailbox.ended:
                     self._shut_down()
-                    self._net._stop = True
                     self._on_loop_exit()
-                    self._net.close()
+                    self._network.loop.close()
                 return True
         if threading.current_thread() is self._thread:
             self._shut_down()
             return False
         self._stopped.set()
-        self._post(self._shut_down, lambda _: None)
+        self._mailbox.post(self._shut_down, lambda _: None)
         deadline = time.monotonic() + timeout_s
         while True:
             # It may be that one that takes the place of a crashed one.
@@ -111,31 +109,29 @@ class Transport(Questions):
     @property
     def closed(self) -> bool:
         """Whether it was closed: every request fails from then on."""
-        return self._ended
+        return self._mailbox.ended
 
     @property
     def broker_version(self) -> tuple[int, ...] | None:
         """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        version: tuple[int, ...] | None = self._manager.broker_version
+        version: tuple[int, ...] | None = self._network.manager.broker_version
         return version
 
     def _shut_down(self) -> None:
         """On the network thread: everything outstanding fails, every connection closes, the loop stops."""
-        if self._closing:
+        if self._mailbox.close():
             return
-        self._closing = True
         self._connected = False
         error = closed_error()
         self._fail_aside(error)
         for link in list(self._links.values()):
             link._drop(error)
             link.hang_up()
-        self._manager.closed = True
-        self._net._stop = True
+        self._network.stop()
 
     def _on_loop_exit(self) -> None:
         """The loop has ended, by `close` or by a crash: nobody may be left without an answer."""
-        crashed, self._closing = not self._closing, True
+        crashed = not self._mailbox.close()
         self._connected = False
         error = closed_error() if not crashed else _crashed_error()
         self._fail_aside(error)
@@ -151,8 +147,7 @@ class Transport(Questions):
             if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
                 self._begin_anew()
                 return
-        self._ended = True
-        self._empty_inbox(error)
+        self._mailbox.end(error)
 
     def _begin_anew(self) -> None:
         """On the thread that crashed: another loop, with connections of its own. What was asked for has failed.
@@ -167,15 +162,12 @@ class Transport(Questions):
         self._all_due = math.inf
         self._ticking = False
         with self._start_lock:
-            self._make_loop()
-            # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.
-            self._woken = False
-            self._closing = False
+            self._network.renew()
+            self._mailbox.reopen()
             self._born_at = time.monotonic()
-            self._net.wakeup()
-            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
-            self._net.start()
-            self._thread = self._net._io_thread
+            self._network.loop.wakeup()
+            self._mailbox.post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._thread = self._network.start()
 
     # -- Requests ------------------------------------------------------------------------------------------------
 
@@ -193,9 +185,11 @@ class Transport(Questions):
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
-            return KafkaCall(request, topics_listed, reply, timeout_s=self._request_timeout_s, minimum=1)
+            return KafkaCall(
+                request, topics_listed, reply, timeout_s=self._network.request_timeout_s, minimum=1
+            )
 
-        self._post(
+        self._mailbox.post(
             lambda: self._route_any(make, final=False, reply=reply),
             not_sent(reply),
         )
@@ -207,7 +201,7 @@ class Transport(Questions):
             return topic_at(response, topic, version=response.API_VERSION)
 
         def run() -> None:
-            if self._manager.cluster.broker_metadata(node) is None:
+            if self._network.manager.cluster.broker_metadata(node) is None:
                 safely(
                     reply, Failure(kafka_errors.NodeNotReadyError(f"Node {node} is not known"), sent=False)
                 )
@@ -219,10 +213,10 @@ class Transport(Questions):
                 include_topic_authorized_operations=False,
             )
             self._link(node).submit(
-                KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
+                KafkaCall(request, parse, reply, timeout_s=self._network.request_timeout_s, minimum=1)
             )
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def produce(
         self,
@@ -253,7 +247,7 @@ class Transport(Questions):
             for request in batches:
                 safely(reply, request.token, Failure(error, sent=False))
 
-        self._post(
+        self._mailbox.post(
             lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False),
             fail,
         )
@@ -262,7 +256,9 @@ class Transport(Questions):
         """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
 
         def submit(leader: int) -> None:
-            self._link(leader).submit(ReachCall(leader, reply, self._request_timeout_s, (topic, partition)))
+            self._link(leader).submit(
+                ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
+            )
 
         self._to_leader(topic, partition, submit, not_sent(reply))
 
@@ -289,17 +285,22 @@ class Transport(Questions):
 
         def make() -> KafkaCall:
             return KafkaCall(
-                request, parse, reply, timeout_s=self._request_timeout_s, minimum=minimum, maximum=maximum
+                request,
+                parse,
+                reply,
+                timeout_s=self._network.request_timeout_s,
+                minimum=minimum,
+                maximum=maximum,
             )
 
         def run() -> None:
             if node is None:
                 self._route_any(make, final=False, reply=reply)
             else:
-                self._learn_broker(_Endpoint(*node))
+                self._network.learn_broker(_Endpoint(*node))
                 self._link(node[0]).submit(make())
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         request = requests.made(question.name, question.fields)
