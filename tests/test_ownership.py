@@ -24,6 +24,7 @@ EXCEPTIONS = {
     "_core/journal": 0,
     "_core/units": 0,
     "_io/engine": 71,
+    "_io/transport": 29,
     "_producing": 3,
 }
 

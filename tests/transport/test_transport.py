@@ -950,7 +950,7 @@ class TestFaults:
             proxy.stall()
             before = proxy.request_bytes
             transport.produce([producer.request("large", data)], -1, 100, producer.replies.produced)
-            link = transport._links[1]
+            link = transport._links.link(1)
             # The kernel has all of it.
             assert until(lambda: any(call.written_at for call in list(link.in_flight)), TIMEOUT_S)
             if how == "close":

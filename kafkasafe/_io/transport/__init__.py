@@ -12,10 +12,11 @@ In this order, each room knows those above it:
     loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
     network.py       all three, made of a client's options, and the addresses of brokers
     mailbox.py       the way in for other threads
-    link.py          the way to one broker
+    schedule.py      when metadata are asked for
+    link.py          the way to one broker; links.py all of them, and which are silent
     ground.py        parts of `Transport`: the network, the mailbox
-    brokers.py         the links, the right cluster, silence
-    metadata.py        when they are asked for, and what an answer changes
+    brokers.py         the right cluster
+    metadata.py        who is asked for them, and what an answer changes
     routing.py         which broker a request goes to, and the order of batches
     questions.py       what is asked of a leader
     transport.py     `Transport` itself: its life, and what any broker may be asked

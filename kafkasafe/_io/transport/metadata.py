@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from kafkasafe.cluster.terms import (
     LEADERLESS_POLL_MAX_S,
     METADATA_PATIENCE_S,
     MISSING_TOPIC_POLL_MAX_S,
-    SILENCE_S,
     UNKNOWN_TOPIC,
     not_sent,
     safely,
@@ -48,7 +46,7 @@ _LOG_EVERY_S: Final = 30.0
 Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
     """A metadata request under way. `waiters` and `parked` are those who asked before it began.
 
@@ -59,8 +57,6 @@ class _Attempt:
     of_new: bool
     waiters: list[Reply[Any]]
     parked: list[Parked]
-    timer: Any = None
-    over: bool = False
 
 
 class Metadata(Brokers):
@@ -68,13 +64,9 @@ class Metadata(Brokers):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
-        self._leaderless_backoff = Backoff(
-            self._retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
-        )
-        self._missing_backoff = Backoff(
-            self._retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
-        )
+        retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
+        self._leaderless_backoff = Backoff(retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0)
+        self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
@@ -84,12 +76,9 @@ class Metadata(Brokers):
         self._waiters: list[Reply[Any]] = []
         self._new_waiters: list[Reply[Any]] = []
         """Those who asked only about new topics."""
-        self._all_due = math.inf
-        """When a request about all watched topics is due."""
         self._attempt: _Attempt | None = None
-        self._attempted_at = -1e9
-        self._refresh_timer: Any = None
-        self._refresh_at = 0.0
+        self._patience: Any = None
+        """Timer: the broker that was asked answers too late."""
         self._bad_refreshes = 0
         self._failed_refreshes = 0
         self._connected = False
@@ -98,6 +87,7 @@ class Metadata(Brokers):
         self._logged_at = -1e9
         self._unreachable_since: float | None = None
         """When it was first logged that no broker can be used."""
+        self._schedule.on_due(self._refresh)
 
     @property
     def connected(self) -> bool:
@@ -151,10 +141,10 @@ class Metadata(Brokers):
             new = [topic in self._new for topic in topics]
             if new and all(new):
                 self._new_waiters.append(reply)
-                self._want_new()
+                self._schedule.want_new()
             else:
                 self._waiters.append(reply)
-                self._want_metadata(urgent=any(new))
+                self._schedule.want(urgent=any(new))
 
         self._mailbox.post(run, not_sent(reply))
 
@@ -191,68 +181,37 @@ class Metadata(Brokers):
             self._watched.add(topic)
             self._new.add(topic)
         if topic in self._new:
-            self._want_new()
+            self._schedule.want_new()
         else:
-            self._want_metadata()
+            self._schedule.want()
         return None
 
-    def _want_new(self) -> None:
-        """Asks for a metadata request about the new topics, as soon as possible.
-
-        It does not ask about the others: a program that meets thousands of topics one after the other would have the
-        metadata of all of them parsed again for each (KIP-526).
-        """
-        if not self._mailbox.closing and self._attempt is None:
-            self._refresh_no_later(time.monotonic())
-
-    def _want_metadata(self, *, urgent: bool = False) -> None:
-        """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
-        if self._mailbox.closing:
-            return
-        now = time.monotonic()
-        due = now if urgent else max(now, self._attempted_at + self._retry_backoff_s)
-        self._all_due = min(self._all_due, due)
-        if self._attempt is None:
-            self._refresh_no_later(self._all_due)
-
-    def _refresh_no_later(self, at: float) -> None:
-        if self._refresh_timer is not None:
-            if self._refresh_at <= at:
-                return
-            self._network.loop.cancel(self._refresh_timer)
-        self._refresh_at = at
-        self._refresh_timer = self._network.loop.call_at(at, self._refresh)
-
     def _refresh(self) -> None:
-        self._refresh_timer = None
-        if self._attempt is not None or self._mailbox.closing:
-            return
         now = time.monotonic()
-        of_new = now < self._all_due
+        of_new = not self._schedule.all_overdue(now)
         if of_new and not self._new:
-            self._refresh_no_later(self._all_due)  # the new ones are not watched any more
+            self._schedule.resume()  # the new ones are not watched any more
             return
-        cluster = self._network.manager.cluster
-        nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
-        links = [self._link(node) for node in nodes]
+        links = [
+            self._links.link(node) for node in (*self._network.nodes(), *self._network.bootstrap_nodes())
+        ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
             # All are backing off: wait for the first to be over.
-            self._refresh_no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
+            self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
-        self._attempted_at = now
-        link = min(able, key=lambda link: self._preference(link, now))
+        link = self._links.best(able, now)
         waiters, self._new_waiters = self._new_waiters, []
         parked: list[Parked] = []
         names = sorted(self._new if of_new else self._watched)
         self._new = set()
         if not of_new:
-            self._all_due = math.inf
             waiters, self._waiters = self._waiters + waiters, []
             parked, self._parked = self._parked, []
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
-        attempt.timer = self._network.loop.call_later(
+        self._schedule.begun(now, of_all=not of_new)
+        self._patience = self._network.loop.call_later(
             METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
         )
         request = MetadataRequest(
@@ -272,24 +231,25 @@ class Metadata(Brokers):
         )
 
     def _on_slow_metadata(self, attempt: _Attempt) -> None:
-        attempt.timer = None
-        if not attempt.over:
-            attempt.link.suspect_until = time.monotonic() + 2 * SILENCE_S
+        if attempt is self._attempt:
+            self._patience = None
+            attempt.link.suspect(time.monotonic())
             error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
             self._on_metadata(attempt, Failure(error, sent=True))
 
     def _on_metadata(self, attempt: _Attempt, result: MetadataRefreshed | Failure) -> None:
-        if attempt.over:
+        if attempt is not self._attempt:
             return
-        attempt.over = True
-        if attempt.timer is not None:
-            self._network.loop.cancel(attempt.timer)
+        if self._patience is not None:
+            self._network.loop.cancel(self._patience)
+            self._patience = None
         self._attempt = None
+        self._schedule.over()
         now = time.monotonic()
         parked, self._parked = self._parked, []
         if isinstance(result, Failure):
             self._failed_refreshes += 1
-            if not any(link.alive(now) for link in self._links.values()):
+            if not self._links.alive(now):
                 self._connected = False
                 self._last_error = result.error
                 self._log_unreachable(result.error, now)
@@ -298,7 +258,7 @@ class Metadata(Brokers):
             # Those that came later as well: they must not get ahead of the ones that fail now.
             for _, fail in (*attempt.parked, *parked):
                 fail(result.error)
-            self._want_metadata()
+            self._schedule.want()
             return
         if self._failed_refreshes and not self._connected:
             if self._unreachable_since is not None:
@@ -320,15 +280,13 @@ class Metadata(Brokers):
             route(True)
         for route, _ in parked:
             route(False)  # the request may have been made before their topic was known of
-        self._ask_gathered()
-        self._drop_moved()
-        self._drop_hung()
+        self._links.ask_gathered()
+        self._links.drop_moved()
+        self._links.drop_hung()
         for callback in list(self._listeners):
             safely(callback, result)
         self._create_missing(attempt.link, result)
-        for node, link in list(self._links.items()):
-            if isinstance(node, str) and not link.busy:
-                link.hang_up()  # it was for the first contact only
+        self._links.drop_bootstrap()
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
@@ -351,7 +309,7 @@ class Metadata(Brokers):
                 KafkaCall(
                     request,
                     lambda _: None,
-                    lambda _: self._want_metadata(),
+                    lambda _: self._schedule.want(),
                     timeout_s=self._network.request_timeout_s,
                     minimum=1,
                 )
@@ -363,12 +321,15 @@ class Metadata(Brokers):
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
         if of_new is None:
-            self._all_due = min(self._all_due, now + self._network.metadata_max_age_s)
+            self._schedule.all_no_later(now + self._network.metadata_max_age_s)
             self._bad_refreshes = self._bad_refreshes + 1 if missing or leaderless else 0
         if missing or leaderless:
             backoff = self._leaderless_backoff if leaderless else self._missing_backoff
-            self._all_due = min(self._all_due, now + backoff.pause_s(max(1, self._bad_refreshes)))
-        self._refresh_no_later(now if self._new else self._all_due)
+            self._schedule.all_no_later(now + backoff.pause_s(max(1, self._bad_refreshes)))
+        if self._new:
+            self._schedule.no_later(now)
+        else:
+            self._schedule.resume()
 
     def _log_unreachable(self, error: BaseException, now: float) -> None:
         if now - self._logged_at >= _LOG_EVERY_S:
@@ -391,11 +352,12 @@ class Metadata(Brokers):
 
     def _fail_aside(self, error: BaseException) -> None:
         attempt, self._attempt = self._attempt, None
+        self._patience = None
+        self._schedule.over()
         parked, self._parked = self._parked, []
         waiters, self._waiters = self._waiters + self._new_waiters, []
         self._new_waiters = []
         if attempt is not None:
-            attempt.over = True
             parked = attempt.parked + parked
             waiters = attempt.waiters + waiters
         for _, fail in parked:

@@ -110,6 +110,10 @@ class Network:
         """The brokers of the latest metadata."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
+    def bootstrap_nodes(self) -> list[NodeId]:
+        """Those of option `bootstrap_servers`."""
+        return [broker.node_id for broker in self.manager.cluster.bootstrap_brokers()]
+
     def addresses(self) -> Collection[int]:
         """Node ids of the brokers whose addresses are known."""
         known: Collection[int] = self.manager.cluster._brokers

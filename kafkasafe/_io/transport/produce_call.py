@@ -130,9 +130,9 @@ class ProduceCall(Call):
                 moved = hub._take_hint(target, answer.leader_hint) or moved
             self._answer(request, replace(answer, fence=fence) if fence else answer)
         if stale:
-            hub._want_metadata()
+            hub._schedule.want()
         if moved:
-            hub._drop_moved()
+            hub._links.drop_moved()
 
     def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
         if isinstance(response, Appended):

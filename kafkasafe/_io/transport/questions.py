@@ -252,7 +252,7 @@ class Questions(Routing):
                 for topic, number in asked:
                     numbers.setdefault(topic, []).append(number)
                 timeout_s = self._network.request_timeout_s
-                self._link(leader).submit(
+                self._links.link(leader).submit(
                     OffsetsCall(numbers, timestamp, isolation_level, gathered.add, timeout_s=timeout_s)
                 )
 

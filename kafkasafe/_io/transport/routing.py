@@ -61,7 +61,7 @@ class Routing(Metadata):
             except Exception as error:  # values no request can carry
                 fail(error)
                 return
-            self._link(leader).submit(
+            self._links.link(leader).submit(
                 KafkaCall(
                     request,
                     self._noticing(parse),
@@ -94,8 +94,8 @@ class Routing(Metadata):
             except struct.error as error:  # values no request can carry, which must not cost others theirs
                 fail(error)
                 return
-            self._link(leader).ask(
-                kind, PartitionQuestion((topic, partition), fields, self._noticing(parse), reply)
+            self._links.ask(
+                leader, kind, PartitionQuestion((topic, partition), fields, self._noticing(parse), reply)
             )
 
         self._to_leader(topic, partition, submit, fail)
@@ -106,7 +106,7 @@ class Routing(Metadata):
         def parsed(answer: Any) -> Any:
             result = parse(answer)
             if result.error_code in STALE_METADATA:
-                self._want_metadata()
+                self._schedule.want()
             return result
 
         return parsed
@@ -136,9 +136,11 @@ class Routing(Metadata):
         self._mailbox.post(lambda: route(False), fail)
 
     def _route_any(self, make: Callable[[], KafkaCall], *, final: bool, reply: Reply[Any]) -> None:
-        links = [self._link(node) for node in self._network.nodes()]
+        links = [self._links.link(node) for node in self._network.nodes()]
         now = time.monotonic()
-        best = any_broker(links, lambda link: self._preference(link, now), answered=self._known, final=final)
+        best = any_broker(
+            links, lambda link: self._links.preference(link, now), answered=self._known, final=final
+        )
         if isinstance(best, Link):
             best.submit(make())
         elif best is not None:
@@ -150,7 +152,7 @@ class Routing(Metadata):
                     not_sent(reply),
                 )
             )
-            self._want_metadata()
+            self._schedule.want()
 
     def _route_produce(
         self,
@@ -194,7 +196,7 @@ class Routing(Metadata):
             unknown = error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {request.topic} yet")
             self._fail_produce(request, invalid or leader or unknown, False, reply)
         for leader, group in groups.items():
-            link = self._link(leader)
+            link = self._links.link(leader)
             for entries in group.frames:
                 link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
         if parked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from kafka.protocol.metadata import MetadataRequest
 from kafkasafe._io import requests
 from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.calls import KafkaCall, ReachCall
-from kafkasafe._io.transport.manager import suppress_closed
 from kafkasafe._io.transport.questions import Questions
 from kafkasafe.cluster.api import (
     Failure,
@@ -71,7 +69,7 @@ class Transport(Questions):
         with self._start_lock:
             if self._thread is not None or self._mailbox.ended:
                 return
-            self._mailbox.post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._mailbox.post(lambda: self._schedule.want(urgent=True), lambda _: None)
             self._born_at = time.monotonic()
             self._thread = self._network.start()
 
@@ -124,9 +122,7 @@ class Transport(Questions):
         self._connected = False
         error = closed_error()
         self._fail_aside(error)
-        for link in list(self._links.values()):
-            link._drop(error)
-            link.hang_up()
+        self._links.close(error)
         self._network.stop()
 
     def _on_loop_exit(self) -> None:
@@ -135,13 +131,7 @@ class Transport(Questions):
         self._connected = False
         error = closed_error() if not crashed else _crashed_error()
         self._fail_aside(error)
-        for link in list(self._links.values()):
-            link._drop(error)
-            in_flight, link.in_flight = list(link.in_flight), {}
-            for call in in_flight:
-                call.fail(error, sent=True)
-            with suppress_closed():
-                link.hang_up()
+        self._links.abandon(error)
         if crashed:
             self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
             if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
@@ -154,19 +144,15 @@ class Transport(Questions):
 
         What is known of the cluster stays, and so does what callers posted meanwhile.
         """
-        self._links = {}
-        self._asking = []
+        self._links.begin_anew()
         self._order.begin_anew()
-        self._refresh_timer = None
-        self._attempted_at = -1e9
-        self._all_due = math.inf
-        self._ticking = False
+        self._schedule.begin_anew()
         with self._start_lock:
             self._network.renew()
             self._mailbox.reopen()
             self._born_at = time.monotonic()
             self._network.loop.wakeup()
-            self._mailbox.post(lambda: self._want_metadata(urgent=True), lambda _: None)
+            self._mailbox.post(lambda: self._schedule.want(urgent=True), lambda _: None)
             self._thread = self._network.start()
 
     # -- Requests ------------------------------------------------------------------------------------------------
@@ -212,7 +198,7 @@ class Transport(Questions):
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
-            self._link(node).submit(
+            self._links.link(node).submit(
                 KafkaCall(request, parse, reply, timeout_s=self._network.request_timeout_s, minimum=1)
             )
 
@@ -256,7 +242,7 @@ class Transport(Questions):
         """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
 
         def submit(leader: int) -> None:
-            self._link(leader).submit(
+            self._links.link(leader).submit(
                 ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
             )
 
@@ -298,7 +284,7 @@ class Transport(Questions):
                 self._route_any(make, final=False, reply=reply)
             else:
                 self._network.learn_broker(_Endpoint(*node))
-                self._link(node[0]).submit(make())
+                self._links.link(node[0]).submit(make())
 
         self._mailbox.post(run, not_sent(reply))
 
