@@ -35,7 +35,7 @@ class Links:
         mailbox: The questions that a look into it gathered are sent at its end.
         schedule: Is asked for metadata when a broker is lost or silent.
         pin: Which cluster connections must lead to.
-        leaders: Who leads, by the latest metadata.
+        leaders: Of partitions, by the latest metadata.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.loop import Loop
 from kafkasafe._io.transport.manager import DirectManager
 from kafkasafe._io.transport.sockets import FORGETS
+from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.terms import NodeId
 from kafkasafe.logs import limit_foreign
 
@@ -106,8 +107,14 @@ class Network:
 
     # -- The address book ----------------------------------------------------------------------------------------
 
-    def nodes(self) -> list[NodeId]:
+    def brokers(self) -> list[Broker]:
         """The brokers of the latest metadata."""
+        return [
+            Broker(each.node_id, each.host, each.port, each.rack) for each in self.manager.cluster.brokers()
+        ]
+
+    def nodes(self) -> list[NodeId]:
+        """Their node ids."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     def bootstrap_nodes(self) -> list[NodeId]:

@@ -1,6 +1,6 @@
-"""Metadata: of which topics, when they are asked for, whom, and what an answer changes.
+"""Metadata: of which topics, from which broker, and what an answer changes.
 
-What cannot be routed before the next answer waits here, and so does who wants to hear of it.
+What cannot be routed before the next answer waits here, and so do replies about metadata.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.brokers import Brokers
 from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
 from kafkasafe._io.transport.link import Link
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.mailbox import Mailbox
+from kafkasafe._io.transport.network import Network
+from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import (
-    Broker,
     Failure,
     MetadataRefreshed,
     Reply,
     TopicInfo,
     in_words,
 )
-from kafkasafe.cluster.leaders import check_metadata
+from kafkasafe.cluster.leaders import Leaders, check_metadata
+from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import (
     LEADERLESS_POLL_MAX_S,
     METADATA_PATIENCE_S,
@@ -37,13 +40,14 @@ from kafkasafe.cluster.terms import (
     not_sent,
     safely,
 )
+from kafkasafe.logs import EventLog
 
-__all__ = ["Metadata", "Parked"]
+__all__ = ["Refresher"]
 
 _LOG_EVERY_S: Final = 30.0
 
 # (route again: whether this is the last try, fail instead)
-Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
+_Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +60,48 @@ class _Attempt:
     link: Link
     of_new: bool
     waiters: list[Reply[Any]]
-    parked: list[Parked]
+    parked: list[_Parked]
 
 
-class Metadata(Brokers):
-    """Part of `Transport`: what is known of the cluster, and finding out."""
+class Refresher:
+    """Asks for metadata, and keeps what cannot be routed before the next answer.
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(options)
+    Args:
+        network: Gets the addresses of brokers.
+        mailbox: The way in for other threads.
+        schedule: When a request is due.
+        pin: Which cluster answers.
+        leaders: Get what an answer says of topics.
+        links: The ways to the brokers.
+        options: `retry_backoff_ms`, `allow_auto_create_topics`.
+        log: Outages and their ends are logged here.
+
+    Attributes:
+        connected: Whether the cluster answered the latest metadata request.
+        last_error: Why no broker can be used, as of the latest try; None while the cluster answers, and before any try.
+        answered: The cluster has answered before.
+        failed: Requests that failed since the last answer.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        pin: ClusterPin,
+        leaders: Leaders,
+        links: Links,
+        *,
+        options: Mapping[str, Any],
+        log: EventLog,
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._pin = pin
+        self._leaders = leaders
+        self._links = links
+        self._log = log
         retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
         self._leaderless_backoff = Backoff(retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
@@ -72,7 +110,7 @@ class Metadata(Brokers):
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
-        self._parked: list[Parked] = []
+        self._parked: list[_Parked] = []
         self._waiters: list[Reply[Any]] = []
         self._new_waiters: list[Reply[Any]] = []
         """Those who asked only about new topics."""
@@ -80,44 +118,14 @@ class Metadata(Brokers):
         self._patience: Any = None
         """Timer: the broker that was asked answers too late."""
         self._bad_refreshes = 0
-        self._failed_refreshes = 0
-        self._connected = False
-        self._last_error: BaseException | None = None
-        self._known = False
+        self.failed = 0
+        self.connected = False
+        self.last_error: BaseException | None = None
+        self.answered = False
         self._logged_at = -1e9
         self._unreachable_since: float | None = None
         """When it was first logged that no broker can be used."""
         self._schedule.on_due(self._refresh)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the cluster answered the latest metadata request."""
-        return self._connected
-
-    @property
-    def last_error(self) -> BaseException | None:
-        """Why no broker can be used, as of the latest try; None while the cluster answers, and before any try."""
-        return self._last_error
-
-    @property
-    def cluster_id(self) -> str | None:
-        """Id of the cluster that answered last; None before the first answer and from old brokers."""
-        return self._pin.cluster_id
-
-    def topic(self, name: str) -> TopicInfo | None:
-        """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
-        return self._leaders.topics.get(name)
-
-    def topics(self) -> list[str]:
-        """Watched topics of which the latest metadata knows partitions."""
-        return [name for name, info in self._leaders.topics.items() if info.partitions]
-
-    def brokers(self) -> list[Broker]:
-        """The brokers of the latest metadata."""
-        return [
-            Broker(each.node_id, each.host, each.port, each.rack)
-            for each in self._network.manager.cluster.brokers()
-        ]
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
@@ -170,7 +178,7 @@ class Metadata(Brokers):
         """Calls `callback` on the network thread after each answer about metadata."""
         self._listeners.append(callback)
 
-    def _watch(self, topic: str) -> BaseException | None:
+    def watch(self, topic: str) -> BaseException | None:
         """Sees to it that metadata of the topic will come. Returns why it cannot."""
         if topic not in self._watched:
             try:
@@ -202,7 +210,7 @@ class Metadata(Brokers):
             return
         link = self._links.best(able, now)
         waiters, self._new_waiters = self._new_waiters, []
-        parked: list[Parked] = []
+        parked: list[_Parked] = []
         names = sorted(self._new if of_new else self._watched)
         self._new = set()
         if not of_new:
@@ -248,10 +256,10 @@ class Metadata(Brokers):
         now = time.monotonic()
         parked, self._parked = self._parked, []
         if isinstance(result, Failure):
-            self._failed_refreshes += 1
+            self.failed += 1
             if not self._links.alive(now):
-                self._connected = False
-                self._last_error = result.error
+                self.connected = False
+                self.last_error = result.error
                 self._log_unreachable(result.error, now)
             for reply in attempt.waiters:
                 safely(reply, result)
@@ -260,7 +268,7 @@ class Metadata(Brokers):
                 fail(result.error)
             self._schedule.want()
             return
-        if self._failed_refreshes and not self._connected:
+        if self.failed and not self.connected:
             if self._unreachable_since is not None:
                 self._log.warning(
                     "The cluster answers again, after %.0f s",
@@ -270,10 +278,10 @@ class Metadata(Brokers):
                 )
             self._unreachable_since = None
             self._logged_at = -1e9
-        self._failed_refreshes = 0
-        self._connected = True
-        self._last_error = None
-        self._known = True
+        self.failed = 0
+        self.connected = True
+        self.last_error = None
+        self.answered = True
         for reply in attempt.waiters:
             safely(reply, result)
         for route, _ in attempt.parked:
@@ -350,7 +358,18 @@ class Metadata(Brokers):
         told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
         return MetadataRefreshed(cluster_id, nodes, told)
 
-    def _fail_aside(self, error: BaseException) -> None:
+    def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
+        """Puts a request aside until the next answer about metadata, or failure to get one.
+
+        Args:
+            route: Called to route it again, with whether this is the last try.
+            fail: Called instead with the reason.
+        """
+        self._parked.append((route, fail))
+
+    def fail_all(self, error: BaseException) -> None:
+        """The loop ends: all that was put aside fails."""
+        self.connected = False
         attempt, self._attempt = self._attempt, None
         self._patience = None
         self._schedule.over()
