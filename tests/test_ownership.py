@@ -26,7 +26,7 @@ EXCEPTIONS = {
     "_core/journal": 0,
     "_core/units": 0,
     "_io/engine": 71,
-    "_io/transport": 27,
+    "_io/transport": 12,
     "_producing": 3,
 }
 

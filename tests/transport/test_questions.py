@@ -118,7 +118,7 @@ def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
     ((token, failure),) = answers.take(1).items()
     assert token == 1
     assert isinstance(failure.error, kafka.errors.NotLeaderForPartitionError)
-    assert [call.targets for call in link.waiting] == [(("t", 0), ("t", 2))]
+    assert [tuple(call.targets) for call in link.waiting] == [(("t", 0), ("t", 2))]
     link.drop(kafka.errors.KafkaConnectionError("cut"))
     assert {token: failure.sent for token, failure in answers.take(2).items()} == {0: False, 2: False}
     assert answers.queue.empty()

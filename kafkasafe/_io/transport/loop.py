@@ -146,7 +146,7 @@ class Loop(NetworkSelector):
                 event="network_thread_ended",
             )
         finally:
-            self._stop = True  # close() must not try to join its own thread
+            self.end_soon()  # close() must not try to join its own thread
             try:
                 self._on_exit()
             finally:

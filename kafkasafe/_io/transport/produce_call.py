@@ -94,7 +94,7 @@ class ProduceCall(Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "acks", "node_id", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
+        "_done", "acks", "node_id", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,7 @@ class ProduceCall(Call):
         # The broker must be able to say that its replicas were too slow before the connection is given up.
         super().__init__(max(shared.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
+        self._done = False
         self.shared = shared
         self.node_id = node_id
         self.requests = [request for request, _ in requests]
@@ -138,7 +139,7 @@ class ProduceCall(Call):
         self.requests = fresh
         self.views = []
         if not fresh:
-            self.done = True
+            self._done = True
             return None
 
         def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
@@ -158,14 +159,14 @@ class ProduceCall(Call):
         return Frame(f"ProduceRequest({len(fresh)} batches)", version, encoder)
 
     def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
-        if self.done:
+        if self._done:
             return
         try:
             replies = self._parse(response)
         except Exception as error:  # whatever a broker sends, the caller hears of it
             self.fail(error, sent=True)
             return
-        self.done = True
+        self._done = True
         shared = self.shared
         stale = moved = False
         for request in self.requests:
@@ -213,9 +214,9 @@ class ProduceCall(Call):
         return replies
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
-        if self.done:
+        if self._done:
             return
-        self.done = True
+        self._done = True
         self.views = []
         for request in self.requests:
             fence = self.shared.order.raise_fence((request.topic, request.partition))
