@@ -23,7 +23,6 @@ __all__ = [
     "Call",
     "EpochsWanted",
     "KafkaCall",
-    "MetadataCall",
     "OffsetsCall",
     "OffsetsWanted",
     "PartitionQuestion",
@@ -71,7 +70,7 @@ def _kafka_frame(what: str, request: Any, version: int) -> Frame:
 class KafkaCall(Call):
     """A request that kafka-python encodes."""
 
-    __slots__ = ("_done", "maximum", "minimum", "parse", "reply", "request")
+    __slots__ = ("_done", "identifies", "maximum", "minimum", "parse", "reply", "request")
 
     def __init__(
         self,
@@ -83,8 +82,10 @@ class KafkaCall(Call):
         targets: tuple[TopicPartition, ...] = (),
         minimum: int = 0,
         maximum: int = 32767,
+        identifies: bool = False,
     ) -> None:
         super().__init__(timeout_s, targets)
+        self.identifies = identifies
         self._done = False
         self.request = request
         self.parse = parse
@@ -323,11 +324,3 @@ class ReachCall(Call):
         if not self._done:
             self._done = True
             safely(self.reply, Failure(error, sent))
-
-
-class MetadataCall(KafkaCall):
-    """A Metadata request."""
-
-    __slots__ = ()
-
-    identifies = True

@@ -15,7 +15,7 @@ import kafka.errors as kafka_errors
 from kafka.net.connection import KafkaConnection
 from kafka.protocol.metadata import MetadataRequest
 
-from kafkasafe._io.transport.calls import Call, MetadataCall, PartitionQuestion, QuestionsCall, Wanted
+from kafkasafe._io.transport.calls import Call, KafkaCall, PartitionQuestion, QuestionsCall, Wanted
 from kafkasafe._io.transport.manager import suppress_closed
 from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.wire import Frame
@@ -191,7 +191,9 @@ class Link:
         timeout_s = self._network.request_timeout_s
         self._write(
             conn,
-            MetadataCall(request, lambda response: response, answered, timeout_s=timeout_s, minimum=1),
+            KafkaCall(
+                request, lambda response: response, answered, timeout_s=timeout_s, minimum=1, identifies=True
+            ),
             now,
         )
 

@@ -17,7 +17,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
+from kafkasafe._io.transport.calls import KafkaCall
 from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
@@ -229,12 +229,13 @@ class Refresher:
             include_topic_authorized_operations=False,
         )
         link.submit(
-            MetadataCall(
+            KafkaCall(
                 request,
                 self._parse_metadata,
                 functools.partial(self._on_metadata, attempt),
                 timeout_s=self._network.request_timeout_s,
                 minimum=1,
+                identifies=True,
             )
         )
 
