@@ -16,7 +16,7 @@ from kafkasafe._io.backoff import PAUSES, Backoff
 PACKAGE = Path(kafkasafe.__file__).parent
 HOME = "_io/backoff.py"
 SLEEPS = {"sleep", "Pause", "call_later", "_timer"}
-NO_PAUSE = {("_io/transport/brokers.py", "random.random")}
+NO_PAUSE = {("_io/transport/links.py", "random.random")}
 """Randomness that is no jitter: which of equals is asked."""
 
 

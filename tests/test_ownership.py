@@ -17,6 +17,8 @@ import pytest
 import kafkasafe
 from kafkasafe import SafeProducer, _producing
 from kafkasafe._io.one_process import OfOneProcess
+from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.coordinators import Coordinated
 
 PACKAGE = Path(kafkasafe.__file__).parent
 EXCEPTIONS = {
@@ -24,6 +26,7 @@ EXCEPTIONS = {
     "_core/journal": 0,
     "_core/units": 0,
     "_io/engine": 71,
+    "_io/transport": 12,
     "_producing": 3,
 }
 
@@ -118,6 +121,15 @@ def test_a_producer_and_its_objects_have_no_chain_of_base_classes():
                 assert [base for base in kind.__bases__ if base.__module__.startswith("kafkasafe")] == [], (
                     kind
                 )
+
+
+def test_a_transport_and_its_objects_have_no_chain_of_base_classes():
+    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport.close(60.0)
+    assert Transport.__mro__[1:] == (Coordinated, object)
+    kinds = {type(each) for each in vars(transport).values() if type(each).__module__.startswith("kafkasafe")}
+    assert len(kinds) > 10
+    assert {kind.__bases__ for kind in kinds} == {(object,)}
 
 
 def test_what_counts_as_a_write_from_outside():

@@ -368,10 +368,10 @@ def test_the_network_thread_crashes_while_records_are_sent(kafka, producers):
     for number in range(3000):
         futures.append(producer.send(topic, b"%d" % number))
         if number % 1000 == 500:
-            crashed = producer._parts.cluster._net
+            crashed = producer._parts.cluster._network.loop
             crashed._schedule_tasks = lambda: 1 / 0
             crashed.wakeup()
-            harness.until(lambda crashed=crashed: producer._parts.cluster._net is not crashed, 120)
+            harness.until(lambda crashed=crashed: producer._parts.cluster._network.loop is not crashed, 120)
     producer.flush(120)
     assert producer.bootstrap_connected()
     assert [future.get(0).offset for future in futures] == list(range(3000))

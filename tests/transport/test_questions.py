@@ -107,19 +107,19 @@ def test_one_question_that_goes_wrong_is_alone_with_it(transport: Transport, pro
 def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
     answers = Answers()
     transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
-    link = transport._link(1)
+    link = transport._links.link(1)
     link.not_before = float("inf")
     for number in range(3):
         wanted = {"partition": number, "current_leader_epoch": -1, "leader_epoch": 0}
-        link.ask(
+        link.gather(
             EpochsWanted(), PartitionQuestion(("t", number), wanted, lambda row: row, answers.of(number))
         )
     link.drop_moved(lambda target: 2 if target[1] == 1 else 1)
     ((token, failure),) = answers.take(1).items()
     assert token == 1
     assert isinstance(failure.error, kafka.errors.NotLeaderForPartitionError)
-    assert [call.targets for call in link.waiting] == [(("t", 0), ("t", 2))]
-    link._drop(kafka.errors.KafkaConnectionError("cut"))
+    assert [tuple(call.targets) for call in link.waiting] == [(("t", 0), ("t", 2))]
+    link.drop(kafka.errors.KafkaConnectionError("cut"))
     assert {token: failure.sent for token, failure in answers.take(2).items()} == {0: False, 2: False}
     assert answers.queue.empty()
     transport.close(TIMEOUT_S)

@@ -227,7 +227,9 @@ def test_produce_responses_are_what_kafka_python_decodes(
 ) -> None:
     """What says that all was appended is decoded here, the rest there, and both say the same."""
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
-    call = ProduceCall(transport, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print)
+    call = ProduceCall(
+        transport._produce_shared, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
+    )
     header = ProduceHeader(version, 7)
 
     def decoded(data: bytes) -> Any:
@@ -307,7 +309,7 @@ def test_no_socket_is_left_of_refused_connections(free_port: int, tmp_path: Path
         consumer = SafeConsumer("t", **quick, api_version=(2, 8))
         with opened(quick.pop("bootstrap_servers"), **quick) as transport:
             producer.send("t", b"v").durable(60)
-            until(lambda: consumer.poll(10) or transport._failed_refreshes >= 10, 120)
+            until(lambda: consumer.poll(10) or transport._refresher.failed >= 10, 120)
         producer.close(timeout=0)
         consumer.close()
         gc.collect()
@@ -358,7 +360,7 @@ def test_close_answers_what_is_parked(free_port: int) -> None:
     with opened(
         f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
     ) as transport:
-        until(lambda: transport._failed_refreshes)
+        until(lambda: transport._refresher.failed)
         transport.init_producer_id(replies)
         transport.list_offset("t", 0, -1, replies)
         transport.refresh_metadata(["u"], replies)
@@ -399,7 +401,7 @@ def test_impossible_topics_fail_and_do_not_spoil_metadata(free_port: int, call: 
         assert isinstance(result.error, error)
         assert result.code == 17
         assert not result.sent
-        assert not transport._watched
+        assert not transport._refresher._watched
 
 
 def test_a_forked_child_is_told(free_port: int) -> None:
@@ -516,20 +518,20 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
     with opened(
         f"127.0.0.1:{free_port}", reconnect_backoff_ms=60000, reconnect_backoff_max_ms=60000
     ) as transport:
-        until(lambda: transport._failed_refreshes)
+        until(lambda: transport._refresher.failed)
         replies = Replies()
         transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
         replies.nothing_more(0.1)
-        failed, crashed = transport._failed_refreshes, transport._net
+        failed, crashed = transport._refresher.failed, transport._network.loop
         crashed._schedule_tasks = lambda: 1 / 0
         transport.produce([ProduceRequest("b", "t", 0, plain_batch())], -1, 1000, replies.produced)
         (first, result), *_ = replies.take(1)
         assert (first, isinstance(result, Failure), result.sent) == ("a", True, False)
-        until(lambda: transport._net is not crashed)
+        until(lambda: transport._network.loop is not crashed)
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
-        until(lambda: transport._failed_refreshes > failed)
-        thread = transport._thread
+        until(lambda: transport._refresher.failed > failed)
+        thread = transport._lifecycle.thread
     assert transport.closed
     assert not thread.is_alive()
 
@@ -543,7 +545,7 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
 
     def crash(loop: Loop) -> None:
         # Other tests' transports may still run in this process, and each has a loop of its own.
-        if loop is not transport._net:
+        if loop is not transport._network.loop:
             return schedule(loop)
         if loop not in crashed:
             crashed.append(loop)
@@ -560,9 +562,9 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
 
 def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture, free_port: int) -> None:
     with opened(f"127.0.0.1:{free_port}") as transport:
-        until(lambda: transport._failed_refreshes)
-        net, failed = transport._net, transport._failed_refreshes
-        gathered = mocker.patch.object(transport, "_ask_gathered", side_effect=ZeroDivisionError)
+        until(lambda: transport._refresher.failed)
+        net, failed = transport._network.loop, transport._refresher.failed
+        gathered = mocker.patch.object(transport._mailbox, "_at_end", side_effect=ZeroDivisionError)
 
         async def waits() -> None:
             gathered()
@@ -570,15 +572,15 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
         net.call_soon(waits)
         transport.refresh_metadata(["t"], Replies())
         until(lambda: gathered.call_count >= 2)
-        until(lambda: transport._failed_refreshes > failed)
-        assert transport._net is net
+        until(lambda: transport._refresher.failed > failed)
+        assert transport._network.loop is net
 
 
 def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
-    call = ProduceCall(transport, 1, entries, -1, 1000, replies.produced)
+    call = ProduceCall(transport._produce_shared, 1, entries, -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
@@ -590,7 +592,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert isinstance(results[0], Failure)
     assert results[0].sent
     assert results[1].base_offset == 5
-    assert [transport._order.owing(("t", p)) for p in range(2)] == [None, None]
+    assert [transport._produce_shared.order.owing(("t", p)) for p in range(2)] == [None, None]
     transport.close(60.0)
 
 
@@ -798,7 +800,7 @@ class TestRequests:
 
             def count(task: Task, work: Any) -> None:
                 with counted:
-                    if threading.current_thread() in (transport._thread, threading.main_thread()):
+                    if threading.current_thread() in (transport._lifecycle.thread, threading.main_thread()):
                         made.append(getattr(work, "__qualname__", str(work)))
                 make(task, work)
 
@@ -950,7 +952,7 @@ class TestFaults:
             proxy.stall()
             before = proxy.request_bytes
             transport.produce([producer.request("large", data)], -1, 100, producer.replies.produced)
-            link = transport._links[1]
+            link = transport._links.link(1)
             # The kernel has all of it.
             assert until(lambda: any(call.written_at for call in list(link.in_flight)), TIMEOUT_S)
             if how == "close":
@@ -1134,8 +1136,8 @@ class TestFaults:
             assert producer.deliver([producer.make(1)]) == [0]
             replies = Replies()
             call = KafkaCall(request, lambda response: response, replies, timeout_s=60)
-            transport._post(
-                lambda: transport._route_any(lambda: call, final=True, reply=replies), lambda _: None
+            transport._mailbox.post(
+                lambda: transport._router.route_any(lambda: call, final=True, reply=replies), lambda _: None
             )
             assert replies.get().entries[0].error_code == 0
             offset, slowest = 1, 0.0
@@ -1196,12 +1198,12 @@ class TestFaults:
         with site.transport() as transport:
             ask(transport.refresh_metadata, [topic])
             # As if all brokers had moved: none of the addresses in the metadata is right any more.
-            brokers = transport._manager.cluster._brokers
+            brokers = transport._network.manager.cluster._brokers
             moved = {
                 node: type(broker)(broker.node_id, broker.host, 1, broker.rack)
                 for node, broker in brokers.items()
             }
-            transport._manager.cluster._brokers = moved
+            transport._network.manager.cluster._brokers = moved
             for proxy in site.proxies.values():
                 proxy.cut()
             until(lambda: _produced(transport, topic), 6.0)
@@ -1271,7 +1273,7 @@ def test_tls_and_sasl_and_authentication_again() -> None:
             assert isinstance(result.error, kafka.errors.SaslAuthenticationFailedError)
             assert not result.sent
             # A password that becomes valid later is found valid: no failure is for ever.
-            transport._manager.config["sasl_plain_password"] = "secret"
+            transport._network.manager.config["sasl_plain_password"] = "secret"
             assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
         with opened(servers, **(options | {"ssl_cafile": None})) as transport:
             replies = Replies()

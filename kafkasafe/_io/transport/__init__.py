@@ -6,24 +6,30 @@ where and when, metadata, back-off and the encoding of Produce requests are deci
 
 In this order, each room knows those above it:
 
-    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
-    wire.py          bytes of Produce requests and their answers
+    wire.py          bytes of Produce requests and their answers; offsets_wire.py of ListOffsets
     order.py         fences, and where the batches went that are not answered yet
-    calls.py         one request and its single outcome; produce_call.py one of Produce
-    link.py          the way to one broker
-    ground.py        parts of `Transport`: options, the loop, the way in for other threads
-    brokers.py         the links, the right cluster, silence
-    metadata.py        when they are asked for, and what an answer changes
-    routing.py         which broker a request goes to, and the order of batches
-    questions.py       what is asked of a leader
-    transport.py     `Transport` itself: its life, and what any broker may be asked
+    calls.py         one request and its single outcome
+    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
+    network.py       all three, made of a client's options, and the addresses of brokers
+    mailbox.py       the way in for other threads
+    schedule.py      when metadata are asked for
+    link.py          the way to one broker; links.py all of them, and which are silent
+    produce_call.py  one Produce request, and what all of them share
+    refresher.py     which broker is asked for metadata, what an answer changes, and what waits for it
+    router.py        which broker a request goes to
+    produce_router.py    batches become requests to leaders, in order
+    questions.py         what is asked of a leader; broker_questions.py of another broker, or of any
+    lifecycle.py         the network thread: start, end, crash
+    transport.py     `Transport` itself, a façade
 
-Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into `_inbox`
-and wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside (`_parked`) until the
-next answer about metadata. A link holds what cannot be written yet (connection being made, throttled), in order,
-and lets go of all of it when its connection fails.
+Each object owns its state and gets those that it needs as arguments, so they are a tree (`Transport.__init__`).
 
-A request's journey: (1) `produce` → inbox; (2) `_route_produce` finds leaders and groups by them; (3) `Link.submit`
+Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
+`Mailbox`, which wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside
+(`Refresher.park`) until the next answer about metadata. A link holds what cannot be written yet (connection being
+made, throttled), in order, and lets go of all of it when its connection fails.
+
+A request's journey: (1) `produce` → mailbox; (2) `ProduceRouter` finds leaders and groups by them; (3) `Link.submit`
 appends it to `waiting`, `Link.pump` connects, or writes it as soon as the connection takes it; (4) the reply, the
 end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here" ask for new metadata.
 

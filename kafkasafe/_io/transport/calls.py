@@ -6,7 +6,7 @@ A call makes its frame and replies; where and when it goes is decided elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -23,7 +23,6 @@ __all__ = [
     "Call",
     "EpochsWanted",
     "KafkaCall",
-    "MetadataCall",
     "OffsetsCall",
     "OffsetsWanted",
     "PartitionQuestion",
@@ -34,18 +33,17 @@ __all__ = [
 
 
 class Call:
-    """One request to one broker and its single outcome."""
+    """One request to one broker and its single outcome. Each class of calls owns the mark that it has one."""
 
-    __slots__ = ("deadline", "done", "targets", "timeout_s", "written_at")
+    __slots__ = ("deadline", "targets", "timeout_s", "written_at")
 
     identifies = False
     """Its answer says which cluster the broker belongs to."""
 
-    def __init__(self, timeout_s: float, targets: tuple[TopicPartition, ...] = ()) -> None:
+    def __init__(self, timeout_s: float, targets: Collection[TopicPartition] = ()) -> None:
         self.timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         self.targets = targets
-        self.done = False
         self.written_at = 0.0
         """When its last byte was given to the socket; 0 while some of it was not."""
 
@@ -60,10 +58,19 @@ class Call:
         raise NotImplementedError
 
 
+def _kafka_frame(what: str, request: Any, version: int) -> Frame:
+    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
+        request.API_VERSION = version
+        request.with_header(correlation_id=correlation_id, client_id=client_id)
+        return request.header, [request.encode(framed=True, header=True)]
+
+    return Frame(what, version, encoder)
+
+
 class KafkaCall(Call):
     """A request that kafka-python encodes."""
 
-    __slots__ = ("maximum", "minimum", "parse", "reply", "request")
+    __slots__ = ("_done", "identifies", "maximum", "minimum", "parse", "reply", "request")
 
     def __init__(
         self,
@@ -75,8 +82,11 @@ class KafkaCall(Call):
         targets: tuple[TopicPartition, ...] = (),
         minimum: int = 0,
         maximum: int = 32767,
+        identifies: bool = False,
     ) -> None:
         super().__init__(timeout_s, targets)
+        self.identifies = identifies
+        self._done = False
         self.request = request
         self.parse = parse
         self.reply = reply
@@ -86,28 +96,22 @@ class KafkaCall(Call):
     def frame(self, versions: Any) -> Frame:
         request = self.request
         version = versions.api_version(request, min_version=self.minimum, max_version=self.maximum)
-
-        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-            request.API_VERSION = version
-            request.with_header(correlation_id=correlation_id, client_id=client_id)
-            return request.header, [request.encode(framed=True, header=True)]
-
-        return Frame(request.name, version, encoder)
+        return _kafka_frame(request.name, request, version)
 
     def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
-        if self.done:
+        if self._done:
             return
         try:
             result = self.parse(response)
         except Exception as error:  # whatever a broker sends, the caller hears of it
             self.fail(error, sent=True)
             return
-        self.done = True
+        self._done = True
         safely(self.reply, result)
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
-        if not self.done:
-            self.done = True
+        if not self._done:
+            self._done = True
             safely(self.reply, Failure(error, sent))
 
 
@@ -204,14 +208,15 @@ Wanted: TypeAlias = OffsetsWanted | EpochsWanted
 class QuestionsCall(Call):
     """Questions of one kind, at most one about each partition. What is wrong with one answer concerns only that one."""
 
-    __slots__ = ("kind", "questions")
+    __slots__ = ("_done", "kind", "questions")
 
     def __init__(
         self, kind: Wanted, questions: Mapping[TopicPartition, PartitionQuestion], timeout_s: float
     ) -> None:
-        super().__init__(timeout_s, tuple(questions))
-        self.kind = kind
         self.questions = dict(questions)
+        super().__init__(timeout_s, self.questions.keys())
+        self._done = False
+        self.kind = kind
 
     def frame(self, versions: Any) -> Frame | None:
         kind = self.kind
@@ -220,29 +225,23 @@ class QuestionsCall(Call):
         for (topic, _), question in self.questions.items():
             topics.setdefault(topic, []).append(question)
         request = kind.make(topics, self.timeout_s)
-
-        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-            request.API_VERSION = version
-            request.with_header(correlation_id=correlation_id, client_id=client_id)
-            return request.header, [request.encode(framed=True, header=True)]
-
-        return Frame(f"{request.name}({len(self.questions)} partitions)", version, encoder)
+        return _kafka_frame(f"{request.name}({len(self.questions)} partitions)", request, version)
 
     def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
-        if self.done:
+        if self._done:
             return
         try:
             answers = self.kind.answers(response)
         except Exception as error:  # whatever a broker sends, the caller hears of it
             self.fail(error, sent=True)
             return
-        self.done = True
+        self._done = True
         for target, question in self.questions.items():
             question.answer(answers.get(target))
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
-        if not self.done:
-            self.done = True
+        if not self._done:
+            self._done = True
             for question in self.questions.values():
                 question.fail(error, sent=sent)
 
@@ -250,8 +249,7 @@ class QuestionsCall(Call):
         """Questions about these partitions fail, before they were sent. Returns whether others are left."""
         gone = [target for target in self.questions if is_gone(target)]
         failed = [self.questions.pop(target) for target in gone]
-        self.targets = tuple(self.questions)
-        self.done = not self.questions
+        self._done = not self.questions
         for question in failed:
             question.fail(error, sent=False)
         return bool(self.questions)
@@ -260,7 +258,7 @@ class QuestionsCall(Call):
 class OffsetsCall(Call):
     """One ListOffsets request about many partitions, with one timestamp for all of them."""
 
-    __slots__ = ("kind", "numbers", "reply", "timestamp")
+    __slots__ = ("_done", "kind", "numbers", "reply", "timestamp")
 
     def __init__(
         self,
@@ -272,6 +270,7 @@ class OffsetsCall(Call):
         timeout_s: float,
     ) -> None:
         super().__init__(timeout_s, tuple((topic, number) for topic in numbers for number in numbers[topic]))
+        self._done = False
         self.kind = OffsetsWanted(-1, isolation_level, min(timestamp, 0))
         self.numbers = numbers
         self.timestamp = timestamp
@@ -296,39 +295,32 @@ class OffsetsCall(Call):
         return Frame(f"ListOffsetsRequest({len(self.targets)} partitions)", version, encoder)
 
     def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
-        if not self.done:
-            self.done = True
+        if not self._done:
+            self._done = True
             safely(self.reply, response.rows)
 
     def fail(self, error: BaseException, *, sent: bool) -> None:  # noqa: ARG002  # left out of the answer
-        if not self.done:
-            self.done = True
+        if not self._done:
+            self._done = True
             safely(self.reply, ())
 
 
 class ReachCall(Call):
     """No request at all: it only waits for the connection."""
 
-    __slots__ = ("node_id", "reply")
+    __slots__ = ("_done", "node_id", "reply")
 
     def __init__(self, node_id: int, reply: Reply[Reached], timeout_s: float, target: TopicPartition) -> None:
         super().__init__(timeout_s, (target,))
+        self._done = False
         self.node_id = node_id
         self.reply = reply
 
     def frame(self, versions: Any) -> None:  # noqa: ARG002
-        self.done = True
+        self._done = True
         safely(self.reply, Reached(self.node_id))
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
-        if not self.done:
-            self.done = True
+        if not self._done:
+            self._done = True
             safely(self.reply, Failure(error, sent))
-
-
-class MetadataCall(KafkaCall):
-    """A Metadata request."""
-
-    __slots__ = ()
-
-    identifies = True

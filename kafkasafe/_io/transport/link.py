@@ -9,19 +9,19 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.net.connection import KafkaConnection
 from kafka.protocol.metadata import MetadataRequest
 
-from kafkasafe._io.transport.calls import Call, MetadataCall, PartitionQuestion, QuestionsCall, Wanted
+from kafkasafe._io.transport.calls import Call, KafkaCall, PartitionQuestion, QuestionsCall, Wanted
+from kafkasafe._io.transport.manager import suppress_closed
+from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
-from kafkasafe.cluster.terms import NodeId, TopicPartition
-
-if TYPE_CHECKING:
-    from kafkasafe._io.transport.brokers import Brokers
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
 
 __all__ = ["Link"]
 
@@ -35,17 +35,36 @@ _NEVER_MS: Final = 1e12
 class Link:
     """The way to one broker: its connection, what waits for it, its back-off.
 
-    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `_drop`.
+    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
+
+    Args:
+        node_id: The broker.
+        network: Makes the connection.
+        pin: Which cluster it must lead to.
+        want_metadata: Called when the connection is lost or cannot be made.
+        watch_silence: Called when a request is in flight.
     """
 
     __slots__ = (
-        "conn", "failures", "gathered", "hub", "identifying", "in_flight", "node_id", "not_before", "ready_once",
-        "suspect_until", "timer", "timer_at", "waiting", "watch", "watch_at",
+        "_network", "_pin", "_want_metadata", "_watch_silence", "conn", "failures", "gathered", "identifying",
+        "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer", "timer_at", "waiting", "watch",
+        "watch_at",
     )  # fmt: skip
 
-    def __init__(self, hub: Brokers, node_id: NodeId) -> None:
-        self.hub = hub
+    def __init__(
+        self,
+        node_id: NodeId,
+        network: Network,
+        pin: ClusterPin,
+        *,
+        want_metadata: Callable[[], None],
+        watch_silence: Callable[[], None],
+    ) -> None:
         self.node_id = node_id
+        self._network = network
+        self._pin = pin
+        self._want_metadata = want_metadata
+        self._watch_silence = watch_silence
         self.conn: KafkaConnection | None = None
         self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
         self.identifying = False  # whether the request that tells which cluster it is was written
@@ -93,13 +112,12 @@ class Link:
         self.waiting.append(call)
         self.pump()
 
-    def ask(self, kind: Wanted, question: PartitionQuestion) -> None:
-        """Sends the question, together with others of its kind, at the end of this turn of the loop."""
+    def gather(self, kind: Wanted, question: PartitionQuestion) -> None:
+        """Keeps a question for `ask_gathered`, to go out together with others of its kind."""
         self.gathered.setdefault(kind, []).append(question)
-        self.hub._asking.append(self)
 
     def ask_gathered(self) -> None:
-        """The end of the turn."""
+        """Sends what was gathered, at the end of a turn of the loop."""
         if self.gathered:
             self._collect()
             self.pump()
@@ -116,7 +134,7 @@ class Link:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
                     calls.append({})
                 calls[-1][question.target] = question
-            timeout_s = self.hub._request_timeout_s
+            timeout_s = self._network.request_timeout_s
             self.waiting.extend(QuestionsCall(kind, call, timeout_s) for call in calls)
 
     def pump(self) -> None:
@@ -143,7 +161,7 @@ class Link:
                 throttled = conn._throttle_time or 0.0
                 self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
                 return
-            if self.hub._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
+            if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
                 self._identify(conn, now)
                 self._arm(call.deadline)
                 return
@@ -170,10 +188,12 @@ class Link:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        timeout_s = self.hub._request_timeout_s
+        timeout_s = self._network.request_timeout_s
         self._write(
             conn,
-            MetadataCall(request, lambda response: response, answered, timeout_s=timeout_s, minimum=1),
+            KafkaCall(
+                request, lambda response: response, answered, timeout_s=timeout_s, minimum=1, identifies=True
+            ),
             now,
         )
 
@@ -183,7 +203,7 @@ class Link:
             self.ready_once = True
             self.failures = 0
             self.suspect_until = 0.0
-            self.hub._pin.admitted()
+            self._pin.admitted()
             self.pump()
 
     def _write(self, conn: Any, call: Call, now: float) -> None:
@@ -208,12 +228,12 @@ class Link:
         self.in_flight[call] = now
         self._watch(now + call.timeout_s)
         self.identifying = self.identifying or call.identifies
-        self.hub._watch_silence()
+        self._watch_silence()
 
         def done(response: Any) -> None:
             self.in_flight.pop(call, None)
             if call.identifies:
-                stranger = self.hub._pin.stranger(response.cluster_id)
+                stranger = self._pin.stranger(response.cluster_id)
                 if stranger is not None:
                     call.fail(stranger, sent=True)
                     if conn is self.conn:
@@ -235,9 +255,9 @@ class Link:
         if self.watch is not None:
             if self.watch_at <= due:
                 return
-            self.hub._net.cancel(self.watch)
+            self._network.loop.cancel(self.watch)
         self.watch_at = due
-        self.watch = self.hub._net.call_at(due, self._look_for_overdue)
+        self.watch = self._network.loop.call_at(due, self._look_for_overdue)
 
     def _look_for_overdue(self) -> None:
         self.watch = None
@@ -259,7 +279,7 @@ class Link:
         self._watch(next_due)
 
     def _connect(self) -> None:
-        manager = self.hub._manager
+        manager = self._network.manager
         # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
         manager.reset_backoff(self.node_id)
         manager._auth_failures.pop(self.node_id, None)
@@ -267,8 +287,8 @@ class Link:
             conn = manager.get_connection(self.node_id, refresh_metadata_on_err=False)
         except Exception as error:  # no such broker any more, or options that cannot work
             self._back_off()
-            self.hub._want_metadata()
-            self._drop(error)
+            self._want_metadata()
+            self.drop(error)
             return
         self.conn = conn
         self.ready_once = self.identifying = False
@@ -276,7 +296,7 @@ class Link:
         conn.close_future.add_both(lambda error: self._on_closed(conn, error))
 
     def _on_ready(self, conn: KafkaConnection) -> None:
-        if not self.hub._pin.guarded:
+        if not self._pin.guarded:
             self._admit(conn)
         elif conn is self.conn:
             self.pump()
@@ -289,19 +309,19 @@ class Link:
             self._back_off()
         elif error is not None:
             # A connection that broke may be made again at once, but not in a tight circle.
-            self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(1)
+            self.not_before = time.monotonic() + self._network.reconnect_backoff.pause_s(1)
         if error is not None or not self.ready_once:
-            self.hub._want_metadata()
+            self._want_metadata()
         cause = error if isinstance(error, BaseException) else None
-        self._drop(
+        self.drop(
             cause or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
         )
 
     def _back_off(self) -> None:
         self.failures += 1
-        self.not_before = time.monotonic() + self.hub._reconnect_backoff.pause_s(self.failures)
+        self.not_before = time.monotonic() + self._network.reconnect_backoff.pause_s(self.failures)
 
-    def _drop(self, error: BaseException) -> None:
+    def drop(self, error: BaseException) -> None:
         """All that waits fails, in order: none of it may overtake what was lost with the connection."""
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
@@ -353,13 +373,30 @@ class Link:
             conn.transport._write_buffer.clear()
         conn.close(error)
 
+    def abandon(self, error: BaseException) -> None:
+        """The loop has ended: what waits fails, and so does what is in flight."""
+        self.drop(error)
+        in_flight, self.in_flight = list(self.in_flight), {}
+        for call in in_flight:
+            call.fail(error, sent=True)
+        with suppress_closed():
+            self.hang_up()
+
+    def suspect(self, now: float) -> None:
+        """The broker may hang: others are asked first for a while."""
+        self.suspect_until = now + 2 * SILENCE_S
+
+    def connect_at_once(self) -> None:
+        """No back-off holds the next connection back."""
+        self.not_before = 0.0
+
     def _arm(self, at: float) -> None:
         if self.timer is not None:
             if self.timer_at <= at:
                 return
-            self.hub._net.cancel(self.timer)
+            self._network.loop.cancel(self.timer)
         self.timer_at = at
-        self.timer = self.hub._net.call_at(at, self._on_timer)
+        self.timer = self._network.loop.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self.timer = None

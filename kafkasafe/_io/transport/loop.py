@@ -30,16 +30,22 @@ class Loop(NetworkSelector):
     threads, and its time limit.
     """
 
-    on_exit: Callable[[], None]
-    on_wake: Callable[[], None]
-    """Called when another thread woke this one."""
-
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
         """To be called at the end of this turn: writes what came in it."""
         self._never: Any = Task(lambda: None)
         self._never.close()
+        self._on_wake: Callable[[], None] = lambda: None
+        self._on_exit: Callable[[], None] = lambda: None
+
+    def serve(self, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
+        """What is called on the loop's thread: when another thread woke it, and when the loop ends."""
+        self._on_wake, self._on_exit = on_wake, on_exit
+
+    def end_soon(self) -> None:
+        """This turn is the last one."""
+        self._stop = True
 
     def call_at(self, when: float, task: Any) -> Any:
         """As kafka-python's; what is never due takes no place."""
@@ -72,7 +78,7 @@ class Loop(NetworkSelector):
             reader, _ = key.data
             if key.fileobj is self._wakeup_r:
                 super()._process_events((event,))  # type: ignore[no-untyped-call]
-                self._do(self.on_wake)
+                self._do(self._on_wake)
             elif reader is None or type(reader) is Task:
                 super()._process_events((event,))  # type: ignore[no-untyped-call]
             else:
@@ -140,9 +146,9 @@ class Loop(NetworkSelector):
                 event="network_thread_ended",
             )
         finally:
-            self._stop = True  # close() must not try to join its own thread
+            self.end_soon()  # close() must not try to join its own thread
             try:
-                self.on_exit()
+                self._on_exit()
             finally:
                 own_threads.discard(threading.get_ident())
                 # After a crash close() would run what is ready once more, crash again and leave sockets open.

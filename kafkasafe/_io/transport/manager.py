@@ -131,7 +131,15 @@ class Manager(KafkaConnectionManager):
 
 
 class DirectManager(Manager):
-    """On a `Loop`."""
+    """On a `Loop`. Its addresses are those that the transport gives it."""
 
     plain = DirectPlainSocket
     tls = DirectTlsSocket
+
+    def take_brokers(self, brokers: dict[int, Any]) -> None:
+        """Replaces the address book. It is never changed, so other threads see whole answers."""
+        self.cluster._brokers = brokers
+
+    def refuse(self) -> None:
+        """No connection is made any more."""
+        self.closed = True

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kafka.errors as kafka_errors
+from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 
 from kafkasafe._io.transport.calls import Call
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.network import Network
+from kafkasafe._io.transport.order import Order
+from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe._io.transport.wire import Appended, Frame, ProduceHeader, encode_produce
 from kafkasafe.cluster.api import (
     Buffer,
@@ -18,6 +23,8 @@ from kafkasafe.cluster.api import (
     ProduceRequest,
     StaleFenceError,
 )
+from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
+from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import (
     MAX_OFFSET,
     STALE_METADATA,
@@ -27,23 +34,72 @@ from kafkasafe.cluster.terms import (
     plausible,
     safely,
 )
+from kafkasafe.cluster.transactions import TransactionIdentity
 
-if TYPE_CHECKING:
-    from kafkasafe._io.transport.routing import Routing
+__all__ = ["Group", "ProduceCall", "ProduceShared"]
 
-__all__ = ["Group", "ProduceCall"]
+
+class ProduceShared:
+    """What all Produce requests of a transport share.
+
+    Args:
+        network: The addresses of brokers.
+        schedule: Is asked for metadata that are out of date.
+        leaders: Get what a broker that does not lead says of the leader.
+        links: Give up what waits for a broker that does not lead any more.
+
+    Attributes:
+        order: The order of batches on their partitions.
+        request_timeout_s: Option `request_timeout_ms`, in seconds.
+    """
+
+    __slots__ = ("_leaders", "_links", "_network", "_schedule", "_versions", "order", "request_timeout_s")
+
+    def __init__(self, network: Network, schedule: RefreshSchedule, leaders: Leaders, links: Links) -> None:
+        self._network = network
+        self._schedule = schedule
+        self._leaders = leaders
+        self._links = links
+        self._versions: dict[tuple[NodeId, int, int], tuple[Any, int]] = {}
+        """By node and what will do: what it said it speaks, and which version that makes."""
+        self.order = Order()
+        self.request_timeout_s = network.request_timeout_s
+
+    def version(self, node_id: NodeId, versions: Any, transaction: TransactionIdentity | None) -> int:
+        """The version of Produce to speak to a node."""
+        lowest, highest = lowest_produce(transaction), highest_produce(transaction)
+        known = self._versions.get((node_id, lowest, highest))
+        if known is None or known[0] is not versions:
+            version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)
+            known = self._versions[node_id, lowest, highest] = versions, version
+        return known[1]
+
+    def learn_broker(self, endpoint: Any) -> None:
+        """An answer named a broker."""
+        self._network.learn_broker(endpoint)
+
+    def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
+        """An answer named a leader and its epoch. Returns whether the leader changed."""
+        return self._leaders.take_hint(target, hint, self._network.addresses())
+
+    def answered(self, *, stale: bool, moved: bool) -> None:
+        """An answer showed that metadata are out of date, or where another leader is."""
+        if stale:
+            self._schedule.want()
+        if moved:
+            self._links.drop_moved()
 
 
 class ProduceCall(Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "acks", "hub", "node_id", "reply", "requests", "timeout_ms", "transaction", "views",
+        "_done", "acks", "node_id", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
         self,
-        hub: Routing,
+        shared: ProduceShared,
         node_id: NodeId,
         requests: list[tuple[ProduceRequest[Any], memoryview]],
         acks: int,
@@ -52,9 +108,10 @@ class ProduceCall(Call):
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
         # The broker must be able to say that its replicas were too slow before the connection is given up.
-        super().__init__(max(hub._request_timeout_s, timeout_ms / 1000 + 1), targets)
+        super().__init__(max(shared.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
-        self.hub = hub
+        self._done = False
+        self.shared = shared
         self.node_id = node_id
         self.requests = [request for request, _ in requests]
         # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
@@ -64,11 +121,11 @@ class ProduceCall(Call):
         self.reply = reply
         self.transaction = requests[0][0].transaction
         for target in targets:
-            hub._order.enter(target, node_id)
+            shared.order.enter(target, node_id)
 
     def frame(self, versions: Any) -> Frame | None:
-        version = self.hub._produce_version(self.node_id, versions, self.transaction)
-        order = self.hub._order
+        version = self.shared.version(self.node_id, versions, self.transaction)
+        order = self.shared.order
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
         for request, view in zip(self.requests, self.views, strict=True):
@@ -82,7 +139,7 @@ class ProduceCall(Call):
         self.requests = fresh
         self.views = []
         if not fresh:
-            self.done = True
+            self._done = True
             return None
 
         def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
@@ -102,44 +159,42 @@ class ProduceCall(Call):
         return Frame(f"ProduceRequest({len(fresh)} batches)", version, encoder)
 
     def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
-        if self.done:
+        if self._done:
             return
         try:
             replies = self._parse(response)
         except Exception as error:  # whatever a broker sends, the caller hears of it
             self.fail(error, sent=True)
             return
-        self.done = True
-        hub = self.hub
+        self._done = True
+        shared = self.shared
         stale = moved = False
         for request in self.requests:
             target = request.topic, request.partition
             answer = replies.get(target)
             if answer is None:
                 missing = kafka_errors.KafkaProtocolError("The Produce response left this partition out")
-                self._answer(request, Failure(missing, sent=True, fence=hub._order.raise_fence(target)))
+                self._answer(request, Failure(missing, sent=True, fence=shared.order.raise_fence(target)))
                 continue
             if not answer.error_code and not -1 <= answer.base_offset < MAX_OFFSET:
                 self._answer(
-                    request, Failure(absurd(answer.base_offset), True, hub._order.raise_fence(target))
+                    request, Failure(absurd(answer.base_offset), True, shared.order.raise_fence(target))
                 )
                 continue
-            fence = hub._order.raise_fence(target) if answer.error_code else hub._order.fence(target)
+            fence = shared.order.raise_fence(target) if answer.error_code else shared.order.fence(target)
             stale = stale or answer.error_code in STALE_METADATA
             if answer.leader_hint is not None:
-                moved = hub._take_hint(target, answer.leader_hint) or moved
+                moved = shared.take_hint(target, answer.leader_hint) or moved
             self._answer(request, replace(answer, fence=fence) if fence else answer)
-        if stale:
-            hub._want_metadata()
-        if moved:
-            hub._drop_moved()
+        if stale or moved:
+            shared.answered(stale=stale, moved=moved)
 
     def _parse(self, response: Any) -> Mapping[TopicPartition, ProduceReply]:
         if isinstance(response, Appended):
             return response.replies
         replies = {}
         for endpoint in response.node_endpoints or ():
-            self.hub._learn_broker(endpoint)
+            self.shared.learn_broker(endpoint)
         for topic in response.responses:
             for answer in topic.partition_responses:
                 hint = answer.current_leader
@@ -159,16 +214,16 @@ class ProduceCall(Call):
         return replies
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
-        if self.done:
+        if self._done:
             return
-        self.done = True
+        self._done = True
         self.views = []
         for request in self.requests:
-            fence = self.hub._order.raise_fence((request.topic, request.partition))
+            fence = self.shared.order.raise_fence((request.topic, request.partition))
             self._answer(request, Failure(error, sent=sent, fence=fence))
 
     def _answer(self, request: ProduceRequest[Any], result: ProduceReply | Failure) -> None:
-        self.hub._order.leave((request.topic, request.partition))
+        self.shared.order.leave((request.topic, request.partition))
         safely(self.reply, request.token, result)
 
 

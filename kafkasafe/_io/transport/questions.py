@@ -11,9 +11,12 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import FetchRequest
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted
+from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted, ReachCall
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.mailbox import Mailbox
+from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.offsets_wire import OffsetRow
-from kafkasafe._io.transport.routing import Routing
+from kafkasafe._io.transport.router import Router
 from kafkasafe.cluster.api import (
     Buffer,
     EpochEnd,
@@ -21,12 +24,14 @@ from kafkasafe.cluster.api import (
     OffsetListed,
     ProducersDescribed,
     ProducerState,
+    Reached,
     RecordsFetched,
     Reply,
 )
+from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
 
-__all__ = ["Questions"]
+__all__ = ["LeaderQuestions"]
 
 # Oldest version that carries RecordBatch v2 (brokers from 0.11).
 _MIN_FETCH: Final = 4
@@ -39,8 +44,35 @@ _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
 
 
-class Questions(Routing):
-    """Part of `Transport`: requests to leaders but for Produce."""
+class LeaderQuestions:
+    """Requests to leaders but for Produce.
+
+    Args:
+        network: The time limit of requests.
+        mailbox: The way in for other threads.
+        leaders: Of partitions, by the latest metadata.
+        links: The ways to the brokers.
+        router: Finds the leader of a partition.
+    """
+
+    def __init__(
+        self, network: Network, mailbox: Mailbox, leaders: Leaders, links: Links, router: Router
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._leaders = leaders
+        self._links = links
+        self._router = router
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
+
+        def submit(leader: int) -> None:
+            self._links.link(leader).submit(
+                ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
+            )
+
+        self._router.to_leader(topic, partition, submit, not_sent(reply))
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
         """Asks the leader which producers it remembers (KIP-664).
@@ -69,7 +101,7 @@ class Questions(Routing):
                 0,
             )
 
-        self._ask_leader(topic, partition, make, parse, reply)
+        self._router.ask_leader(topic, partition, make, parse, reply)
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
@@ -121,7 +153,7 @@ class Questions(Routing):
                 _MIN_FETCH,
             )
 
-        self._ask_leader(topic, partition, make, parse, reply)
+        self._router.ask_leader(topic, partition, make, parse, reply)
 
     def fetch_records(
         self,
@@ -198,7 +230,7 @@ class Questions(Routing):
                 _MIN_FETCH,
             )
 
-        self._ask_leader(topic, partition, make, parse, reply)
+        self._router.ask_leader(topic, partition, make, parse, reply)
 
     def list_offset(
         self,
@@ -251,12 +283,12 @@ class Questions(Routing):
                 numbers: dict[str, list[int]] = {}
                 for topic, number in asked:
                     numbers.setdefault(topic, []).append(number)
-                timeout_s = self._request_timeout_s
-                self._link(leader).submit(
+                timeout_s = self._network.request_timeout_s
+                self._links.link(leader).submit(
                     OffsetsCall(numbers, timestamp, isolation_level, gathered.add, timeout_s=timeout_s)
                 )
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.
@@ -297,7 +329,7 @@ class Questions(Routing):
             }
 
         kind = OffsetsWanted(replica_id, isolation_level, min(timestamp, 0))
-        self._question(topic, partition, kind, wanted, parse, reply)
+        self._router.question(topic, partition, kind, wanted, parse, reply)
 
     def offset_for_leader_epoch(
         self,
@@ -330,7 +362,7 @@ class Questions(Routing):
                 "leader_epoch": leader_epoch,
             }
 
-        self._question(topic, partition, EpochsWanted(), wanted, parse, reply)
+        self._router.question(topic, partition, EpochsWanted(), wanted, parse, reply)
 
 
 class _Offsets:

@@ -1,43 +1,46 @@
-"""`Transport`: its life, and what any broker may be asked; the other parts are in the modules below."""
+"""`Transport`: the `Cluster` over the network, made of the objects of the modules below."""
 
 from __future__ import annotations
 
-import math
-import os
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
-
-import kafka.errors as kafka_errors
-from kafka.protocol.metadata import MetadataRequest
+from typing import Any
 
 from kafkasafe._io import requests
-from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.calls import KafkaCall, ReachCall
-from kafkasafe._io.transport.manager import suppress_closed
-from kafkasafe._io.transport.questions import Questions
+from kafkasafe._io.transport.broker_questions import BrokerQuestions
+from kafkasafe._io.transport.lifecycle import Lifecycle
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.mailbox import Mailbox
+from kafkasafe._io.transport.network import Network
+from kafkasafe._io.transport.produce_call import ProduceShared
+from kafkasafe._io.transport.produce_router import ProduceRouter
+from kafkasafe._io.transport.questions import LeaderQuestions
+from kafkasafe._io.transport.refresher import Refresher
+from kafkasafe._io.transport.router import Router
+from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import (
-    Failure,
+    Broker,
+    EpochEnd,
+    HeadersFetched,
+    MetadataRefreshed,
+    OffsetListed,
     ProduceCallback,
     ProduceRequest,
+    ProducersDescribed,
     Reached,
+    RecordsFetched,
     Reply,
     TopicInfo,
     TopicsListed,
 )
-from kafkasafe.cluster.coordinators import Node, Question
-from kafkasafe.cluster.leaders import topic_at, topics_listed
-from kafkasafe.cluster.terms import closed_error, not_sent, safely
+from kafkasafe.cluster.coordinators import Coordinated, Node, Question
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.terms import TopicPartition, log
 
 __all__ = ["Transport"]
 
-_CALM_S: Final = 60.0  # a network thread that lived so long had no lasting reason to crash
-_CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
-
-class Transport(Questions):
+class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
 
     Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
@@ -53,218 +56,129 @@ class Transport(Questions):
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self._born_at = 0.0
-        self._crashes = 0
-        self._thread: threading.Thread | None = None
-        self._start_lock = threading.Lock()
-        self._stopped = threading.Event()
+        super().__init__()
+        network = self._network = Network(options)
+        bound = log.bind(client_id=network.client_id)
+        mailbox = self._mailbox = Mailbox(network)
+        schedule = self._schedule = RefreshSchedule(
+            network, mailbox, options.get("retry_backoff_ms", 100) / 1000
+        )
+        leaders = self._leaders = Leaders()
+        pin = self._pin = ClusterPin(bound)
+        links = self._links = Links(network, mailbox, schedule, pin, leaders)
+        refresher = self._refresher = Refresher(
+            network, mailbox, schedule, pin, leaders, links, options=options, log=bound
+        )
+        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher)
+        shared = self._produce_shared = ProduceShared(network, schedule, leaders, links)
+        self._produce_router = ProduceRouter(
+            mailbox, leaders, links, refresher, shared, options.get("max_request_size", 1048576)
+        )
+        self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
+        self._broker_questions = BrokerQuestions(network, mailbox, links, router)
+        self._lifecycle = Lifecycle(network, mailbox, schedule, links, refresher, shared.order)
 
     def __repr__(self) -> str:
-        state = "closed" if self._ended else "connected" if self._connected else "not connected"
-        return f"<Transport {self._client_id} {state} topics={len(self._leaders.topics)}>"
+        connected = "connected" if self.connected else "not connected"
+        state = "closed" if self.closed else connected
+        return f"<Transport {self._network.client_id} {state} topics={len(self._leaders.topics)}>"
 
     # -- Lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
-        with self._start_lock:
-            if self._thread is not None or self._ended:
-                return
-            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
-            self._born_at = time.monotonic()
-            self._net.start()
-            self._thread = self._net._io_thread
+        self._lifecycle.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread and closes all sockets; everything outstanding gets a `Failure`. Idempotent.
+        """See `Cluster` and `Lifecycle.close`."""
+        return self._lifecycle.close(timeout_s)
 
-        Args:
-            timeout_s: How long to wait for the thread to end, in seconds.
-
-        Returns:
-            Whether it has ended. If not (it hangs in a callback), it will end by itself as soon as it can.
-        """
-        if os.getpid() != self._pid:
-            return True  # the loop's epoll is shared with the parent: it must not be touched
-        with self._start_lock:
-            if self._thread is None:
-                if not self._ended:
-                    self._shut_down()
-                    self._net._stop = True
-                    self._on_loop_exit()
-                    self._net.close()
-                return True
-        if threading.current_thread() is self._thread:
-            self._shut_down()
-            return False
-        self._stopped.set()
-        self._post(self._shut_down, lambda _: None)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            # It may be that one that takes the place of a crashed one.
-            thread = self._thread
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread is self._thread or thread.is_alive():
-                return not thread.is_alive()
+    @property
+    def connected(self) -> bool:
+        """See `Cluster`."""
+        return self._refresher.connected
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: every request fails from then on."""
-        return self._ended
+        """See `Cluster`."""
+        return self._mailbox.ended
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """See `Cluster`."""
+        return self._refresher.last_error
 
     @property
     def broker_version(self) -> tuple[int, ...] | None:
         """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        version: tuple[int, ...] | None = self._manager.broker_version
+        version: tuple[int, ...] | None = self._network.manager.broker_version
         return version
 
-    def _shut_down(self) -> None:
-        """On the network thread: everything outstanding fails, every connection closes, the loop stops."""
-        if self._closing:
-            return
-        self._closing = True
-        self._connected = False
-        error = closed_error()
-        self._fail_aside(error)
-        for link in list(self._links.values()):
-            link._drop(error)
-            link.hang_up()
-        self._manager.closed = True
-        self._net._stop = True
+    # -- Which cluster -------------------------------------------------------------------------------------------
 
-    def _on_loop_exit(self) -> None:
-        """The loop has ended, by `close` or by a crash: nobody may be left without an answer."""
-        crashed, self._closing = not self._closing, True
-        self._connected = False
-        error = closed_error() if not crashed else _crashed_error()
-        self._fail_aside(error)
-        for link in list(self._links.values()):
-            link._drop(error)
-            in_flight, link.in_flight = list(link.in_flight), {}
-            for call in in_flight:
-                call.fail(error, sent=True)
-            with suppress_closed():
-                link.hang_up()
-        if crashed:
-            self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
-            if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
-                self._begin_anew()
-                return
-        self._ended = True
-        self._empty_inbox(error)
+    @property
+    def cluster_id(self) -> str | None:
+        """See `Cluster`."""
+        return self._pin.cluster_id
 
-    def _begin_anew(self) -> None:
-        """On the thread that crashed: another loop, with connections of its own. What was asked for has failed.
+    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
+        """See `Cluster`."""
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
 
-        What is known of the cluster stays, and so does what callers posted meanwhile.
-        """
-        self._links = {}
-        self._asking = []
-        self._order.begin_anew()
-        self._refresh_timer = None
-        self._attempted_at = -1e9
-        self._all_due = math.inf
-        self._ticking = False
-        with self._start_lock:
-            self._make_loop()
-            # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.
-            self._woken = False
-            self._closing = False
-            self._born_at = time.monotonic()
-            self._net.wakeup()
-            self._post(lambda: self._want_metadata(urgent=True), lambda _: None)
-            self._net.start()
-            self._thread = self._net._io_thread
+    def move(self, cluster_id: str) -> None:
+        """See `Cluster`."""
+
+        def run() -> None:
+            self._pin.move(cluster_id)
+            self._links.connect_at_once()
+            self._schedule.want(urgent=True)
+
+        self._mailbox.post(run, lambda _: None)
+
+    @property
+    def at_home(self) -> bool:
+        """See `Cluster`."""
+        return self._links.usable
+
+    # -- Metadata ------------------------------------------------------------------------------------------------
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """See `Cluster`."""
+        self._refresher.on_metadata(callback)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """See `Cluster`."""
+        self._refresher.create_only(may_create)
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """See `Cluster`."""
+        return self._leaders.topics.get(name)
+
+    def topics(self) -> list[str]:
+        """See `Cluster`."""
+        return [name for name, info in self._leaders.topics.items() if info.partitions]
+
+    def brokers(self) -> list[Broker]:
+        """See `Cluster`."""
+        return self._network.brokers()
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
+        """See `Cluster`."""
+        self._refresher.refresh_metadata(topics, reply)
+
+    def unwatch(self, topic: str) -> None:
+        """See `Cluster`."""
+        self._refresher.unwatch(topic)
 
     # -- Requests ------------------------------------------------------------------------------------------------
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
-        """Asks any broker for all topics. They are not watched.
-
-        Args:
-            reply: Gets `TopicsListed` or `Failure`.
-        """
-
-        def make() -> KafkaCall:
-            request = MetadataRequest(
-                topics=None,
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
-            return KafkaCall(request, topics_listed, reply, timeout_s=self._request_timeout_s, minimum=1)
-
-        self._post(
-            lambda: self._route_any(make, final=False, reply=reply),
-            not_sent(reply),
-        )
+        """See `Cluster`."""
+        self._broker_questions.list_topics(reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks one broker what it knows of a topic; see `Cluster`."""
-
-        def parse(response: Any) -> TopicInfo:
-            return topic_at(response, topic, version=response.API_VERSION)
-
-        def run() -> None:
-            if self._manager.cluster.broker_metadata(node) is None:
-                safely(
-                    reply, Failure(kafka_errors.NodeNotReadyError(f"Node {node} is not known"), sent=False)
-                )
-                return
-            request = MetadataRequest(
-                topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
-            self._link(node).submit(
-                KafkaCall(request, parse, reply, timeout_s=self._request_timeout_s, minimum=1)
-            )
-
-        self._post(run, not_sent(reply))
-
-    def produce(
-        self,
-        requests: Sequence[ProduceRequest[Any]],
-        acks: int,
-        timeout_ms: int,
-        reply: ProduceCallback[Any],
-    ) -> None:
-        """Appends batches to their partitions.
-
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a
-        failure later ones may already be under way; see `ProduceRequest.fence` for those that are not.
-
-        Args:
-            requests: The batches. Several for one partition go into requests of their own, pipelined.
-            acks: -1 (all in-sync replicas) or 1 (the leader).
-            timeout_ms: How long the broker may wait for its replicas.
-            reply: Gets (token, `ProduceReply`) or (token, `Failure`), once for each request.
-
-        Raises:
-            ValueError: `acks` is neither -1 nor 1. Nothing was accepted.
-        """
-        if acks not in (-1, 1):
-            raise ValueError(f"acks must be -1 or 1, not {acks!r}: without acknowledgements nothing is safe")
-        batches = list(requests)
-
-        def fail(error: BaseException) -> None:
-            for request in batches:
-                safely(reply, request.token, Failure(error, sent=False))
-
-        self._post(
-            lambda: self._route_produce(batches, acks, timeout_ms, reply, final=False),
-            fail,
-        )
-
-    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
-        """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
-
-        def submit(leader: int) -> None:
-            self._link(leader).submit(ReachCall(leader, reply, self._request_timeout_s, (topic, partition)))
-
-        self._to_leader(topic, partition, submit, not_sent(reply))
+        """See `Cluster`."""
+        self._broker_questions.topic_at(node, topic, reply)
 
     def ask(
         self,
@@ -276,50 +190,104 @@ class Transport(Questions):
         minimum: int = 0,
         maximum: int = 32767,
     ) -> None:
-        """Sends any request of kafka-python's to a certain broker, or to whichever one is there.
-
-        Args:
-            request: The request; not to be used again.
-            parse: Makes the result of the response; what it raises is the `Failure`.
-            reply: Gets that result or `Failure`.
-            node: (node id, host, port) of the broker, as another broker said; None: any.
-            minimum: Oldest version of the request that will do.
-            maximum: Newest version to speak.
-        """
-
-        def make() -> KafkaCall:
-            return KafkaCall(
-                request, parse, reply, timeout_s=self._request_timeout_s, minimum=minimum, maximum=maximum
-            )
-
-        def run() -> None:
-            if node is None:
-                self._route_any(make, final=False, reply=reply)
-            else:
-                self._learn_broker(_Endpoint(*node))
-                self._link(node[0]).submit(make())
-
-        self._post(run, not_sent(reply))
+        """Sends any request of kafka-python's; see `BrokerQuestions.ask`."""
+        self._broker_questions.ask(request, parse, reply, node=node, minimum=minimum, maximum=maximum)
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
         request = requests.made(question.name, question.fields)
-        self.ask(
+        self._broker_questions.ask(
             request, question.parse, reply, node=node, minimum=question.minimum, maximum=question.maximum
         )
 
+    def produce(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        """See `Cluster`."""
+        self._produce_router.produce(requests, acks, timeout_ms, reply)
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A broker's address, as FindCoordinator gives it."""
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.reach(topic, partition, reply)
 
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.describe_producers(topic, partition, reply)
 
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.fetch_headers(topic, partition, offset, max_bytes, reply)
 
-def _crashed_error() -> BaseException:
-    error: BaseException = kafka_errors.KafkaConnectionError(
-        "The network thread ended by an error, see the log"
-    )
-    return error
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply[RecordsFetched],
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.fetch_records(
+            topic,
+            partition,
+            offset,
+            max_bytes,
+            reply,
+            isolation_level=isolation_level,
+            max_wait_ms=max_wait_ms,
+            current_leader_epoch=current_leader_epoch,
+            last_fetched_epoch=last_fetched_epoch,
+        )
+
+    def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.list_offset(
+            topic, partition, timestamp, reply, isolation_level=isolation_level
+        )
+
+    def list_offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        timestamp: int,
+        reply: Reply[Mapping[TopicPartition, OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.list_offsets(partitions, timestamp, reply, isolation_level=isolation_level)
+
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.log_end_offset(topic, partition, reply)
+
+    def offset_for_leader_epoch(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.offset_for_leader_epoch(
+            topic, partition, leader_epoch, reply, current_leader_epoch=current_leader_epoch
+        )

@@ -1,13 +1,12 @@
-"""Metadata: of which topics, when they are asked for, whom, and what an answer changes.
+"""Metadata: of which topics, from which broker, and what an answer changes.
 
-What cannot be routed before the next answer waits here, and so does who wants to hear of it.
+What cannot be routed before the next answer waits here, and so do replies about metadata.
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,37 +17,40 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.brokers import Brokers
-from kafkasafe._io.transport.calls import KafkaCall, MetadataCall
+from kafkasafe._io.transport.calls import KafkaCall
 from kafkasafe._io.transport.link import Link
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.mailbox import Mailbox
+from kafkasafe._io.transport.network import Network
+from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import (
-    Broker,
     Failure,
     MetadataRefreshed,
     Reply,
     TopicInfo,
     in_words,
 )
-from kafkasafe.cluster.leaders import check_metadata
+from kafkasafe.cluster.leaders import Leaders, check_metadata
+from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import (
     LEADERLESS_POLL_MAX_S,
     METADATA_PATIENCE_S,
     MISSING_TOPIC_POLL_MAX_S,
-    SILENCE_S,
     UNKNOWN_TOPIC,
     not_sent,
     safely,
 )
+from kafkasafe.logs import EventLog
 
-__all__ = ["Metadata", "Parked"]
+__all__ = ["Refresher"]
 
 _LOG_EVERY_S: Final = 30.0
 
 # (route again: whether this is the last try, fail instead)
-Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
+_Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
     """A metadata request under way. `waiters` and `parked` are those who asked before it began.
 
@@ -58,77 +60,72 @@ class _Attempt:
     link: Link
     of_new: bool
     waiters: list[Reply[Any]]
-    parked: list[Parked]
-    timer: Any = None
-    over: bool = False
+    parked: list[_Parked]
 
 
-class Metadata(Brokers):
-    """Part of `Transport`: what is known of the cluster, and finding out."""
+class Refresher:
+    """Asks for metadata, and keeps what cannot be routed before the next answer.
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self._retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
-        self._leaderless_backoff = Backoff(
-            self._retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0
-        )
-        self._missing_backoff = Backoff(
-            self._retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0
-        )
-        config: dict[str, Any] = self._manager.config
-        self._metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
+    Args:
+        network: Gets the addresses of brokers.
+        mailbox: The way in for other threads.
+        schedule: When a request is due.
+        pin: Which cluster answers.
+        leaders: Get what an answer says of topics.
+        links: The ways to the brokers.
+        options: `retry_backoff_ms`, `allow_auto_create_topics`.
+        log: Outages and their ends are logged here.
+
+    Attributes:
+        connected: Whether the cluster answered the latest metadata request.
+        last_error: Why no broker can be used, as of the latest try; None while the cluster answers, and before any try.
+        answered: The cluster has answered before.
+        failed: Requests that failed since the last answer.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        pin: ClusterPin,
+        leaders: Leaders,
+        links: Links,
+        *,
+        options: Mapping[str, Any],
+        log: EventLog,
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._pin = pin
+        self._leaders = leaders
+        self._links = links
+        self._log = log
+        retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
+        self._leaderless_backoff = Backoff(retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0)
+        self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
         self._auto_create: bool = options.get("allow_auto_create_topics", True)
         self._watched: set[str] = set()
         self._new: set[str] = set()  # watched topics that no metadata request has named yet
         self._may_create: Callable[[str], bool] = lambda _: True
         self._listeners: list[Callable[[MetadataRefreshed], None]] = []
-        self._parked: list[Parked] = []
+        self._parked: list[_Parked] = []
         self._waiters: list[Reply[Any]] = []
         self._new_waiters: list[Reply[Any]] = []
         """Those who asked only about new topics."""
-        self._all_due = math.inf
-        """When a request about all watched topics is due."""
         self._attempt: _Attempt | None = None
-        self._attempted_at = -1e9
-        self._refresh_timer: Any = None
-        self._refresh_at = 0.0
+        self._patience: Any = None
+        """Timer: the broker that was asked answers too late."""
         self._bad_refreshes = 0
-        self._failed_refreshes = 0
-        self._connected = False
-        self._last_error: BaseException | None = None
-        self._known = False
+        self.failed = 0
+        self.connected = False
+        self.last_error: BaseException | None = None
+        self.answered = False
         self._logged_at = -1e9
         self._unreachable_since: float | None = None
         """When it was first logged that no broker can be used."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether the cluster answered the latest metadata request."""
-        return self._connected
-
-    @property
-    def last_error(self) -> BaseException | None:
-        """Why no broker can be used, as of the latest try; None while the cluster answers, and before any try."""
-        return self._last_error
-
-    @property
-    def cluster_id(self) -> str | None:
-        """Id of the cluster that answered last; None before the first answer and from old brokers."""
-        return self._pin.cluster_id
-
-    def topic(self, name: str) -> TopicInfo | None:
-        """What the latest metadata says of a watched topic; None if there was no answer about it yet."""
-        return self._leaders.topics.get(name)
-
-    def topics(self) -> list[str]:
-        """Watched topics of which the latest metadata knows partitions."""
-        return [name for name, info in self._leaders.topics.items() if info.partitions]
-
-    def brokers(self) -> list[Broker]:
-        """The brokers of the latest metadata."""
-        return [
-            Broker(each.node_id, each.host, each.port, each.rack) for each in self._manager.cluster.brokers()
-        ]
+        self._schedule.on_due(self._refresh)
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
@@ -152,12 +149,12 @@ class Metadata(Brokers):
             new = [topic in self._new for topic in topics]
             if new and all(new):
                 self._new_waiters.append(reply)
-                self._want_new()
+                self._schedule.want_new()
             else:
                 self._waiters.append(reply)
-                self._want_metadata(urgent=any(new))
+                self._schedule.want(urgent=any(new))
 
-        self._post(run, not_sent(reply))
+        self._mailbox.post(run, not_sent(reply))
 
     def unwatch(self, topic: str) -> None:
         """Forgets a topic. A request for it watches it again."""
@@ -167,7 +164,7 @@ class Metadata(Brokers):
             self._new.discard(topic)
             self._leaders.forget(topic)
 
-        self._post(run, lambda _: None)
+        self._mailbox.post(run, lambda _: None)
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
@@ -181,7 +178,7 @@ class Metadata(Brokers):
         """Calls `callback` on the network thread after each answer about metadata."""
         self._listeners.append(callback)
 
-    def _watch(self, topic: str) -> BaseException | None:
+    def watch(self, topic: str) -> BaseException | None:
         """Sees to it that metadata of the topic will come. Returns why it cannot."""
         if topic not in self._watched:
             try:
@@ -192,68 +189,39 @@ class Metadata(Brokers):
             self._watched.add(topic)
             self._new.add(topic)
         if topic in self._new:
-            self._want_new()
+            self._schedule.want_new()
         else:
-            self._want_metadata()
+            self._schedule.want()
         return None
 
-    def _want_new(self) -> None:
-        """Asks for a metadata request about the new topics, as soon as possible.
-
-        It does not ask about the others: a program that meets thousands of topics one after the other would have the
-        metadata of all of them parsed again for each (KIP-526).
-        """
-        if not self._closing and self._attempt is None:
-            self._refresh_no_later(time.monotonic())
-
-    def _want_metadata(self, *, urgent: bool = False) -> None:
-        """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
-        if self._closing:
-            return
-        now = time.monotonic()
-        due = now if urgent else max(now, self._attempted_at + self._retry_backoff_s)
-        self._all_due = min(self._all_due, due)
-        if self._attempt is None:
-            self._refresh_no_later(self._all_due)
-
-    def _refresh_no_later(self, at: float) -> None:
-        if self._refresh_timer is not None:
-            if self._refresh_at <= at:
-                return
-            self._net.cancel(self._refresh_timer)
-        self._refresh_at = at
-        self._refresh_timer = self._net.call_at(at, self._refresh)
-
     def _refresh(self) -> None:
-        self._refresh_timer = None
-        if self._attempt is not None or self._closing:
-            return
         now = time.monotonic()
-        of_new = now < self._all_due
+        of_new = not self._schedule.all_overdue(now)
         if of_new and not self._new:
-            self._refresh_no_later(self._all_due)  # the new ones are not watched any more
+            self._schedule.resume()  # the new ones are not watched any more
             return
-        cluster = self._manager.cluster
-        nodes = [broker.node_id for broker in (*cluster.brokers(), *cluster.bootstrap_brokers())]
-        links = [self._link(node) for node in nodes]
+        links = [
+            self._links.link(node) for node in (*self._network.nodes(), *self._network.bootstrap_nodes())
+        ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
             # All are backing off: wait for the first to be over.
-            self._refresh_no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
+            self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
-        self._attempted_at = now
-        link = min(able, key=lambda link: self._preference(link, now))
+        link = self._links.best(able, now)
         waiters, self._new_waiters = self._new_waiters, []
-        parked: list[Parked] = []
+        parked: list[_Parked] = []
         names = sorted(self._new if of_new else self._watched)
         self._new = set()
         if not of_new:
-            self._all_due = math.inf
             waiters, self._waiters = self._waiters + waiters, []
             parked, self._parked = self._parked, []
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
-        attempt.timer = self._net.call_later(METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt))
+        self._schedule.begun(now, of_all=not of_new)
+        self._patience = self._network.loop.call_later(
+            METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
+        )
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
             allow_auto_topic_creation=False,
@@ -261,45 +229,47 @@ class Metadata(Brokers):
             include_topic_authorized_operations=False,
         )
         link.submit(
-            MetadataCall(
+            KafkaCall(
                 request,
                 self._parse_metadata,
                 functools.partial(self._on_metadata, attempt),
-                timeout_s=self._request_timeout_s,
+                timeout_s=self._network.request_timeout_s,
                 minimum=1,
+                identifies=True,
             )
         )
 
     def _on_slow_metadata(self, attempt: _Attempt) -> None:
-        attempt.timer = None
-        if not attempt.over:
-            attempt.link.suspect_until = time.monotonic() + 2 * SILENCE_S
+        if attempt is self._attempt:
+            self._patience = None
+            attempt.link.suspect(time.monotonic())
             error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
             self._on_metadata(attempt, Failure(error, sent=True))
 
     def _on_metadata(self, attempt: _Attempt, result: MetadataRefreshed | Failure) -> None:
-        if attempt.over:
+        if attempt is not self._attempt:
             return
-        attempt.over = True
-        if attempt.timer is not None:
-            self._net.cancel(attempt.timer)
+        if self._patience is not None:
+            self._network.loop.cancel(self._patience)
+            self._patience = None
         self._attempt = None
+        self._schedule.over()
         now = time.monotonic()
         parked, self._parked = self._parked, []
         if isinstance(result, Failure):
-            self._failed_refreshes += 1
-            if not any(link.alive(now) for link in self._links.values()):
-                self._connected = False
-                self._last_error = result.error
+            self.failed += 1
+            if not self._links.alive(now):
+                self.connected = False
+                self.last_error = result.error
                 self._log_unreachable(result.error, now)
             for reply in attempt.waiters:
                 safely(reply, result)
             # Those that came later as well: they must not get ahead of the ones that fail now.
             for _, fail in (*attempt.parked, *parked):
                 fail(result.error)
-            self._want_metadata()
+            self._schedule.want()
             return
-        if self._failed_refreshes and not self._connected:
+        if self.failed and not self.connected:
             if self._unreachable_since is not None:
                 self._log.warning(
                     "The cluster answers again, after %.0f s",
@@ -309,25 +279,23 @@ class Metadata(Brokers):
                 )
             self._unreachable_since = None
             self._logged_at = -1e9
-        self._failed_refreshes = 0
-        self._connected = True
-        self._last_error = None
-        self._known = True
+        self.failed = 0
+        self.connected = True
+        self.last_error = None
+        self.answered = True
         for reply in attempt.waiters:
             safely(reply, result)
         for route, _ in attempt.parked:
             route(True)
         for route, _ in parked:
             route(False)  # the request may have been made before their topic was known of
-        self._ask_gathered()
-        self._drop_moved()
-        self._drop_hung()
+        self._links.ask_gathered()
+        self._links.drop_moved()
+        self._links.drop_hung()
         for callback in list(self._listeners):
             safely(callback, result)
         self._create_missing(attempt.link, result)
-        for node, link in list(self._links.items()):
-            if isinstance(node, str) and not link.busy:
-                link.hang_up()  # it was for the first contact only
+        self._links.drop_bootstrap()
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
@@ -350,8 +318,8 @@ class Metadata(Brokers):
                 KafkaCall(
                     request,
                     lambda _: None,
-                    lambda _: self._want_metadata(),
-                    timeout_s=self._request_timeout_s,
+                    lambda _: self._schedule.want(),
+                    timeout_s=self._network.request_timeout_s,
                     minimum=1,
                 )
             )
@@ -362,12 +330,15 @@ class Metadata(Brokers):
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
         if of_new is None:
-            self._all_due = min(self._all_due, now + self._metadata_max_age_s)
+            self._schedule.all_no_later(now + self._network.metadata_max_age_s)
             self._bad_refreshes = self._bad_refreshes + 1 if missing or leaderless else 0
         if missing or leaderless:
             backoff = self._leaderless_backoff if leaderless else self._missing_backoff
-            self._all_due = min(self._all_due, now + backoff.pause_s(max(1, self._bad_refreshes)))
-        self._refresh_no_later(now if self._new else self._all_due)
+            self._schedule.all_no_later(now + backoff.pause_s(max(1, self._bad_refreshes)))
+        if self._new:
+            self._schedule.no_later(now)
+        else:
+            self._schedule.resume()
 
     def _log_unreachable(self, error: BaseException, now: float) -> None:
         if now - self._logged_at >= _LOG_EVERY_S:
@@ -384,18 +355,29 @@ class Metadata(Brokers):
     def _parse_metadata(self, response: Any) -> MetadataRefreshed:
         check_metadata(response)
         cluster_id = self._pin.answered(response.cluster_id)
-        cluster = self._manager.cluster
-        cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        nodes = self._network.learn_brokers(response.brokers)
         told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
-        return MetadataRefreshed(cluster_id, tuple(cluster._brokers), told)
+        return MetadataRefreshed(cluster_id, nodes, told)
 
-    def _fail_aside(self, error: BaseException) -> None:
+    def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
+        """Puts a request aside until the next answer about metadata, or failure to get one.
+
+        Args:
+            route: Called to route it again, with whether this is the last try.
+            fail: Called instead with the reason.
+        """
+        self._parked.append((route, fail))
+
+    def fail_all(self, error: BaseException) -> None:
+        """The loop ends: all that was put aside fails."""
+        self.connected = False
         attempt, self._attempt = self._attempt, None
+        self._patience = None
+        self._schedule.over()
         parked, self._parked = self._parked, []
         waiters, self._waiters = self._waiters + self._new_waiters, []
         self._new_waiters = []
         if attempt is not None:
-            attempt.over = True
             parked = attempt.parked + parked
             waiters = attempt.waiters + waiters
         for _, fail in parked:

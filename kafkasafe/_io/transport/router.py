@@ -1,0 +1,175 @@
+"""Which broker a request goes to: the leader, or the best there is.
+
+What does not know its leader yet is put aside until there are metadata.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
+from kafkasafe._io.transport.link import Link
+from kafkasafe._io.transport.links import Links
+from kafkasafe._io.transport.mailbox import Mailbox
+from kafkasafe._io.transport.network import Network
+from kafkasafe._io.transport.refresher import Refresher
+from kafkasafe._io.transport.schedule import RefreshSchedule
+from kafkasafe.cluster.api import Failure, Reply
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.preference import any_broker
+from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, STALE_METADATA, error_of, not_sent, safely
+
+__all__ = ["Router"]
+
+_INT64: Final = struct.Struct(">q")
+
+
+class Router:
+    """From a partition to the link to its leader.
+
+    Args:
+        network: The addresses of brokers.
+        mailbox: The way in for other threads.
+        schedule: Is asked for metadata that are out of date.
+        leaders: Of partitions, by the latest metadata.
+        links: The ways to the brokers.
+        refresher: Keeps what has to wait for metadata.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        leaders: Leaders,
+        links: Links,
+        refresher: Refresher,
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._leaders = leaders
+        self._links = links
+        self._refresher = refresher
+
+    def ask_leader(
+        self,
+        topic: str,
+        partition: int,
+        make: Callable[[], tuple[Any, int]],
+        parse: Callable[[Any], Any],
+        reply: Reply[Any],
+    ) -> None:
+        """Asks the leader of a partition.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            make: Makes the request, and says which version is the oldest that will do.
+            parse: Makes the result of the response; what it raises is the `Failure`.
+            reply: Gets that result or `Failure`.
+        """
+        fail = not_sent(reply)
+
+        def submit(leader: int) -> None:
+            try:
+                request, minimum = make()
+            except Exception as error:  # values no request can carry
+                fail(error)
+                return
+            self._links.link(leader).submit(
+                KafkaCall(
+                    request,
+                    self._noticing(parse),
+                    reply,
+                    timeout_s=self._network.request_timeout_s,
+                    targets=((topic, partition),),
+                    minimum=minimum,
+                )
+            )
+
+        self.to_leader(topic, partition, submit, fail)
+
+    def question(
+        self,
+        topic: str,
+        partition: int,
+        kind: Wanted,
+        wanted: Callable[[], dict[str, int]],
+        parse: Callable[[Any], Any],
+        reply: Reply[Any],
+    ) -> None:
+        """As `ask_leader`, but in one request with others of its kind."""
+        fail = not_sent(reply)
+
+        def submit(leader: int) -> None:
+            fields = wanted()
+            try:
+                for number in fields.values():
+                    _INT64.pack(number)
+            except struct.error as error:  # values no request can carry, which must not cost others theirs
+                fail(error)
+                return
+            self._links.ask(
+                leader, kind, PartitionQuestion((topic, partition), fields, self._noticing(parse), reply)
+            )
+
+        self.to_leader(topic, partition, submit, fail)
+
+    def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Asks for metadata where an answer says that they are out of date."""
+
+        def parsed(answer: Any) -> Any:
+            result = parse(answer)
+            if result.error_code in STALE_METADATA:
+                self._schedule.want()
+            return result
+
+        return parsed
+
+    def to_leader(
+        self,
+        topic: str,
+        partition: int,
+        submit: Callable[[int], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Calls `submit` with the leader's node id on the network thread, or `fail`."""
+
+        def route(final: bool) -> None:
+            leader = self._leaders.leader(topic, partition)
+            if isinstance(leader, int):
+                submit(leader)
+                return
+            invalid = self._refresher.watch(topic)
+            if invalid is not None:
+                fail(invalid)
+            elif leader is None and not final:
+                self._refresher.park(route, fail)
+            else:
+                fail(leader or error_of(LEADER_NOT_AVAILABLE, f"Nothing is known of {topic} yet"))
+
+        self._mailbox.post(lambda: route(False), fail)
+
+    def route_any(self, make: Callable[[], KafkaCall], *, final: bool, reply: Reply[Any]) -> None:
+        """On the network thread: sends a request to the best broker there is."""
+        links = [self._links.link(node) for node in self._network.nodes()]
+        now = time.monotonic()
+        best = any_broker(
+            links,
+            lambda link: self._links.preference(link, now),
+            answered=self._refresher.answered,
+            final=final,
+        )
+        if isinstance(best, Link):
+            best.submit(make())
+        elif best is not None:
+            safely(reply, Failure(best, sent=False))
+        else:
+            self._refresher.park(
+                lambda final: self.route_any(make, final=final, reply=reply), not_sent(reply)
+            )
+            self._schedule.want()
