@@ -14,9 +14,9 @@ __all__ = ["ExtentFile"]
 
 
 class ExtentFile:
-    """The lane's `extent`: says where the log must begin and end.
+    """The lane's `extent`: claims where the log must begin and end.
 
-    It is evidence only. Whatever cannot be written is left unsaid; what would become wrong is withdrawn.
+    The claims are evidence only. A claim that cannot be written is omitted; one that would become wrong is withdrawn.
     """
 
     def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
@@ -26,7 +26,7 @@ class ExtentFile:
         self._handle = -1
         self._begin = found.extent.begin
         self._end = found.extent.end
-        # Records in front of the first segment, as they are counted here. Those that are missing count as well.
+        # Number of records before the first segment, as the claims count them. Missing records count too.
         self._before = 0
         if self._end is not None:
             self._before = (
@@ -39,7 +39,7 @@ class ExtentFile:
         self._before = max(0, self._before)
 
     def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """See that there is a file: without one nothing is said, and nothing else is different."""
+        """Create the file if there is none. If that fails, the lane works without claims."""
         if self._handle >= 0:
             return
         try:
@@ -50,10 +50,10 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """So many segments in front are about to be deleted; durable on return.
+        """Claim that the log begins after its first `going` segments, before they are deleted; durable on return.
 
         Raises:
-            OSError: It could be neither said, nor what was said be withdrawn.
+            OSError: The claim could not be written, and the old one could not be withdrawn.
         """
         try:
             if self._handle < 0:
@@ -68,11 +68,11 @@ class ExtentFile:
             self._begin = self._end = None
 
     def gone(self, segment: StoredSegment) -> None:
-        """The first segment was deleted."""
+        """Count the records of the first segment as deleted."""
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Everything before this position is durable. What a crash leaves of this claim is no matter."""
+        """Claim that everything before this position is durable. The claim itself need not survive a crash."""
         if self._handle < 0:
             return
         records = self._before + sum(segment.records for segment in segments)
@@ -90,16 +90,16 @@ class ExtentFile:
             self._files.close(handle)
 
     def stands_at(self, lane: Path) -> None:
-        """The lane has another path now."""
+        """Use the lane's new path."""
         self._path = lane / EXTENT_NAME
 
     @property
     def in_place(self) -> bool:
-        """Whether the file is there under its name, if something is said in it."""
+        """Whether the file still has its name. Also true if it is not open."""
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Say again where the log begins and ends, in one write: durable on return, if it can be said at all."""
+        """Write both claims again, in one write: durable on return, unless the file cannot be written."""
         try:
             if self._handle < 0 or not self.in_place:
                 self.close()
@@ -118,8 +118,8 @@ class ExtentFile:
         number = 0 if self._begin is None else self._begin.number + 1
         claim = Claim(self._lane_id, number, position, records)
         content = encode_claim(claim)
-        # The older of two claims is written over: a torn write leaves the newer. The first time all of the file is, so
-        # that no claim needs room on the disk later.
+        # Overwrite the older of two claims: a torn write leaves the newer one. The first claim writes the whole file,
+        # so that later claims need no more room on the disk.
         at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
         if self._begin is None:
             self._files.truncate(self._handle, 0)

@@ -17,7 +17,12 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damage aside, or refuse to go on. What lies in quarantine already has been told."""
+    """Copy damaged bytes to quarantine/, or raise. Damage that has a copy there was already reported.
+
+    Raises:
+        SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".
+        OSError: A file cannot be read or written.
+    """
     new = [damage for damage in found.damage if not already_quarantined(files, lane, damage)]
     if not new:
         return
@@ -49,7 +54,7 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/: durable on return. A copy there says that the damage was told.
+    """Copy damaged ranges to quarantine/: durable on return. A copy there proves that the damage was reported.
 
     A segment of another lane is moved there as it is.
 
@@ -80,7 +85,7 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy aside what is about to be cut off: should it be damage that looks like a crash, it is not gone."""
+    """Copy a torn tail to quarantine/ before it is cut off, in case it is damage that looks like a crash."""
     if found.torn is None:
         return
     for path, at in (found.torn, *((doomed, 0) for doomed in found.doomed)):
@@ -93,7 +98,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # None of it was promised, unless it is damaged: no reason to refuse what was.
+            # Unless it is damage, nothing in it was promised. The lane opens without the copy.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,
@@ -110,7 +115,7 @@ def _set_aside(files: Files, path: Path, content: bytes) -> None:
 
 
 def copy_of(lane: Path, damage: Damage) -> Path:
-    """Where the copy of damaged bytes lies, once the damage was told."""
+    """Path of the copy of damaged bytes in quarantine/."""
     if damage.other_lane is not None:
         return lane / "quarantine" / f"{damage.path.stem}-{damage.other_lane.hex()}.log"
     return lane / "quarantine" / f"{damage.path.stem}-{damage.start}.bad"
@@ -122,10 +127,10 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # A segment of another lane that was told is not there any more.
+    # A segment of another lane is moved away when it is reported, so one that is still here is new.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 
 def _bytes_of(files: Files, damage: Damage) -> bytes:
-    """What is left of it: of a segment that is missing nothing is, and its copy is an empty file."""
+    """The damaged bytes. A missing segment has none, and its copy is an empty file."""
     return read_file(files, damage.path, damage.start, damage.end) if damage.start < damage.end else b""

@@ -1,4 +1,4 @@
-"""The files of a lane's segments, held open, so that their content can be read whatever happens to their names.
+"""Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
 
 If another process deletes or renames a file, it does not change for the process that has it open. So the owner of a
 lane can detect that a name leads elsewhere, and write the file again from the one that it holds.
@@ -80,7 +80,7 @@ class SegmentFiles:
         return handle
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Whether the segment's name leads to its file, and the file is not shorter than what was written.
+        """Whether the segment's name leads to its file, and the file has all bytes that were written.
 
         Raises:
             OSError: This cannot be determined.

@@ -1,8 +1,8 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
-One thread owns a `Spool`. What it writes is promised only by `sync()`; whatever fails puts the log back to what was
-promised last, so that the owner can write the same again. Which batch is done, and which id it has, is the
-journal's business: the spool keeps marks and batches, and gives them back.
+One thread owns a `Spool`. Only `sync()` promises what was written. A failed write or sync resets the log to the last
+promised position, so that the owner can write the same again. The journal decides which batch is done, and which id it
+has. The spool only stores marks and batches, and reads them back.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Sync = Literal["group", "each", "os"]
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
 _MOST_BATCHES: Final = 1 << 14
-"""Of a segment. What is known of a batch stays in memory until its segment goes: of some hundred bytes on disk, up to
-2.6 kB for an atomic batch."""
+"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
+for an atomic batch, which may have only a few hundred bytes on disk."""
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""At most so large are segments with batches that are to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
+"""Maximum size of a segment with batches to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
 
-1. A batch is divided by writing its records once more, at the end of the log.
-2. Its segment is deleted when all of its batches are divided.
-3. So a division needs as much room as the first segment, and no more for the next one.
+1. The spool divides a batch by writing its records once more, at the end of the log.
+2. It deletes a segment when all batches of the segment are divided.
+3. So a division needs as much space as the first segment, and no more for the next one.
 """
 _DIVIDED_SEGMENTS: Final = 512
 _NEVER_PREALLOCATED: Final = 1 << 62
@@ -99,9 +99,9 @@ class Spool:
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
         self._sync_failed = False
-        """A sync failed since the log was last put back."""
+        """A sync has failed since the last repair."""
         self._continued: tuple[int, int] | None = None
-        """First position and handle of the segment that is written on after the repair, since only room was missing."""
+        """First position and handle of the segment to continue after the repair: only disk space was missing."""
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that go to the disk in one write with the next one."""
         self._unwritten_at = 0
@@ -139,17 +139,17 @@ class Spool:
                 16,384 batches.
             sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
             snapshot: The marks that a new segment begins with.
-            on_corrupt: "raise", or "quarantine": damage is copied aside, and what is behind it is kept.
+            on_corrupt: "raise", or "quarantine": copy damaged bytes to quarantine/, and keep the batches after them.
             clock_ms: Ms since the epoch, for the timestamps of control batches.
-            each: Gets what is in it while it is read, in log order, as far as nothing is torn or damaged: before
-                anything is changed, or refused.
+            each: Called with each entry while the log is read, in log order, up to the first torn or damaged one,
+                before anything is changed or refused.
 
         Returns:
-            The spool, and what is in it, in log order, but for what `each` has. All of it is durable on return (unless
-            sync is "os").
+            The spool, and the log's entries in order, without those that `each` received. Everything is durable on
+            return (unless sync is "os").
 
         Raises:
-            SpoolCorruptError: Damage that is no torn tail. Nothing was changed.
+            SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
             SpoolFormatError: Written by a newer kafkasafe. Nothing was changed.
             SpoolError: The files cannot be read or written; the message says which.
         """
@@ -205,18 +205,18 @@ class Spool:
         Args:
             marks: In the order in which they were decided.
             batches: (destination, batch) of each. Their address is stamped in place.
-            atomic: All counts or nothing.
-            closed: An orderly close.
-            makes_room: The batches stand for others, whose room is free afterwards: the reserve is for them as well.
-            divisible: The batches are to be divided: their segments stay small.
-            more: Another group follows before `sync`: both go to the disk in one write. The batches stay as they are
-                until then.
+            atomic: Recovery keeps all of the group or none of it.
+            closed: Records an orderly close.
+            makes_room: The batches replace others, whose space is free afterwards, so they may use the reserve.
+            divisible: The batches will be divided: their segments stay small.
+            more: Another group follows before `sync`: both go to the disk in one write. The caller must not change
+                the batches until then.
 
         Returns:
             The position of each batch.
 
         Raises:
-            SpoolWriteError: The log is back at what was promised last: write everything since then again.
+            SpoolWriteError: The log is back at the last promised position: write everything since then again.
         """
         if self._closed:
             raise SpoolError(f"{self._lane} is closed")
@@ -224,10 +224,10 @@ class Spool:
         limit = self._limit(divisible=divisible)
         self._reserve.end_loan()
         if batches and not atomic and not self._reserve.ensure(self._wanted_reserve()):
-            # What is left is for marks.
+            # The remaining space is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
-                # Nothing is to be undone. A segment begun for each mark that follows would take what is left.
+                # Nothing needs to be undone. A new segment for each later mark would use up the remaining space.
                 raise self._error("written to", error)
             raise self._failed("written to", error)
         try:
@@ -253,7 +253,7 @@ class Spool:
             The synced position: everything before it is promised.
 
         Raises:
-            SpoolWriteError: The log is back at what was promised last: write everything since then again.
+            SpoolWriteError: The log is back at the last promised position: write everything since then again.
         """
         if self.synced_position < self.next_position:
             if self._repair:
@@ -265,7 +265,7 @@ class Spool:
                     self._to_disk()
                     self._see_written()
                 except OSError as error:
-                    # Where space is found only when it is written back.
+                    # Some file systems allocate space only at writeback.
                     self._reserve.give_up(error)
                     raise self._failed("synced", error) from error
             self.synced_position = self.next_position
@@ -279,7 +279,7 @@ class Spool:
         """The data batch at a position, with its spool address, every byte of it checked.
 
         Raises:
-            SpoolCorruptError: It is not what was written.
+            SpoolCorruptError: The bytes differ from those written, or their file was lost.
             SpoolError: It cannot be read.
         """
         segment, stored = self._stored(position)
@@ -331,7 +331,7 @@ class Spool:
 
     @property
     def first_position(self) -> int:
-        """Position of the first record that is still there."""
+        """Position of the first record that the log still has."""
         return self._segments[0].first_position if self._segments else self.next_position
 
     def release(
@@ -342,13 +342,13 @@ class Spool:
         *,
         at_most_bytes: int = 1 << 62,
     ) -> int:
-        """Delete segments, from the front, of which everything is done; never the last one.
+        """Delete the oldest segments whose batches are all done; never the last segment.
 
         Args:
             before_position: Everything before it is done.
-            retain_bytes: How much of what is done is kept all the same.
-            retain_since_ms: What was written then or later (ms since the epoch) is kept all the same.
-            at_most_bytes: So much is enough; a segment that is begun goes as a whole.
+            retain_bytes: How many bytes of done batches are kept nevertheless.
+            retain_since_ms: Segments written at this time (ms since the epoch) or later are kept nevertheless.
+            at_most_bytes: Stop once this many bytes are freed. Only whole segments are deleted.
 
         Returns:
             Bytes freed.
@@ -356,7 +356,7 @@ class Spool:
         Raises:
             SpoolError: A file cannot be deleted. The log is whole.
         """
-        # What a segment begins with stands for those before it: it must be durable before they go.
+        # A segment's snapshot replaces the marks before it: it must be durable before earlier segments are deleted.
         bound = min(before_position, self.synced_position - 1)
         done = [
             segment
@@ -374,7 +374,7 @@ class Spool:
                 break
             going += 1
         if going:
-            # What is missing behind this is damage.
+            # From now on recovery reports a segment that is missing after this position as damage.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -417,7 +417,7 @@ class Spool:
             self._held.close()
 
     def abandon(self) -> None:
-        """Close the files, and change nothing: they are another owner's now."""
+        """Close the files without changing them: another owner has them now."""
         self._closed = True
         self._handle = -1
         self._extent.close()
@@ -426,7 +426,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """The directory has another path now; the disk knows it already."""
+        """Use the directory's new path, under which it already is on the disk."""
         self._lane = lane
         for segment in self._segments:
             segment.path = lane / segment.path.name
@@ -435,23 +435,23 @@ class Spool:
 
     @property
     def in_place(self) -> bool:
-        """Whether each file is there under its name, and not shorter than it was written. Some system calls.
+        """Whether each file has its name, and is no shorter than it was written. Makes a few system calls.
 
         Raises:
-            OSError: It cannot be seen.
+            OSError: This cannot be determined.
         """
         return all(map(self._is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write again what is not there any more under its name, from the files that are held open: durable on return.
+        """Write files again that were deleted, renamed or cut, from those that are held open: durable on return.
 
-        Nothing is under way: everything that was written was promised, or failed.
+        Call it only when everything that was written was promised, or failed.
 
         Returns:
-            (first position, position behind the last one) of each segment whose content is lost.
+            (first position, end position) of each segment whose content is lost.
 
         Raises:
-            SpoolWriteError: It is not all there again; call it again.
+            SpoolWriteError: Some files are not restored yet; call it again.
         """
         if self.synced_position < self.next_position:
             raise SpoolError(f"{self._lane}: something is written and not synced")
@@ -460,7 +460,7 @@ class Spool:
             if self._repair:
                 self._put_back()
             if self._segments:
-                # First: a crash leaves some of the segments then, and the next owner must know what is missing.
+                # The extent comes first: after a crash halfway, the next owner must see which segments are missing.
                 self._extent.restore(self._segments, self.synced_position)
             for index, segment in enumerate(self._segments):
                 if self._is_whole(segment) or segment.first_position in self._lost:
@@ -479,14 +479,14 @@ class Spool:
         return lost
 
     def _is_whole(self, segment: StoredSegment) -> bool:
-        # For what is lost there is nothing to be done.
+        # Lost content cannot be restored.
         return segment.first_position in self._lost or self._held.is_whole(segment)
 
     def _see_written(self) -> None:
-        """Every segment has its name, and those written to since the last promise are whole; or no promise holds.
+        """Check that every segment has its name, and that those written to since the last promise are whole.
 
         Raises:
-            FileNotFoundError: One is not.
+            FileNotFoundError: A segment is not. The caller must not promise anything.
         """
         names = set(self._files.list(self._lane))
         for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
@@ -505,7 +505,7 @@ class Spool:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _limit(self, *, divisible: bool) -> int:
-        """How large a segment may become."""
+        """Maximum size of a segment, bytes."""
         if not divisible:
             return self._segment_bytes
         return min(self._segment_bytes, max(_DIVIDED_SEGMENT_BYTES, self._used // _DIVIDED_SEGMENTS))
@@ -597,20 +597,20 @@ class Spool:
         self.next_position = end_position
 
     def _write_out(self, limit: int) -> None:
-        """One write for all groups that wait for it."""
+        """Write all pending groups at once."""
         if not self._unwritten:
             return
         segment = self._segments[-1]
         if self._files.size(self._handle) != self._unwritten_at:
-            # 1. Somebody cuts the file (logrotate with copytruncate).
-            # 2. A write behind its end would fill what is missing with zeros, and its size would be right again.
+            # 1. Another process cuts the file (logrotate with copytruncate).
+            # 2. A write past its end would fill the gap with zeros, and the size would look right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         self._preallocate(segment.size_bytes, limit)
         write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
         self._unwritten = []
 
     def _roll(self, limit: int) -> None:
-        """Begin a segment, with what must be known when those before it are gone."""
+        """Start a segment with a snapshot, so that earlier segments can be deleted."""
         self._write_out(limit)
         if self._handle >= 0:
             # A group of the new segment says that everything before it is durable.
@@ -630,7 +630,7 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group proves that what is in front of it was durable: not so what recovery went past.
+            # This group proves that everything before it was durable, except for what recovery skipped.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
@@ -641,14 +641,14 @@ class Spool:
         if end <= self._preallocated:
             return
         wanted = max(end, min(limit, self._preallocated + _PREALLOCATED_BYTES))
-        # Where space cannot be reserved it is not tried again for this segment.
+        # If space cannot be reserved, the spool does not try again for this segment.
         self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def _to_disk(self) -> None:
         if self._disk_position < self.next_position:
             self._sync_failed = True  # until all of them have returned
             for segment, following in zip(self._segments, self._segments[1:], strict=False):
-                # With "os" the last one is not alone.
+                # With "os", earlier segments may not be synced either.
                 if following.first_position > self._disk_position:
                     handle = self._files.open(segment.path, write=True)
                     try:
@@ -660,13 +660,13 @@ class Spool:
             self._disk_position = self.next_position
 
     def _leave_segment(self) -> None:
-        """The last segment gets no more records: give back what was reserved for them."""
+        """End the last segment, and free the space that was reserved for more records."""
         if self._handle < 0:
             return
         handle, self._handle = self._handle, -1
         size = self._segments[-1].size_bytes
         with contextlib.suppress(OSError):
-            # One that somebody cut must not become as long as it was.
+            # If another process cut the file, this must not extend it again.
             if self._files.size(handle) >= size:
                 self._files.truncate(handle, size)
         self._held.limit()
@@ -674,9 +674,9 @@ class Spool:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
-        """Back to what was promised last. The files follow at the next write, or at the next recovery."""
+        """Reset to the last promised position. The next write or recovery repairs the files."""
         if self._unwritten:
-            # Groups that never reached the file are no part of it: it would be taken for one that somebody cut.
+            # Groups that never reached the file must not count: the file would look as if another process had cut it.
             segment = self._segments[-1]
             self._used -= segment.size_bytes - self._unwritten_at
             segment.size_bytes = self._unwritten_at
@@ -695,13 +695,13 @@ class Spool:
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
 
     def _put_back(self) -> None:
-        """Remove what was written after the promised position.
+        """Remove everything after the promised position.
 
-        A file whose fsync failed is not written again. One that only found no room is:
+        The spool never continues a segment whose fsync failed. It continues one whose write failed only for space:
 
-        1. The disk has room for marks, and none for the next batch.
-        2. Each try of the batch fails, and is followed by a mark.
-        3. A new segment for each mark would take the rest of the room.
+        1. The disk has room for marks, but not for the next batch.
+        2. Each attempt to write the batch fails, and is followed by a mark.
+        3. A new segment for each mark would use up the remaining space.
         """
         while self._segments and self._segments[-1].first_position >= self.next_position:
             segment = self._segments[-1]
@@ -715,7 +715,7 @@ class Spool:
             segment.records = self._promised_records
             segment.batches.cut(self.next_position)
             segment.size_bytes = self._promised_bytes
-            # What cannot be cut off is abandoned: the next segment begins where it begins.
+            # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
             with contextlib.suppress(OSError):
                 if self._held.is_whole(segment):
                     handle = self._files.open(segment.path, write=True)
@@ -733,7 +733,7 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Have room in reserve for the division of so many bytes, from the next data on. What is too much goes at once.
+        """Adapt the reserve to the division of this many bytes. It shrinks now, and grows with the next data.
 
         Args:
             to_divide: Size of the batches that are to be divided.
@@ -742,9 +742,9 @@ class Spool:
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a group that makes room, of this size, can be written, and marks after it: it may take the reserve.
+        """Whether a group of this size that makes room, and marks after it, can be written. It may use the reserve.
 
-        Where the reserve is smaller the room is taken until then: what a volume says is free may not be this lane's.
+        If the reserve is too small, it grows until the group is written: others may use the volume's free bytes.
         """
         if self._handle >= 0 and self._preallocated < _NEVER_PREALLOCATED:
             left = min(self._preallocated, self._segment_bytes) - self._segments[-1].size_bytes
@@ -753,7 +753,7 @@ class Spool:
         return self._reserve.lend(size_bytes)
 
     def give_room(self, error: OSError) -> None:
-        """A small file beside the log found no room on the disk: a part of the reserve goes, or all of it."""
+        """Free a part of the reserve, or all of it: a small file beside the log found no room on the disk."""
         self._reserve.give_step(error)
 
     def _wanted_reserve(self) -> int:

@@ -1,4 +1,4 @@
-"""What happens to the files of a lane before its log is used: a torn end is cut off, and the rest is made durable."""
+"""Prepares the files of a lane before its log is used: cuts off a torn tail, and makes the rest durable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["cut_tail", "make_durable", "remove_drafts"]
 log = EventLog("spool")
 
 _DRAFT: Final = re.compile(r"\d{20}\.new")
-"""A segment that was being written again."""
+"""Name of a segment that was being written again."""
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail. A crash at any point in between leaves what is judged the same again."""
+    """Remove a torn tail. After a crash at any point, the next recovery judges the log the same way."""
     doomed = list(found.doomed)
     last = found.segments[-1] if found.segments else None
     if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
@@ -28,8 +28,8 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
         last = found.segments[-1]
         handle = files.open(last.path, write=True)
         try:
-            # First this: what was abandoned behind its end is only hidden by the segments that follow.
-            # Also where nothing is torn: gives back what a dead owner had reserved.
+            # Truncate before deleting later segments: only they hide the bytes that were abandoned after its end.
+            # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
             cut = files.size(handle) - last.size_bytes
             files.truncate(handle, last.size_bytes)
             if cut:
@@ -43,8 +43,8 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     event="torn_tail_cut",
                 )
             # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
-            # 2. The next one finds the file cut already, deletes that segment, and relies on what it read.
-            # 3. Power goes: the cut was never synced, and the group is back.
+            # 2. The next owner finds the file already cut, deletes that segment, and relies on what it read.
+            # 3. Power fails: the cut was never synced, and the group is back. So this sync is needed.
             files.sync_data(handle)
         finally:
             files.close(handle)
@@ -54,17 +54,17 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
 
 
 def remove_drafts(files: Files, lane: Path) -> None:
-    """Delete what a crash left of a segment that was being written again."""
+    """Delete incomplete files of segments that a crashed owner was writing again."""
     for name in files.list(lane):
         if _DRAFT.fullmatch(name):
             files.unlink(lane / name)
 
 
 def make_durable(files: Files, lane: Path, found: Log) -> None:
-    """What was read may be in the page cache only: before anybody relies on it, it goes to disk.
+    """Write what recovery read to disk again, because it may be in the page cache only. Durable on return.
 
-    It is written again for that: where the fsync of a dead owner had failed, the kernel takes it for written, and a
-    fsync that succeeds now would prove nothing.
+    An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, and an
+    fsync that succeeds now proves nothing.
     """
     for segment in found.segments:
         if segment.proven_bytes < segment.size_bytes:

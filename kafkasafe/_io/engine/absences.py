@@ -1,4 +1,4 @@
-"""Partitions that the cluster does not have, though records wait for them: brokers are asked, then that is over."""
+"""Finds partitions that the cluster does not have, though records wait for them, by asking each broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkasafe.cluster.api import Failure, TopicInfo
 __all__ = ["Absences"]
 
 _GRACE_S: Final = 60.0
-"""How long one broker of several has to say it, where no other one answers."""
+"""How long one broker of several must deny a partition, if no other broker answers."""
 
 
 class Absences:
@@ -23,7 +23,7 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask, and conclude. Each second, and after each answer about metadata."""
+        """Ask brokers, and draw conclusions. Called each second, and after each metadata answer."""
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._ground.lanes
@@ -41,7 +41,7 @@ class Absences:
                 address = topic, partition = lane.journal.views.address(destination)
                 info = cluster.topic(topic)
                 if info is None or info.error_code:
-                    continue  # of the topic itself nothing is known, or it is missing
+                    continue  # the topic itself is unknown or missing
                 if partition in info.partitions:
                     lane.journal.present(destination)
                     continue
@@ -62,13 +62,13 @@ class Absences:
             del self._cases[address]
 
     def answered(self, case: Absence, node: int, info: TopicInfo) -> None:
-        """A broker says what it knows of a topic."""
+        """Take a broker's answer about a topic."""
         case.answered(node, info.topic_id, max(info.partitions, default=-1) + 1, self._ground.now())
         self.look()
 
 
 class _Witness(Steps):
-    """What one broker says of a topic."""
+    """Asks one broker about a topic."""
 
     def __init__(self, ground: Ground, absences: Absences, case: Absence, topic: str, node: int) -> None:
         super().__init__(ground, ground.own, topic, -1)
@@ -81,6 +81,6 @@ class _Witness(Steps):
         self._ground.cluster.topic_at(self._node, self._topic, self._then("seen"))
 
     def _on_seen(self, result: TopicInfo | Failure) -> None:
-        # Where the broker says that there is no such topic, metadata say so too before long.
+        # If the broker denies the topic itself, the metadata soon do so too.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             self._absences.answered(self._case, self._node, result)

@@ -13,7 +13,7 @@ __all__ = ["trouble", "unsupported"]
 
 
 def trouble(result: Answer | Failure) -> tuple[int, str]:
-    """(Kafka's code or 0, reason or nothing) of an answer that is none."""
+    """(Kafka's code or 0, reason) of a failed request or an error answer; (0, "") of a good answer."""
     if isinstance(result, Failure):
         return result.code or 0, text(result.error)
     code = result.error_code

@@ -1,4 +1,4 @@
-"""Which cluster this is: records for one never go to another."""
+"""Binds the spool directory to its cluster: records for one cluster never go to another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 __all__ = ["Binding"]
 
 _ASTRAY_S: Final = 2.0
-"""Another cluster is believed to have taken the place of ours when no other has answered for so long. Until then it
-may be one address that leads astray, and other brokers are tried."""
+"""How long only another cluster must answer until the engine believes that it replaced ours. Until then, a single
+address may lead to a wrong cluster, and the transport tries other brokers."""
 
 
 class Binding:
@@ -31,7 +31,7 @@ class Binding:
         self._astray_since: float | None = None
 
     def bind(self, cluster_id: str) -> None:
-        """Before anything is asked of a cluster or sent to it: are the records in the spool directory for it?"""
+        """Check that the records in the spool directory are for this cluster, before anything is sent to it."""
         attempt = 0
         while True:
             try:
@@ -43,13 +43,13 @@ class Binding:
             except SpoolError as error:
                 if self._ground.stop:
                     raise
-                # A disk that fails or is full: nothing may go anywhere before this is known and written down. This
-                # thread writes no records meanwhile either.
+                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
+                # writes no records meanwhile either.
                 attempt += 1
                 self._ledger.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._ground.own.spool.give_room(error.__cause__)
-                # The directory may have been deleted; nothing else on this thread would make it again meanwhile.
+                # The directory may be deleted. Nothing else on this thread would restore it meanwhile.
                 self._disk.look_at_places()
                 self._log.seldom(
                     logging.WARNING,
@@ -98,14 +98,14 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """These brokers get nothing: at the first contact the producer ends, later it waits for its own cluster."""
+        """Refuse a cluster. At the first contact the producer ends; later it waits for its own cluster."""
         if self._ground.cluster_id is None:
             self._ground.meet_stranger(WrongClusterError(message))
         else:
             self._go_astray(cluster_id, later or message)
 
     def on_stranger(self, cluster_id: str) -> None:
-        """A connection led to another cluster; the transport has closed it, nothing was sent."""
+        """Handle a connection to another cluster. The transport has closed it without sending anything."""
         if self._ground.cluster_id in {None, cluster_id} or self._ground.cluster.at_home:
             return
         now = self._ground.clock.monotonic()
@@ -124,7 +124,7 @@ class Binding:
                 self._ledger.waiters.notify_all()
 
     def on_home(self) -> None:
-        """A new connection leads to our cluster."""
+        """Handle a new connection to our cluster."""
         self._astray_since = None
         if self._ledger.wrong_cluster is None:
             return
@@ -133,9 +133,9 @@ class Binding:
         self._log.info("Cluster %s answers again", self._ground.cluster_id, event="right_cluster")
 
     def _drained(self) -> bool:
-        """Whether nothing waits in the spool directory for the cluster that it is bound to.
+        """Whether the spool directory has no pending records for the cluster that it is bound to.
 
-        What this process accepted before it met any cluster waits for none in particular.
+        Records that this process accepted before it met any cluster are not for a particular one.
         """
         ours = {lane.lock.path for lane in self._ground.lanes}
         met = self._ground.cluster_id is not None
@@ -158,6 +158,6 @@ class Binding:
 
 
 def _is_full(error: SpoolError) -> bool:
-    """For lack of room."""
+    """Whether the error is a lack of disk space."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}

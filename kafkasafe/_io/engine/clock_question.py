@@ -1,4 +1,4 @@
-"""Which is the largest timestamp in a partition? Where others write too, it says how late it is."""
+"""Asks for the largest timestamp in a partition. If other producers write too, it shows the current time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ClockQuestion"]
 
 
 class ClockQuestion(Steps):
-    """See the module. Without an answer nothing happens: it is a hint, and asked for again."""
+    """See the module. The timestamp is only a hint: without an answer, the engine asks again later."""
 
     def __init__(self, ground: Ground, lane: Lane, topic: str, partition: int, clocks: Clocks) -> None:
         super().__init__(ground, lane, topic, partition)

@@ -1,4 +1,4 @@
-"""Out to the disk: groups with one fsync, a failing disk, and what may be forgotten."""
+"""Writes groups to disk with one fsync each, retries on a failing disk, and deletes segments that are done."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kafkasafe.errors import SpoolError, SpoolWriteError
 __all__ = ["DiskWriter"]
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""Bytes of durable, unfinished batches that are kept in memory; others are read back to be sent. More where
-`run_ahead_bytes` is more than its default."""
+"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. More if
+`run_ahead_bytes` is above its default."""
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""More than what comes until the first answer about a topic: it waits for an outage to be over."""
+"""More bytes than wait until the first answer about a topic: they wait for the end of an outage."""
 SPILL_EVERY_S: Final = 0.05
 
 
@@ -42,18 +42,18 @@ class DiskWriter:
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
-        """What is on disk, but not where the next start looks."""
+        """Parcels on disk, but in a lane that the next start would not find."""
         self.memory = 0
-        """Bytes of durable, unfinished batches that are in memory, those apart that were read back."""
+        """Bytes of durable, unfinished batches in memory, without those that were read back."""
         more_bytes = max(0, (ground.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
         self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
         self._looked_at = 0.0
         self.keeps = True
-        """Some of them can be sent soon. Not while no broker can be reached."""
+        """Whether durable batches stay in memory. False while no broker can be reached."""
         self._spill_due = False
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
-        """Write one group and make it durable, now, or as soon as the disk takes it."""
+        """Write one group and make it durable, now or once the disk works again."""
         if lane.unwritten:
             lane.unwritten.extend(_apart(persist))
         else:
@@ -62,7 +62,7 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write what is unwritten, decisions first: on a full disk they are what makes room. False when it failed."""
+        """Write all pending groups, decisions first: on a full disk they free space. False: a write failed."""
         looked = False
         while lane.unwritten and not lane.lock.lost:
             index = next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)
@@ -82,21 +82,21 @@ class DiskWriter:
         return not lane.unwritten
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """A write failed: whether that was because files are not where they belong, and they are again."""
+        """Whether a write failed because the lane was displaced, and the lane is in its place again."""
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:
-        """Look whether each lane stands where its path leads, and have it there."""
+        """Check that each lane is in its place, and restore those that are not."""
         for lane in list(self._ground.lanes):
             self.look_at_place(lane)
         self._places.look_at_link()
 
     def look_at_place(self, lane: Lane) -> bool:
-        """The same of one lane; whether it does."""
+        """Check that a lane is in its place, and restore it if not. Returns whether it is in its place now."""
         try:
             stands = self._places.look(lane)
         except SpoolWriteError as error:
-            # An adopted lane that is another process's now.
+            # Another process owns this adopted lane now.
             self._stall(lane, error)
             return False
         if stands:
@@ -104,7 +104,7 @@ class DiskWriter:
         return stands
 
     def forget(self, lane: Lane) -> None:
-        """It is closed."""
+        """Drop the state of a lane that is closed."""
         self._withheld.pop(lane, None)
         self._places.forget(lane)
 
@@ -131,7 +131,7 @@ class DiskWriter:
             self._ground.timer(pause_s, WriteDue(lane))
 
     def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
-        """A division waits for room."""
+        """Report that a division waits for space."""
         if lane.own:
             self._ledger.disk_failed(why, full=True)
         self._log.seldom(
@@ -147,7 +147,7 @@ class DiskWriter:
         self._ground.emit(events.SpoolWriteFailed(lane.name, why, attempt))
 
     def retry_write(self, lane: Lane) -> None:
-        """The pause after a failed write is over."""
+        """Write again after the pause that followed a failed write."""
         lane.retry_at = 0.0
         if lane in self._ground.lanes:
             self.write_out(lane)
@@ -159,7 +159,7 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # A failure leaves in it what was not durable yet.
+                # After a failure, `persist` holds what is not durable yet.
                 persist.marks = [mark for part in parts for mark in part.marks]
                 persist.after = [each for part in parts for each in part.after]
                 persist.batches = [batch for part in parts for batch in part.batches]
@@ -168,7 +168,7 @@ class DiskWriter:
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
-        # One fsync for each batch. A failure leaves in `persist` what was not durable yet.
+        # One fsync for each batch. After a failure, `persist` holds what is not durable yet.
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
@@ -220,19 +220,23 @@ class DiskWriter:
         if persist.units and not self._config.in_memory:
             heads = [lane.heads.get(group.unit.unit_id, ()) for group in persist.units]
             parcels = [*itertools.chain(*heads), *parcels]
-        # In memory nothing is safe by that, and the journal's copy is no reason to forget the bytes.
+        # In memory nothing became durable, so the parcels keep their bytes.
         if self._config.in_memory:
             return
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of what was durable before are durable.
+            # Parts of a batch that was durable before are durable already.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
 
     @staticmethod
     def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
-        """Before they are written: room for their division, if they wait for one. Then: how much waits with them."""
+        """Reserve space for dividing batches that have no partitions yet, before they are written.
+
+        Returns:
+            Bytes that wait for their division, these batches included; 0 if none of these does.
+        """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
             size += lane.to_divide_bytes
@@ -240,13 +244,13 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """What waits for its partitions changed by more than what was written."""
+        """Count the bytes that wait for their partitions again: they changed other than by a write."""
         if lane.to_divide_bytes or lane.journal.views.has_unchosen:
             lane.to_divide_bytes = lane.journal.views.unchosen_bytes
             lane.spool.keep_room(lane.to_divide_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """They are on disk where the next start finds them: callers who wait for that go on."""
+        """Release callers that wait for these parcels to be durable: the next start finds them on disk."""
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
@@ -258,7 +262,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Free the memory of batches for partitions that do not answer: others can be sent sooner."""
+        """Free the memory of batches whose partitions do not answer: others can be sent sooner."""
         now = self._ground.clock.monotonic()
         if now < self._looked_at:
             return
@@ -272,7 +276,7 @@ class DiskWriter:
                     self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
-        """The batch's bytes with its id in them, to be written."""
+        """The batch's bytes, stamped with its id, as the spool writes them."""
         data = parcel.data
         if data is None:
             raise AssertionError(f"The bytes of {batch} are gone before they were written")
@@ -290,7 +294,7 @@ class DiskWriter:
             parcel.data = None
 
     def cannot_send(self) -> None:
-        """No broker can be reached: what is on disk need not be in memory as well."""
+        """Drop durable batches from memory, because no broker can be reached."""
         self.keeps = False
         if self.memory and not self._config.in_memory:
             for lane in self._ground.lanes:
@@ -299,7 +303,7 @@ class DiskWriter:
                         self.drop(parcel)
 
     def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
-        """The batch as it goes over the wire."""
+        """The batch's bytes as they are sent to the broker."""
         data = parcel.data
         if data is None:
             data = lane.spool.read(batch.position)
@@ -314,7 +318,7 @@ class DiskWriter:
         return data
 
     def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
-        """The batch as it is to be written once more, with the id that it has now.
+        """A copy of the batch's bytes with its current id, to be written once more.
 
         Raises:
             SpoolError: It cannot be read, or is damaged.
@@ -328,7 +332,7 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
-        """Delete segments of which everything is done, as far as `retain_acked_*` and the room allow."""
+        """Delete segments whose batches are all done, unless `retain_acked_*` keeps them and there is space."""
         if lane.lock.lost:
             return
         position = lane.journal.views.release_position
@@ -342,7 +346,7 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Also while nothing is delivered: what waits needs the room more than what is delivered.
+                # Also while nothing is delivered: pending batches need the space more than delivered ones.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.seldom(
@@ -366,7 +370,10 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Before segments go up to there. Not while writes fail: they may need the room that this makes."""
+        """Write the journal's newest marks before segments up to this position are deleted.
+
+        Skipped while writes fail: they may need the space that the deletion frees.
+        """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_attempt:
             marks = lane.journal.tell_newest(starts[-1])
@@ -374,7 +381,7 @@ class DiskWriter:
                 self.persist(lane, j.Persist(marks=marks))
 
     def _give_way(self, lane: Lane, position: int, excess: int) -> int:
-        """Delete what only `retain_acked_*` keep, the oldest first; how many bytes."""
+        """Delete segments that only `retain_acked_*` keeps, the oldest first. Returns bytes freed."""
         freed = lane.spool.release(position, at_most_bytes=excess)
         gone = lane.journal.delivered_before(lane.spool.first_position)
         records = sum(each.records for each in gone)
@@ -409,16 +416,16 @@ class DiskWriter:
         return freed
 
     def retain_since_ms(self) -> int:
-        """What was acknowledged since then is kept, ms since the epoch."""
+        """The time since which acknowledged records are kept, ms since the epoch."""
         retain_s = self._config.retain_acked_s
         if not retain_s:
             return 1 << 62
         return self._ground.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
-        """How much room the own lane takes, and what is left of the disk: callers who wait for room look again.
+        """Publish the own lane's size and the disk's free bytes, and wake callers that wait for space.
 
-        An adopted lane was counted by its owner, and gets no new records.
+        Adopted lanes do not count: they get no new records.
         """
         ledger = self._ledger
         used = self._ground.own.spool.used_bytes
@@ -432,7 +439,7 @@ class DiskWriter:
             ledger.waiters.notify_all()
 
     def _measure(self) -> bool:
-        """Asks the disk how much room is left, here and not where a caller holds a lock. Whether it is more now."""
+        """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
         if self._config.in_memory:
             return False
         before = self._ledger.free
@@ -443,21 +450,21 @@ class DiskWriter:
         return self._ledger.free > before
 
     def watch_undurable(self) -> None:
-        """`spool="on_error"`: look at what is only in memory now and then, until there is nothing."""
+        """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""
         if self._config.spool == "on_error" and not self._spill_due:
             self._spill_due = True
             self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
 
     def spill_late(self) -> None:
-        """`spool="on_error"`: what has waited for `spool_after_ms` goes to disk."""
+        """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
         self._spill_due = False
         self.spill(self._config.spool_after_s)
-        # What a caller adds from now on is followed by a message.
+        # If a caller adds a parcel from now on, a message follows and starts the timer.
         if self._ledger.undurable:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: what waits too long, or too much of it, goes to disk."""
+        """`spool="on_error"`: write parcels to disk that have waited this long; all, if they are too many bytes."""
         before = self._ground.clock.monotonic() - age_s
         with self._ledger.lock:
             late = [
@@ -490,8 +497,8 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """(marks, batches, atomic) of each group.
 
-    A batch among whose records some have a given partition is the first of its group, whose mark says which: the spool
-    writes what is too large as several groups, and marks with the first batch. A unit is always one group.
+    If some records of a batch have a given partition, a mark says which, and the batch is the first of its group: the
+    spool splits a group that is too large, and writes the marks with the first batch. A unit is always one group.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks:
@@ -514,9 +521,9 @@ def _groups(
 
 
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
-    """A group that could not be written as a whole: its decisions, then its batches, which speak of nothing else.
+    """Split a group that could not be written as a whole: its decisions first, then its batches.
 
-    With `smaller` batches that are alone already come in halves: together they may never fit on the disk.
+    With `smaller`, a group of batches alone is split in halves: together they may never fit on the disk.
     """
     if persist.units:
         if persist.atomic:

@@ -1,4 +1,4 @@
-"""Where does a leader epoch end in the log, and where does the log?"""
+"""Checks where a leader epoch and the log end, to find lost acknowledged records."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class EndCheck(Steps):
     Args:
         ground: See there.
         lane: The lane.
-        check: What was acknowledged, under which epoch.
-        idle: Nothing is going on in the partition: asked without a reason, and of interest only while that is so. Else
-            another leader acknowledges, and it is asked until there is an answer.
+        check: The last acknowledged offset, and its leader epoch.
+        idle: The partition is idle: this is a routine check, dropped if the partition becomes active. Otherwise another
+            leader acknowledges, and the check repeats until there is an answer.
         elected: Another leader was elected since: it matters whether its log can prove anything.
     """
 
@@ -57,7 +57,7 @@ class EndCheck(Steps):
         elif isinstance(result, Failure) or trouble(result)[1]:
             self._failed(result)
         elif result.end_offset < 0:
-            # Nothing of it is left: deleted by retention, if the log starts after it.
+            # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
             cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("started"))
         elif result.end_offset <= self._check.last_acked_offset:
             self._suspect(
@@ -95,7 +95,7 @@ class EndCheck(Steps):
         if not self._idle:
             self._lane.journal.checked(self._check)
         if self._elected:
-            # A log that begins after all that was acknowledged says the same as one that has it.
+            # A log that begins after all acknowledged records proves as much as one that has them.
             self._ground.cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("begins"))
 
     def _on_begins(self, result: OffsetListed | Failure) -> None:
@@ -135,7 +135,7 @@ class EndCheck(Steps):
     def _failed(self, result: Answer | Failure) -> None:
         if self._idle:
             if self._elected:
-                # As if nobody had looked at this election yet: later checks of an idle partition ask less.
+                # Forget that this election was checked: later checks of an idle partition ask less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._ground.lanes and not self._ground.closing:
             # Callers wait for the answer: the leader may have moved.

@@ -1,4 +1,4 @@
-"""How batches end: committed, rejected, undecidable, or too late; and what callers, hooks and logs hear of it."""
+"""Ends batches: committed, rejected, undecidable or too late. Reports it to callers, hooks and logs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Endings:
         self.refused_topics: Mapping[str, RefusedDestination] = {}
         """By name, the topics that the cluster refuses as a whole. Replaced, never changed: read from any thread."""
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
-        """The partitions that it refuses, of topics that it takes otherwise. The same."""
+        """Refused partitions of topics that the cluster otherwise accepts. Replaced, never changed, as well."""
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
-        """Batches whose fate is final and durable: their parcels are finished."""
+        """Finish the parcels of batches whose fate is final and durable."""
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
@@ -57,7 +57,7 @@ class Endings:
                 self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
-                continue  # divided: its children speak for it
+                continue  # divided: its children report the fate
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     parcel.base_offset = batch.base_offset
@@ -120,14 +120,14 @@ class Endings:
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
-        # Of what was given up before, `finish` has nothing more to say.
+        # `finish` does not notify callers about parcels that were given up before.
         if given_up and self._ledger.waiters:
             self._ledger.waiters.notify_all()
         for parcel in finished:
             self._ledger.finish(parcel)
 
     def expire(self) -> None:
-        """Futures whose `delivery_timeout_ms` is over fail; their records stay, and are delivered."""
+        """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool, and are delivered."""
         limit = self._config.delivery_timeout_s
         if limit is None:
             return
@@ -157,7 +157,7 @@ class Endings:
         self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def notice(self, lane: Lane, notice: j.Notice) -> None:
-        """What the journal has to say to people."""
+        """Report a notice of the journal to logs, hooks and callers."""
         match notice:
             case j.AckedLoss():
                 self._losses.acked_loss(lane, notice)
@@ -175,7 +175,7 @@ class Endings:
                 self._relented(lane, destination, denial, accepted=accepted)
 
     def _denied(self, lane: Lane, destination: int, denial: j.Denial) -> None:
-        """The cluster refuses what waits for a destination, and goes on refusing it."""
+        """Report that the cluster keeps refusing the batches of a destination."""
         self.publish_refused()
         topic, partition = lane.journal.views.address(destination)
         waiting = [each for each in lane.journal.views.denials() if each[0] == destination]
@@ -206,7 +206,7 @@ class Endings:
     def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
         self.publish_refused()
         if not accepted:
-            return  # rejected, which is told of each batch
+            return  # rejected: each batch is reported
         topic, partition = lane.journal.views.address(destination)
         seconds = self._ground.now() - denial.since
         self._log.seldom(
@@ -225,7 +225,7 @@ class Endings:
         self._ground.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
-        """Have `send` know which topics and partitions the cluster refuses."""
+        """Publish the topics and partitions that the cluster refuses, for `send`."""
         topics: dict[str, RefusedDestination] = {}
         partitions: dict[tuple[str, int], RefusedDestination] = {}
         for each in self.refused():
@@ -238,19 +238,19 @@ class Endings:
         self.refused_topics, self.refused_partitions = topics, partitions
 
     def _is_of_topic(self, refused: RefusedDestination) -> bool:
-        """Whether no partition of the topic takes anything: not where one is missing, and others are there."""
+        """Whether the cluster refuses the whole topic. False if only this partition is missing."""
         if refused.partition == UNCHOSEN or refused.code not in MISSING_CODES:
             return True
         info = self._ground.cluster.topic(refused.topic)
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """The metadata may say of a topic that it is missing now, or that it is there."""
+        """Publish refusals again after new metadata: a topic may be missing now, or exist."""
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """What waits because the cluster refuses it, oldest first; of a topic, what holds it up. From any thread."""
+        """Refused destinations with pending records, oldest first; of a topic, what holds it up. From any thread."""
         lanes = list(self._ground.lanes)
         found = refused([lane.journal for lane in lanes])
         if topic is not None:
@@ -302,7 +302,7 @@ class Endings:
         lane.journal.decide(batch, resend=policy == "resend")
 
     def _rejected(self, lane: Lane, batch: j.Batch) -> None:
-        """It is durable in `rejected/`: only now is that said."""
+        """Report a rejected batch, after it is durable in `rejected/`."""
         if batch.code == j.DAMAGED:
             return
         topic, partition = lane.journal.views.address(batch.destination)
@@ -340,7 +340,7 @@ class Endings:
         try:
             try:
                 data = self._disk.bytes_of(lane, parcel, batch)
-            except SpoolError:  # its segment may be gone already
+            except SpoolError:  # its segment may be deleted already
                 if path is None:
                     raise
                 data = data_of(lane.lock.files, path, batch.position)
@@ -373,7 +373,7 @@ class Endings:
                 )
             except BaseException as error:
                 self._ground.raise_interrupt(error)
-                # The handler is the user's; its records are in `rejected/` all the same.
+                # The user's handler failed; the records are still in `rejected/`.
                 self._log.exception(
                     "The dead-letter handler failed; the record is kept %s",
                     "nowhere (spool='never')" if path is None else "in the spool directory",

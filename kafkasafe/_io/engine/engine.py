@@ -1,7 +1,7 @@
-"""The engine: a turn takes what is there, lets the journal decide, sends what may be sent, writes what must be written.
+"""The engine: takes messages, lets the journal decide, and carries out its decisions: sends requests, writes groups.
 
-It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then `step` for each message and `turn` after
-them, again and again, and `shut` at the end, all on one thread. Other threads leave messages with `Ground.post`.
+It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
+after them, and `shut` at the end, all on one thread. Other threads post messages with `Ground.post`.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Engine:
     """See the module.
 
     Args:
-        ground: What the rooms stand on.
-        choose: (topic, partitions, keys, values) → partition of each record: for records that came before the
-            topic was known.
-        on_topic: Called when a topic's partition count is known and nothing waits for it any more.
+        ground: The state that all parts of the engine share.
+        choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
+            the topic was known.
+        on_topic: Called when a topic's partition count is known and no records wait for it any more.
     """
 
     def __init__(self, ground: Ground, *, choose: Choose, on_topic: Callable[[str, int], None]) -> None:
@@ -111,13 +111,13 @@ class Engine:
         self._binding = Binding(ground, ledger, disk)
         self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
         self.left: Mapping[Path, int] = {}
-        """At the end: how many records wait on disk, by spool directory."""
+        """At the end: number of pending records on disk, by spool directory."""
         self.left_elsewhere: Elsewhere | None = None
-        """At the end: where those of the own lane are, should that not be where its path leads."""
+        """At the end: where the own lane is, if it is not in its place."""
         self.left_doubted: Sequence[tuple[str, int]] = ()
-        """At the end: partitions of which it is not known whether they still have what was acknowledged."""
+        """At the end: partitions for which it is unknown whether they still have all acknowledged records."""
         self.predecessor: Predecessor
-        """What others on the directory know of this producer, once it is dropped."""
+        """What other producers on the directory know of this one after it is dropped."""
         self._dropped = False
         self._look_asked = 0
         self.looked = 0
@@ -134,12 +134,12 @@ class Engine:
         self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
-        # Not a list: it would keep what is packed.
+        # Pass a generator: a list would keep packed batches in memory.
         self._packing.pack(own, (batch for _, _, batch in own.journal.views.batches()))
         self.disk.publish_used()
 
     def listen(self) -> None:
-        """Have the cluster say what happens by itself. Before the cluster is started."""
+        """Register for metadata and connections of the cluster. Call it before the cluster is started."""
         ground = self._ground
         ground.cluster.guard(
             on_stranger=lambda cluster_id: ground.post(StrangerMet(cluster_id)),
@@ -149,7 +149,7 @@ class Engine:
         ground.cluster.on_metadata(lambda refreshed: ground.post(MetadataChanged(refreshed)))
 
     def begin(self) -> None:
-        """Before the first turn."""
+        """Set the first timers. Call it before the first turn."""
         self.surroundings.begin()
         config, timer = self._ground.config, self._ground.timer
         timer(0.0, ChoreDue(Chore.ADOPT))
@@ -159,7 +159,7 @@ class Engine:
             timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def step(self, message: Message) -> None:
-        """Something happened; what follows from it is done by the next `turn`."""
+        """Take a message. The next `turn` carries out what follows from it."""
         match message:
             case Submitted(parcels):
                 self.intake.take(parcels)
@@ -246,7 +246,7 @@ class Engine:
                 pass
 
     def turn(self) -> None:
-        """Do what is due now, in all lanes."""
+        """Process due timers, and drive all lanes."""
         timers = self._ground.timers
         now = self._ground.clock.monotonic()
         while timers and timers[0][0] <= now:
@@ -272,13 +272,13 @@ class Engine:
             self._ground.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
 
     def drop(self) -> None:
-        """Nothing more is accepted, and nobody has this producer: those that come after it wait for what it owes."""
+        """Note that the program has dropped this producer: it accepts nothing more, and later producers wait for it."""
         self._dropped = True
 
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._ground.own, predecessor)
         if predecessor.over and predecessor.owes:
-            # As what was left behind when this producer began.
+            # Wait for its lane as for the lanes that were left when this producer began.
             self._lanes.expect((predecessor.lane,))
             if self.ledger.waiters:
                 self._lanes.adopt_now()
@@ -286,14 +286,14 @@ class Engine:
     def patience_ends(self, patience: Patience, began: float) -> float:
         """When a caller that waits for deliveries since `began` gives up, monotonic seconds. From any thread.
 
-        Reading a spool of gigabytes takes longer than anything else that makes no progress.
+        Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._ground.patience_ends(patience, began, paused=reads)
 
     @property
     def due(self) -> float:
-        """When the next turn is due though nothing comes from outside."""
+        """When the next turn is due if no message arrives, monotonic seconds."""
         return self._ground.timers[0][0] if self._ground.timers else float("inf")
 
     @staticmethod
@@ -303,7 +303,7 @@ class Engine:
                 lane.journal.decide(batch, resend=resend)
 
     def shut(self) -> None:
-        """Close network and lanes. What has no fate yet gets an error; on disk it stays for the next owner."""
+        """Close network and lanes. Parcels without a fate get an error; batches on disk stay for the next owner."""
         lanes = self._ground.lanes
         if not self._ground.config.in_memory:
             with contextlib.suppress(SpoolError):
@@ -313,7 +313,7 @@ class Engine:
         self.left_doubted = [
             lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
         ]
-        # First: what the lanes say of when the last request was sent has to be true.
+        # The network closes first: lanes record when the last request was sent, and this must be true.
         self._ground.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
@@ -334,13 +334,13 @@ class Engine:
         left: collections.Counter[Path] = collections.Counter()
         for lane in self._ground.lanes:
             left[lane.lock.path.parent] += lane.journal.views.spooled_records
-        # Of lanes that are not open yet, what was counted when their directory was found.
+        # For lanes that are not open yet, use the counts from when their directory was found.
         for directory, records in self.surroundings.unread.items():
             left[directory] = max(left[directory], records)
         return {directory: records for directory, records in left.items() if records}
 
     def drive(self, lane: Lane) -> None:
-        """Carry out what the journal decides until there is nothing more to do now."""
+        """Carry out the journal's decisions until there is nothing more to do now."""
         self.intake.settle()
         while (
             not self._ground.abandon
@@ -355,9 +355,9 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # After what is reported of a loss, before anybody sees that a batch is done.
+            # Publish after the notices report a loss, and before callers see that a batch is done.
             self._losses.publish_doubted(lane)
-            # A spill may name batches that this very turn resolves or divides: written while their bytes are here.
+            # A spill may include batches that this turn resolves or divides: write it before their bytes are dropped.
             spilled = (
                 bool(ready.persist.batches or ready.persist.units)
                 and lane.own
@@ -400,7 +400,7 @@ class Engine:
             elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
                 break
             if ready.persist.atomic:
-                # What was divided makes room for what is divided next.
+                # Segments of divided batches can be deleted, which makes space for the next division.
                 self.disk.release(lane)
         self._room.keep(lane)
         self.disk.release(lane)

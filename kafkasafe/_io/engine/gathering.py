@@ -1,4 +1,4 @@
-"""Small batches that wait become one: a leader answers one after the other, so many small ones take long."""
+"""Joins small pending batches: a leader answers one request after another, so many small batches take long."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _GATHER_BYTES: Final = 64 * 1024
 
 
 def gather_bytes(config: ProducerConfig) -> int:
-    """How large what they become may be; 0 where each one goes as it is.
+    """Maximum size of a joined batch; 0 if batches are not joined.
 
-    That is so where futures time out by themselves (`delivery_timeout_ms`): each batch has its own time. And where not
-    everything is on disk before it is sent.
+    They are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own time;
+    nor if batches are sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -46,7 +46,7 @@ class Gathering:
         self._intake = intake
 
     def gather_all(self, lane: Lane, runs: Iterable[Sequence[j.Batch]]) -> bool:
-        """Whether any did. It takes room on the disk for a while: where that is short each one goes as it is."""
+        """Join batches. Returns whether any were joined: none are if there is no disk space for both copies."""
         if not self._has_room(lane):
             return False
         gathered = [self._gather(lane, run) for run in runs]
@@ -70,7 +70,7 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # What it is that cannot be read shows when it is sent; and these are large, though it does not show.
+            # Either a batch cannot be read, which the sender finds too; or these batches are large when uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]
@@ -101,7 +101,7 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """As many as are no larger than any other batch: whoever reads one takes all of it out of its compression."""
+        """Decode as many batches as fit, uncompressed, into one of usual size: consumers decompress whole batches."""
         columns: list[codec.Columns] = []
         room = self._ground.config.batch_bytes
         for parcel, batch in zip(parents, run, strict=True):

@@ -1,4 +1,4 @@
-"""What all rooms of the engine stand on: its ports, its lanes, its timers, and what it counts."""
+"""The state that all parts of the engine share: its ports, its lanes, its timers, and its counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Ground", "text"]
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while somebody has to mend what the cluster refuses: a permission, a topic."""
+"""Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
 
 
 class Ground:
@@ -42,10 +42,10 @@ class Ground:
         files: The disk.
         post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
-        clock: What time it is.
-        sleep: Waits for so many seconds: where nothing may go on before something is on disk.
+        clock: The clock.
+        sleep: Waits for this many seconds, where nothing may continue before a write succeeds.
         dice: A number in [0, 1), for the length of pauses.
-        beside: Runs what takes long on a thread of its own.
+        beside: Runs a slow function on a thread of its own.
         newest_reading: Number of the reading that a consumer of this process began last.
     """
 
@@ -86,70 +86,70 @@ class Ground:
         self.closing = False
         self.abandon = False
         self.close_by = float("inf")
-        """When a disk that fails is not waited for any more, monotonic seconds."""
+        """Until when the engine waits for a failing disk, monotonic seconds."""
         self.cluster_id: str | None = None
         self.stranger: WrongClusterError | None = None
-        """What was accepted is for another cluster than the one that answers: the producer ends."""
+        """Set if the accepted records are for another cluster than the one that answers: the producer ends."""
         self.gone: dict[str, float] = {}
-        """Deleted topics that nothing waits for, and since when."""
+        """Deleted topics that no records wait for, and since when."""
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
         self.sequence_errors = SequenceErrors(self.stats)
         self.last_progress = self.clock.monotonic()
-        """When the fate of a batch came nearer: an answer that is not the same again, a grant, a topic's metadata."""
+        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
         self.pause_until = 0.0
-        """The end of the longest pause whose end is known beforehand, monotonic seconds."""
+        """When the longest pause with a known end is over, monotonic seconds."""
 
     def now(self) -> float:
-        """Seconds with those the machine slept: the journal's time."""
+        """The journal's time: seconds, including those during which the machine was suspended."""
         return self._sleeping.now()
 
     def moment(self) -> Moment:
-        """What time it is, for another life."""
+        """The current time, in a form that another incarnation can compare."""
         return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
 
     def timer(self, delay_s: float, message: Message) -> None:
-        """Take a step with this message then."""
+        """Process this message after a delay, in seconds."""
         heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
 
     def hurry(self, close_by: float) -> None:
-        """A disk that fails is not tried again after that, monotonic seconds."""
+        """Stop trying a failing disk after this time, monotonic seconds."""
         self.close_by = close_by
 
     def progressed(self) -> None:
-        """The fate of a batch came nearer."""
+        """Note progress with a batch."""
         self.last_progress = self.clock.monotonic()
 
     def pause(self, until: float) -> None:
-        """A pause is under way that ends then, monotonic seconds."""
+        """Note a pause that ends at this time, monotonic seconds."""
         self.pause_until = max(self.pause_until, until)
 
     def bind(self, cluster_id: str) -> None:
-        """The brokers are of this cluster, and the spool directory is too."""
+        """Note that the brokers and the spool directory belong to this cluster."""
         self.cluster_id = cluster_id
 
     def meet_stranger(self, error: WrongClusterError) -> None:
-        """The brokers are of another cluster than the spool directory: the producer ends."""
+        """End the producer: the brokers belong to another cluster than the spool directory."""
         self.stranger = error
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
         """When a caller that waits for deliveries since `began` gives up, monotonic seconds.
 
         Args:
-            patience: The caller's.
-            began: When it began to wait.
-            paused: A pause is under way whose end is not known: it counts as far as `patience` has pauses at all.
+            patience: The caller's patience.
+            began: When the caller began to wait.
+            paused: A pause with an unknown end is under way. It counts if `patience` allows for pauses at all.
         """
         until = float("inf") if paused else self.pause_until
         return patience.ends_at(began, self.last_progress, until)
 
     def leader_epoch(self, topic: str, partition: int) -> int:
-        """As the metadata says, -1 while it says nothing."""
+        """A partition's leader epoch from the metadata, -1 if unknown."""
         info = self.cluster.topic(topic)
         return info.partitions[partition].leader_epoch if info and partition in info.partitions else -1
 
     def refresh_topics(self, topics: Iterable[str]) -> None:
-        """Ask for their metadata."""
+        """Ask for the metadata of topics."""
         self.cluster.refresh_metadata(sorted(set(topics)), lambda _: None)
 
     def _slept(self, seconds: float, now: float) -> None:
@@ -165,11 +165,11 @@ class Ground:
             self.config.on_event(event)
         except BaseException as error:
             self.raise_interrupt(error)
-            # The hook is the user's: it must not stop delivery.
+            # An error in the user's hook must not stop delivery.
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """In the constructor Ctrl-C is the caller's; on the own thread it would only end delivery."""
+        """Raise KeyboardInterrupt in the constructor, for its caller. On the own thread it would only end delivery."""
         if not isinstance(error, Exception) and not self.is_own_thread():
             raise error
 

@@ -6,7 +6,7 @@ __all__ = ["Handover"]
 
 
 class Handover:
-    """It is handed over when it was idle twice in a row: what was answered before the first look is on disk by then."""
+    """Hands the lane over after two idle checks in a row: answers from before the first one are on disk by then."""
 
     __slots__ = ("_was_idle",)
 

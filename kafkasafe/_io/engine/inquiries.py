@@ -1,4 +1,4 @@
-"""What the journal wants to know of the cluster, each question when its partition has calmed down."""
+"""Runs the journal's inquiries to the cluster, each once its partition has calmed down."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Inquiries:
         self._sender = sender
 
     def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
-        """Which acknowledged batches are gone."""
+        """Find acknowledged batches that the log of a destination lacks."""
         topic, partition = lane.journal.views.address(ask.destination)
         self._sender.tries(topic, partition)
         inquest = Inquest(self._ground, self._sender, lane, ask, topic, partition)
         self._sender.when_calm(topic, partition, inquest)
 
     def ask(self, lane: Lane, ask: j.Ask) -> None:
-        """A question about one destination."""
+        """Run the inquiry about one destination that the journal asks for."""
         ground, sender = self._ground, self._sender
         topic, partition = lane.journal.views.address(ask.destination)
         sender.tries(topic, partition)

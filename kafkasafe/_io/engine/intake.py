@@ -1,4 +1,4 @@
-"""In: parcels into the journal, and the division of batches whose partitions are known now, or that are refused."""
+"""Puts parcels into the journal, and divides batches whose partitions are now known, or that brokers refuse."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["Intake"]
 
 
 _MOST_JOINED: Final = 5
-"""So many batches of `delivery="transactional"` become one unit at most: brokers remember as many of a producer's."""
+"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember as many batches of a producer."""
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""What marks and the reserve take meanwhile, about."""
+"""Bytes that marks and the reserve take meanwhile, about."""
 _PART_BYTES: Final = 256
-"""What the spool writes beside each part of a divided batch, at most: entries of control batches."""
+"""Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last, not on its way to the disk yet.
+    """The unit that was taken last, while it is not on its way to the disk.
 
     Attributes:
         lane: Its lane.
-        unit: What was taken of it.
-        topic: Batches of which topic may still become parts of it; empty: none.
-        left: How many of them at most.
-        room: How many bytes at most.
+        unit: The unit with the batches taken so far.
+        topic: Batches of this topic may still join the unit; empty: none may.
+        left: Maximum number of batches that may still join.
+        room: Maximum number of bytes that may still join.
     """
 
     lane: Lane
@@ -70,11 +70,11 @@ class Intake:
         self._rejects = rejects
         self._choose = choose
         self._growing: _Growing | None = None
-        # With a sync for each batch nobody waits for another's.
+        # With an fsync for each batch, no batch waits for another one's fsync.
         self._most_joined = 1 if ground.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
-        """Callers hand over parcels: each gets its place in the queue of its partition."""
+        """Take parcels from callers, and put each into the queue of its partition."""
         lane = self._ground.own
         parcels = self._ledger.take(parcels)
         self._disk.watch_undurable()
@@ -86,7 +86,7 @@ class Intake:
                 self._take_unit(lane, slip, list(some))
 
     def settle(self) -> None:
-        """Nothing more comes to the unit that was taken last. Before anything is decided."""
+        """Close the unit that was taken last, before the journal decides anything."""
         growing, self._growing = self._growing, None
         if growing is not None:
             growing.lane.journal.close_unit(growing.unit)
@@ -97,7 +97,7 @@ class Intake:
                 self._seal(lane, part)
 
     def _take_unit(self, lane: Lane, slip: Slip, parcels: Sequence[Parcel]) -> None:
-        """The first of them stands for all of it."""
+        """Take the parcels of a unit. The first parcel stands for the whole unit."""
         size = sum(parcel.size_bytes for parcel in parcels)
         growing = self._growing
         if growing is None or not growing.takes(slip, size):
@@ -112,7 +112,7 @@ class Intake:
                 self._seal(lane, part, growing.unit)
 
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
-        """Itself, or what it is divided into at once."""
+        """The parcel itself, or the parts that it is divided into at once."""
         if parcel.count:
             self._ground.counters["records_accepted"] += parcel.count
             self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
@@ -121,7 +121,7 @@ class Intake:
             if topic is None or topic.partition_count < 1:
                 self._ground.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
-                # Sealed just before the topic became known: divided at once, so that order holds.
+                # It was sealed just before the topic became known. Divide it at once to keep the order.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]
 
@@ -138,7 +138,7 @@ class Intake:
         self.register(lane, parcel, batch)
 
     def register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
-        """From now on the batch stands for the parcel."""
+        """Assign a batch to a parcel."""
         parcel.batch = batch
         lane.parcels[batch.handle] = parcel
 
@@ -155,7 +155,7 @@ class Intake:
 
     @staticmethod
     def _adopt_children(parcel: Parcel, children: list[tuple[Parcel, Indexes]]) -> None:
-        """Callers who wait for the parent wait for all its children."""
+        """Attach children to a parent: callers that wait for the parent wait for all its children."""
         for child, _ in children:
             child.parent = parcel
             child.sealed_at = parcel.sealed_at
@@ -194,16 +194,17 @@ class Intake:
         return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
 
     def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
-        """In order; where the spool cannot be read for a moment (too many open files) the lane pauses.
+        """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
 
-        1. A disk is full of batches whose partitions are known only now.
-        2. They are divided in portions, for which there is room (`Spool.has_room`).
-        3. When all of a segment is divided, it goes, and the next portion has its room (`Engine.drive`).
-        4. Where there is no room for the next one, divisions wait, and nothing else does.
+        1. A disk is full of batches whose partitions only become known now.
+        2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
+        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
+           next portion.
+        4. If there is no space for the next portion, divisions wait, and nothing else does.
         """
         if not divides and not lane.undivided:
             return False
-        # What could not be read the journal may have named again, or given up.
+        # The journal may have named an unread batch again, or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.reads.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
         stuck: list[j.Divide] = []
@@ -218,13 +219,13 @@ class Intake:
         progress = False
         for index, divide in enumerate(todo):
             if divide.batch.destination in stopped:
-                stuck.append(divide)  # nothing overtakes what is damaged
+                stuck.append(divide)  # no batch overtakes a damaged one
                 continue
             try:
                 missing = self._divide(lane, divide)
                 if missing:
                     stuck += todo[index:]
-                    # What was divided before it is written first, and may make room.
+                    # The batches divided before it are written first, which may make space.
                     if not lane.divided_bytes:
                         self._wait_for_room(lane, stuck, missing)
                     break
@@ -266,7 +267,7 @@ class Intake:
         return progress
 
     def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
-        """There is no room for the next division: it is looked again after a pause, or when a segment goes."""
+        """Wait for space for the next division: the engine tries again after a pause, or when a segment is deleted."""
         attempt = lane.reads.miss_room()
         pause_s = self._ground.backoff.pause_s(attempt)
         lane.room_at = self._ground.clock.monotonic() + pause_s
@@ -288,7 +289,7 @@ class Intake:
         self._disk.has_no_room(lane, why, attempt)
 
     def _divide(self, lane: Lane, divide: j.Divide) -> int:
-        """Divide one batch, and return 0; or how much room is missing for it."""
+        """Divide one batch. Returns 0, or without dividing it the bytes of space that it needs."""
         parent = lane.parcels[divide.batch.handle]
         columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
         if divide.refused:

@@ -42,54 +42,54 @@ class Lane:
     refused_names: dict[str, RefusedName] = field(default_factory=dict)
     """Transactional ids and groups that the cluster refuses, by their names in words."""
     kept_in: dict[int, Path | None] = field(default_factory=dict)
-    """By handle, where rejected batches are that are not finished yet; None: nowhere (`spool="never"`)."""
+    """By handle, the file of each rejected batch that is not finished yet; None: it has none (`spool="never"`)."""
     held_back: bool = False
-    """It was reported that something of it waits for what other lanes owe."""
+    """Whether it was reported that batches of this lane wait for what other lanes owe."""
     handover: Handover = field(default_factory=Handover)
     producer_id: ProducerIdRequest = field(default_factory=ProducerIdRequest)
     released_at: int = -1
-    """The release position when it was last looked what can be deleted."""
+    """The release position when the engine last checked which segments can be deleted."""
     released_excess: int = 0
-    """By how many bytes it was more than half full then, without what was deleted; less than 0: it was not."""
+    """Bytes by which the lane exceeded half of `spool_max_bytes` then, after the deletion; negative if it did not."""
     copying: Copying = field(default_factory=Copying)
     checks: LossChecks = field(default_factory=LossChecks)
     unwritten: collections.deque[j.Persist] = field(default_factory=collections.deque)
-    """What a failing disk does not take, in the order in which it is tried again."""
+    """Groups that a failing disk does not take, in the order in which the engine tries them again."""
     write_attempt: int = 0
     retry_at: float = 0.0
     stopped: dict[int, float] = field(default_factory=dict)
-    """Destinations whose next batch is damaged on disk, and when it is looked at again."""
+    """Destinations whose next batch is damaged on disk, and when the engine reads it again."""
     reads: Reads = field(default_factory=Reads)
     divided_bytes: int = 0
-    """Of batches that were divided, what is not on disk yet."""
+    """Bytes of parts of divided batches that are not on disk yet."""
     to_divide_bytes: int = 0
-    """What is on disk and waits for its partitions; counted anew when segments go."""
+    """Bytes on disk that wait for their partitions. Recounted when segments are deleted."""
     room_at: float = 0.0
-    """When it is looked again whether a division has room, monotonic seconds."""
+    """When the engine checks again whether a division has space, monotonic seconds."""
 
     @property
     def held(self) -> bool:
-        """A decision is not on disk yet: no other is made before it is. Batches that wait for room hold nothing up."""
+        """Whether a decision is not on disk yet. The journal then makes no other. Pending batches hold up nothing."""
         return bool(self.unwritten) and any(unit.marks or unit.after for unit in self.unwritten)
 
     @property
     def undivided(self) -> Sequence[j.Divide]:
-        """What could not be read when it was to be divided, or has no room for that yet."""
+        """Divisions whose batch could not be read, or that have no space yet."""
         return self.reads.undivided
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
-        """A cluster answers (see `Journal.bind`): what is known of another one goes."""
+        """Bind the lane to the cluster that answers (see `Journal.bind`). Forgets the checks of another cluster."""
         if self.journal.bind(cluster_id, assumed=assumed):
             self.checks.clear()
 
     def stands(self) -> None:
-        """Its lock says where it stands now, after it was displaced."""
+        """Use the path that the lock has now, after the lane was displaced."""
         path = self.lock.path
         self.name = f"{self.name.rpartition('/')[0]}/{path.name}".lstrip("/")
         self.spool.stands_at(path)
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """What is in `rejected/` and not rejected, and cannot be deleted, must not be resent once it is delivered."""
+        """Mark files in `rejected/` that do not count but may still exist: their records must not be resent."""
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -1,4 +1,4 @@
-"""Lanes: opened, adopted when their owner died, closed."""
+"""Opens lanes, adopts those whose owner died, and closes them."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ __all__ = ["LaneKeeper"]
 
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
-"""So long a lane has no owner before it is adopted: a producer that is started again gets its own lane back."""
+"""How long a lane has no owner before it is adopted, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""The pause after the first failure is that of so many failures more."""
+"""The first pause is as long as if this many failures had come before."""
 _MISSING_GRACE_S: Final = 60.0
-"""For so long a topic that is missing may only be new: brokers that just came up know none."""
+"""How long a missing topic may merely be unknown yet: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 4
 """How often a failing disk is tried at the very end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A lane as it was read back.
+    """A lane that was read back.
 
     Attributes:
-        lane: It, with a parcel for each unfinished batch.
-        lost: How many entries of its log are damaged.
-        waiting: Topic, partition and batch of what is unfinished, but for what is packed.
+        lane: The lane, with a parcel for each unfinished batch.
+        lost: Number of damaged entries in its log.
+        waiting: Topic, partition and batch of each unfinished batch that is not packed.
     """
 
     lane: Lane
@@ -85,7 +85,7 @@ class LaneKeeper:
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._again: dict[int, float] = {}
-        """By lane that could not be adopted, when that is tried again."""
+        """By number of a lane that could not be adopted, when the engine tries again."""
         self._lock = threading.Lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}
@@ -99,7 +99,7 @@ class LaneKeeper:
         return self._opened(self._read(lock, own=own))
 
     def _read(self, lock: LaneLock, *, own: bool) -> _Read:
-        """What takes long. From any thread; nobody else has this lane.
+        """Read a lane back, which may take long. From any thread: no other thread uses the lane yet.
 
         Raises:
             SpoolError: It cannot be opened; the lock is released.
@@ -149,7 +149,7 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # Those that stay come first: between many that are packed right away they would keep the memory of those.
+        # Create parcels that stay first: mixed with many that are packed at once, they would fragment the memory.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -159,7 +159,7 @@ class LaneKeeper:
         return _Read(lane, rereading.lost, waiting)
 
     def _opened(self, read: _Read) -> Lane:
-        """It is read: it becomes one of ours."""
+        """Take a lane that was read back into use."""
         lane, waiting = read.lane, read.waiting
         self._ground.stats.corrupt += read.lost
         lane.journal.recovered(self._ground.now(), self._ground.moment())
@@ -206,7 +206,7 @@ class LaneKeeper:
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
-        """What is in `rejected/` never keeps a lane from being opened."""
+        """Open the lane's `rejected/`. Errors in it are only logged, so that the lane opens nevertheless."""
         self._retire(lane)
         try:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
@@ -230,7 +230,7 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Files whose records were put back into this lane are deleted; until then no segment with their mark goes."""
+        """Delete files of rejected records that were resent into this lane. Their marks must stay until then."""
         for mark in lane.journal.views.resent:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
@@ -250,19 +250,19 @@ class LaneKeeper:
             lane.journal.retired(mark)
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Lanes that were left behind when this producer began: `flush` and `close` wait for them."""
+        """Make `flush` and `close` wait for these lanes of earlier producers."""
         with self._ledger.lock:
             self._ledger.left_behind.update(numbers)
 
     def _expected(self, number: int) -> None:
-        """It is drained, or somebody else's."""
+        """Stop waiting for a lane that is drained, or has another owner."""
         if number in self._ledger.left_behind:
             with self._ledger.lock:
                 self._ledger.left_behind.discard(number)
                 self._ledger.waiters.notify_all()
 
     def adopt_now(self) -> None:
-        """Somebody waits for what was left behind."""
+        """Look for lanes of dead producers at once, because a caller waits for them."""
         self._hurried = True
         self._look_for_dead()
 
@@ -306,7 +306,7 @@ class LaneKeeper:
             there = set(directory.lanes())
             gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
         except SpoolError as error:
-            # Too many open files, a directory that cannot be read for a moment: the own lane works all the same.
+            # Too many open files, or a directory that cannot be read for now: the own lane still works.
             self._log.seldom(
                 logging.WARNING,
                 "lanes_unreadable",
@@ -330,13 +330,13 @@ class LaneKeeper:
             self.adopt_lane(lock)
 
     def adopt_lane(self, lock: LaneLock) -> None:
-        """Have a lane, of any directory, read back beside; then it is drained."""
+        """Read back a lane of any directory on another thread, to drain it afterwards."""
         self._reading.add(lock.path)
         self._ledger.adopt(lock.path)
         self._ground.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
-        """On a thread of its own: callers wait for the engine's."""
+        """Read a lane on a thread of its own, because callers wait for the engine's thread."""
         result: _Read | SpoolError
         try:
             result = self._read(lock, own=False)
@@ -358,7 +358,7 @@ class LaneKeeper:
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
 
     def read(self, path: Path) -> SpoolError | None:
-        """A lane to be drained was read back; why one of another directory could not be."""
+        """Take a lane that was read back, to drain it. Returns why a lane of another directory could not be read."""
         with self._lock:
             result = self._results.pop(path, None)
         self._reading.discard(path)
@@ -405,7 +405,7 @@ class LaneKeeper:
             self._order.give_up(path, error)
 
     def look_at_adopted(self) -> None:
-        """Drained ones are let go of; one for which a producer waits goes to it when nothing of it is on its way."""
+        """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
         self._let_go_of_drained()
         adopted = [lane for lane in self._ground.lanes if not lane.own]
         self._watching = bool(adopted) and not self._ground.closing
@@ -427,7 +427,7 @@ class LaneKeeper:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
         self._let_go(lane)
-        # Should that one die before it writes anything, the lane looks as it did.
+        # If that producer dies before it writes anything, the lane looks as before.
         self._ground.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -440,7 +440,7 @@ class LaneKeeper:
         self._ground.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
-        """What is still being read is let go of when that is over."""
+        """Close lanes that were read back but not opened. A read still under way closes its lane when it ends."""
         with self._lock:
             self._over = True
             results, self._results = self._results, {}
@@ -449,11 +449,11 @@ class LaneKeeper:
                 self.close_lane(result.lane)
 
     def _lane_name(self, path: Path) -> str:
-        """With its directory, where that is another one than this producer's."""
+        """The lane's name, with its directory unless that is this producer's."""
         return path.name if path.parent == self._ground.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
-        """Write what is left, release what is done, and let go of the lock. Does not raise."""
+        """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
         if lane.lock.lost:
             self._disk.forget(lane)
             lane.spool.abandon()
@@ -488,7 +488,7 @@ class LaneKeeper:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """One after the other, and gone: what is made of them needs the memory."""
+    """Yield entries in order and drop each from the list: the batches made from them need the memory."""
     entries.reverse()
     while entries:
         yield entries.pop()

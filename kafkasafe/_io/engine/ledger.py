@@ -1,9 +1,9 @@
-"""What callers see of the engine's work, and what they are owed: parcels without a fate, and errors to be raised.
+"""The engine's state that callers read: parcels without a fate, and errors to be raised.
 
-The engine writes it with `lock` held. Callers take the lock only while they have `SafeProducer._lock`: a signal handler
-that calls the producer then knows that it comes in the middle of something, takes both once more, and gives them up
-while it waits (`SafeProducer._let_go`). It is taken by `with` only: a signal handler that raises (Ctrl-C) right after
-an acquire() would leave it taken.
+The engine changes it with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a signal
+handler that calls the producer can detect that it interrupted a call; it takes both locks again, and releases them
+while it waits (`SafeProducer._let_go`). All code takes the lock by `with`: if a signal handler raised (Ctrl-C) right
+after an acquire(), the lock would stay taken.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _NONE: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A lane that is not where its path leads, at the end of its producer.
+    """A lane that was not in its place when its producer ended.
 
     Attributes:
         path: Where it belongs.
         at: Where it is; None: it was deleted.
-        records: So many waited in it.
+        records: Number of records that waited in it.
     """
 
     path: Path
@@ -77,77 +77,77 @@ class Ledger:
         self.renew()
         self.numbers = itertools.count(1)
         self.open: Ordered[Parcel] = Ordered()
-        """Parcels without a fate, by number, but for those whose batches are packed."""
+        """Parcels without a fate, by number, except those whose batches are packed."""
         self._packed = self._packed_records = 0
-        # By destination, the number of the first one that is packed; and the least of these.
+        # By destination, the number of the first packed parcel; and the lowest of these numbers.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
         self._moves = 0
-        """Odd while some are packed, or unpacked."""
-        # Of those that are packed, the ones that callers have; and those that nobody else has, and are watched.
+        """Odd while parcels are being packed or unpacked."""
+        # Packed parcels that callers still hold; and packed parcels with a watcher, which this dict keeps alive.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self.ahead = Ahead(ground.config.run_ahead_bytes, ground.clock)
         self.undurable: OrderedDict[int, Parcel] = OrderedDict()
-        """Those that are not on disk yet."""
+        """Parcels that are not on disk yet, by number."""
         self.backlog = 0
-        """Bytes in them."""
+        """Bytes in the parcels that are not on disk yet."""
         self.used = 0
         """Bytes that the own lane takes on disk."""
         self.free: float = float("inf")
-        """Bytes left on the disk when that was last measured; infinite where it cannot be: writing will tell."""
+        """Free bytes of the disk at the last measurement; infinite if they cannot be measured."""
         self.disk_trouble = ""
-        """Why nothing becomes durable for now; empty while it does."""
+        """Why nothing becomes durable for now; empty while the disk works."""
         self.disk_full = False
-        """It is for lack of room."""
+        """Whether the disk trouble is a lack of space."""
         self.failure: BaseException | None = None
         self.wrong_cluster: WrongClusterError | None = None
-        """Another cluster answers in the place of ours, for which records wait; until ours answers again."""
+        """Set while another cluster answers instead of ours, and records wait for ours."""
         self.undecided: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
-        """Of them, those that the last error raised speaks of."""
+        """The undecided batches that the last raised error is about."""
         self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
-        """Partitions held up by a batch that is damaged on disk (`on_corrupt="raise"`)."""
+        """Errors of partitions that a batch damaged on disk holds up (`on_corrupt="raise"`)."""
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.doubted: Sequence[tuple[str, int]] = ()
-        """Partitions of the own lane where acknowledged records may be gone: the cluster is being asked."""
+        """Partitions of the own lane where acknowledged records may be lost: the engine is asking the cluster."""
         self.left_behind: set[int] = set()
-        """Lanes without an owner in which something waited when this producer began, and still does."""
+        """Lanes without an owner that held unfinished records when this producer began, and still do."""
         self._adopted: set[Path] = set()
         self._seeks_siblings = False
         self.names: dict[str, BaseException | None] = {}
         """Transactional ids of users that were taken over (None), or that the cluster refuses."""
         self.name_trouble: dict[str, str] = {}
-        """Why one is not taken over yet."""
+        """Why a transactional id is not taken over yet."""
         self._revived_number = 0
-        """Of the newest parcel that is sent again because the cluster lost it."""
+        """Number of the newest parcel that is sent again because the cluster lost it."""
 
     def disk_failed(self, why: str, *, full: bool = False) -> None:
-        """What is accepted cannot be made durable for now; `full`: for lack of room."""
+        """Note that accepted records cannot become durable for now; `full`: for lack of space."""
         self.disk_full = full
         self.disk_trouble = why
 
     def disk_works(self) -> None:
-        """A group was written and is durable."""
+        """Note that a group was written and is durable."""
         self.disk_trouble = ""
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
-        """The undecidable batches that a decision is about; they are not raised any more."""
+        """Take the undecidable batches that the caller's decision is about. No error is raised for them any more."""
         with self.lock:
             keys = self._shown or list(self.undecided)
             self._shown = []
             return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
 
     def renew(self) -> None:
-        """A new lock: in a forked child who held the old one is gone."""
+        """Create a new lock: in a forked child, the thread that held the old one does not exist."""
         self.lock = threading.RLock()
         self.waiters = Waiting()
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in order. Never blocks; `room` was asked before.
+        """Accept parcels, in order. Never blocks; the caller has checked `room` before.
 
-        A caller that was interrupted in here (Ctrl-C) calls again with the same ones, and so does a signal handler that
-        comes in the middle: they are accepted once.
+        A caller that was interrupted in here (Ctrl-C) calls again with the same parcels, and so does a signal handler
+        that interrupts this call. The ledger accepts each parcel only once.
         """
         now = self._ground.clock.monotonic()
         with self.lock:
@@ -158,7 +158,7 @@ class Ledger:
                     continue
                 if not parcel.number:
                     number = next(self.numbers)
-                    # Unless a signal handler came just now and gave it one.
+                    # A signal handler may just have given it a number.
                     parcel.number = parcel.number or number  # type: ignore[redundant-expr]
                     parcel.sealed_at = now
                 self.open[parcel.number] = parcel
@@ -179,7 +179,7 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Those of them that the pump does not have yet; now it does."""
+        """Mark parcels as taken by the pump. Returns those that were not taken yet."""
         with self.lock:
             new = [parcel for parcel in parcels if not parcel.taken]
             for parcel in new:
@@ -188,12 +188,12 @@ class Ledger:
         return new
 
     def room(self, needed: int) -> bool:
-        """Whether `needed` more bytes can be accepted now. Call with `lock` held; it asks no disk."""
+        """Whether `needed` more bytes can be accepted now. Call with `lock` held. Does not access the disk."""
         return self.capacity.takes(needed)
 
     @property
     def capacity(self) -> Capacity:
-        """The room of the own lane. It asks no disk; from any thread, numbers that are a moment old."""
+        """The own lane's capacity, a moment old. Does not access the disk. From any thread."""
         config = self._config
         if config.in_memory:
             return Capacity(config.spool_max_bytes, 0, self.backlog)
@@ -206,7 +206,7 @@ class Ledger:
         )
 
     def flushed(self, number: int) -> bool:
-        """Every parcel up to this number has its fate."""
+        """Whether every parcel up to this number has its fate."""
         while True:
             moves = self._moves
             least, packed = self.open.least, self._first_packed
@@ -215,15 +215,16 @@ class Ledger:
             time.sleep(0)  # some are on their way between the two
 
     def settled(self, number: int) -> bool:
-        """The same, and nothing says any more that acknowledged records may be gone; what is sent again is back.
+        """Whether parcels up to this number have their fate, and nothing else is open that `flush` waits for.
 
-        And what was left behind in other lanes when this producer began has its fate, or another owner.
+        That is: the engine doubts no acknowledged records, lost ones that it sent again have their fate, and lanes
+        that earlier producers left are drained or have another owner.
         """
-        # In this order: what is sent again is known before the doubt ends.
+        # Read in this order: the engine sets `_revived_number` before the doubt ends.
         return not self.doubted and not self.left_behind and self.flushed(max(number, self._revived_number))
 
     def lacks(self, needed: int) -> tuple[Limit, str]:
-        """Why there is no room for `needed` more bytes: the limit, and for people. From any thread."""
+        """Why there is no space for `needed` more bytes: the limit, and a text for humans. From any thread."""
         config = self._config
         limit: Limit = "spool_max_bytes"
         if config.in_memory:
@@ -244,13 +245,13 @@ class Ledger:
         return "disk", f"{self.backlog:,} bytes wait to be written, the disk does not keep up"
 
     def revive(self, parcel: Parcel) -> None:
-        """It is without a fate again."""
+        """Give a new number to a parcel that has no fate again."""
         with self.lock:
             parcel.number = self._revived_number = next(self.numbers)
             self.open[parcel.number] = parcel
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """A transactional id is ours, or refused; with `trouble` neither, and it is tried again."""
+        """Note that a transactional id is ours, or refused; with `trouble`, that the engine tries again."""
         with self.lock:
             self.name_trouble[name] = trouble
             if not trouble:
@@ -258,7 +259,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def lose(self, error: DataLossError | SpoolCorruptError) -> None:
-        """Raise it once, from the next `send`, `flush` or `close`."""
+        """Have the next `send`, `flush` or `close` raise this error, once."""
         with self.lock:
             self.losses.append(error)
             self.waiters.notify_all()
@@ -271,26 +272,26 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """For how long the oldest record without a fate has waited, seconds; 0 if none does. From any thread."""
+        """How long the oldest record without a fate has waited, seconds; 0 if there is none. From any thread."""
         oldest = self.open.get(self.open.least or 0)
         if oldest is None:
             return 0.0
         if oldest.sealed_at:
             return max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
-        # An earlier run of the program accepted it: when is not known.
+        # An earlier run of the program accepted it, at an unknown time.
         return max(0.0, (self._ground.clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def undurable_s(self) -> float:
-        """For how long the oldest record has waited for the disk, seconds; 0 if none does. From any thread."""
+        """How long the oldest record has waited for the disk, seconds; 0 if none waits. From any thread."""
         oldest = self.undurable.get(first(self.undurable, 0))
         return 0.0 if oldest is None else max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
 
     def spooled(self, number: int) -> bool:
-        """Every parcel up to this number is durable."""
+        """Whether every parcel up to this number is durable."""
         return first(self.undurable, number + 1) > number
 
     def last_number(self) -> int:
-        """A number that all parcels accepted so far are before, and all later ones after."""
+        """A number above those of all parcels accepted so far, and below those of all later ones."""
         return next(self.numbers)
 
     @property
@@ -299,7 +300,7 @@ class Ledger:
         return len(self.open) + self._packed
 
     def unfinished_records(self, number: int) -> int:
-        """Records without a fate in parcels up to this number, about: packed ones all count once one of them does."""
+        """About how many records without a fate parcels up to this number have. If one packed parcel counts, all do."""
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)
 
@@ -309,7 +310,7 @@ class Ledger:
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Their batches are packed: only those that callers have are remembered."""
+        """Note that the batches of these parcels are packed. The ledger keeps only parcels that callers hold."""
         with self.lock, self._moving():
             for parcel in parcels:
                 parcel.batch = None
@@ -326,7 +327,7 @@ class Ledger:
                 self.ahead.withdraw(parcel)
 
     def pack_unseen(self, packed: j.Packed) -> None:
-        """Batches of earlier lives were packed while they were read: no caller has any of them."""
+        """Note batches of earlier incarnations that were packed while they were read. No caller holds their parcels."""
         with self.lock, self._moving():
             self._packed_from[packed.destination] = packed.first_number
             self._first_packed = min(self._first_packed, packed.first_number)
@@ -342,7 +343,7 @@ class Ledger:
             self._moves += 1
 
     def unpack(self, number: int) -> Parcel | None:
-        """The parcel of a batch that was packed, if anybody has it."""
+        """The parcel of a packed batch, if a caller or a watcher still holds it."""
         parcel = self._live.pop(number, None)
         if parcel is not None:
             parcel.keeper = None
@@ -350,7 +351,7 @@ class Ledger:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """It is open again; `next_number` is that of the next one of its partition that is packed, -1 for none."""
+        """Open a parcel again. `next_number`: that of the next packed parcel of its partition, -1 for none."""
         with self.lock, self._moving():
             self.open[parcel.number] = parcel
             self._packed -= 1
@@ -367,29 +368,29 @@ class Ledger:
         return last(self.undurable)
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Whether directories beside the own one may hold records that this producer is to adopt."""
+        """Note whether directories beside the own one may hold records for this producer to adopt."""
         with self.lock:
             self._seeks_siblings = on
             self.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """The lane of a producer that ended is being read, and then delivered by this one."""
+        """Note that this producer reads and then delivers the lane of a producer that ended."""
         with self.lock:
             self._adopted.add(lane)
 
     def let_go(self, lane: Path) -> None:
-        """An adopted lane is delivered, cannot be read, or is another producer's."""
+        """Note that an adopted lane is delivered, cannot be read, or has another owner."""
         with self.lock:
             self._adopted.discard(lane)
             self.waiters.notify_all()
 
     def idle(self) -> bool:
-        """Nothing is left for which `close` waits.
+        """Whether nothing is left that `close` waits for.
 
-        That is: nothing in the own lane is unfinished or doubted, nothing is left of what earlier producers had left
-        in the own directory at the start, no adopted lane holds anything, of whichever directory, and no directory
-        beside the own one may hold anything to adopt. In memory also nothing that `delivery_timeout_ms` gave up:
-        no file has those records.
+        That is: nothing in the own lane is unfinished or doubted, lanes that earlier producers left in the own
+        directory are drained, no adopted lane of any directory holds unfinished records, and no directory beside the
+        own one may hold records to adopt. In memory, `close` also waits for records that `delivery_timeout_ms` gave
+        up: no file has them.
         """
         return (
             not self.doubted
@@ -420,14 +421,14 @@ class Ledger:
             raise UndecidableError(*errors[0].args, evidence=errors[0].evidence)
 
     def next_loss(self) -> DataLossError | SpoolCorruptError | None:
-        """A loss that was not raised yet, the oldest first; each is given once."""
+        """Take the oldest loss that was not raised yet."""
         if not self.losses:
             return None
         with self.lock:
             return self.losses.popleft() if self.losses else None  # another caller may have taken it
 
     def losses_left(self) -> DataLossError | SpoolCorruptError | None:
-        """All losses that were not raised yet, as one error; they are given once."""
+        """Take all losses that were not raised yet, as one error."""
         with self.lock:
             losses, self.losses = list(self.losses), collections.deque()
         return _as_one(losses)
@@ -451,7 +452,7 @@ class Ledger:
                 ) from error
 
     def made_durable(self, parcels: Iterable[Parcel]) -> None:
-        """They are on disk: callers who wait for that go on."""
+        """Mark parcels as durable, and wake callers that wait for this."""
         with self.lock:
             for parcel in parcels:
                 self.durable(parcel)
@@ -459,7 +460,7 @@ class Ledger:
             self.waiters.notify_all()
 
     def durable(self, parcel: Parcel) -> None:
-        """One of them; call with `lock` held."""
+        """Mark one parcel as durable. Call with `lock` held."""
         parcel.durable = True
         if self.undurable.pop(parcel.number, None) is not None:
             self.backlog -= parcel.size_bytes
@@ -471,18 +472,18 @@ class Ledger:
             self.durable(parent)
 
     def finish(self, parcel: Parcel) -> None:
-        """The fate is final: tell everybody."""
+        """Mark a parcel as done, call its watcher, and wake callers that wait."""
         with self.lock:
             if parcel.done:
                 return
             parcel.done = True
             self.open.pop(parcel.number, None)
             self.ahead.finish(parcel)
-            # Before anybody can see that it is done: callers wait for what is due then.
+            # The watcher runs before callers wake: they may wait for what it does.
             watcher, parcel.watcher = parcel.watcher, None
             if watcher is not None:
                 watcher(parcel)
-        # Who is woken needs the lock.
+        # Notify without the lock: the threads that wake up need it.
         if self.waiters:
             self.waiters.notify_all()
         for parent in parcel.parents or (parcel.parent,):
@@ -490,7 +491,7 @@ class Ledger:
                 self.finish(parent)
 
     def abort(self, parcel: Parcel, error: BaseException) -> None:
-        """End it, and what it was divided into, with an error."""
+        """End a parcel, and the parts that it was divided into, with an error."""
         for child, _ in parcel.children or ():
             self.abort(child, error)
         if not parcel.done and not parcel.children:
@@ -498,12 +499,12 @@ class Ledger:
             self.finish(parcel)
 
     def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:
-        """The end of the producer: everything without a fate gets the error.
+        """End the producer: every parcel without a fate gets an error.
 
         Args:
-            error: Of what is durable.
-            final: It ended by this error.
-            elsewhere: Where the own lane is, should that not be where its path leads.
+            error: The error of durable parcels.
+            final: This error ended the producer.
+            elsewhere: Where the own lane is, if it is not in its place.
         """
         with self.lock:
             if final:
@@ -527,7 +528,7 @@ class Ledger:
             self.abort(parcel, error if parcel.durable or final else lost)
 
     def _not_durable(self, elsewhere: Elsewhere | None) -> SpoolError:
-        """The end of what was accepted and is not durable, and of what was durable in a lane that is gone."""
+        """The error of records that are accepted but not durable, or that were durable in a lane that was deleted."""
         records = sum(parcel.count for parcel in self.undurable.values())
         why = f" ({self.disk_trouble})" if self.disk_trouble else ""
         accepted = (
@@ -552,7 +553,7 @@ class Ledger:
         )
 
     def _lost_from_memory(self, error: BaseException, *, final: bool) -> DeliveryTimeoutError:
-        """`spool="never"`: the end of what no answer came for. Called with `lock` held."""
+        """`spool="never"`: the error of records without an acknowledgement. Call with `lock` held."""
         parts = [leaf for parcel in self.undurable.values() for leaf in leaves(parcel) if not leaf.durable]
         records = sum(leaf.count for leaf in parts)
         why = f"it ended by an error ({error!r})" if final else "it was closed"
@@ -567,14 +568,14 @@ class Ledger:
 
     @property
     def kept_bytes(self) -> int:
-        """What counts against `spool_max_bytes`: the spool on disk, or (`spool="never"`) what waits in memory."""
+        """Bytes that count against `spool_max_bytes`: of the spool on disk, or (`spool="never"`) pending in memory."""
         return self.backlog if self._config.in_memory else self.used
 
 
 def _as_one(
     losses: Sequence[DataLossError | SpoolCorruptError],
 ) -> DataLossError | SpoolCorruptError | None:
-    """For the last call that can raise: the first loss, with all others."""
+    """One error for all losses, for the last call that can raise."""
     if len(losses) < 2:
         return losses[0] if losses else None
     oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)

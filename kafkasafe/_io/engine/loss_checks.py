@@ -1,4 +1,4 @@
-"""What the checks for losses found out about a lane's partitions, so that they ask no more than once."""
+"""The results of a lane's checks for losses, so that no check asks twice."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ __all__ = ["LossChecks"]
 
 
 class LossChecks:
-    """Of one lane, and of the cluster that it is bound to."""
+    """The results for one lane, and the cluster that it is bound to."""
 
     __slots__ = ("_epochs", "_unproven")
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """Leader epoch by destination, when it was last looked whether the log still holds what was acknowledged."""
+        """By destination, the leader epoch at the last check whether the log still holds all acknowledged records."""
         self._unproven: dict[int, int] = {}
-        """Last acknowledged offset by destination, when it was last reported that nothing proves it any more."""
+        """By destination, the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """A partition has this leader epoch. Returns whether the log is to be looked at: a newer one than before."""
+        """Note a partition's leader epoch. Returns whether to check the log, because the epoch is newer than before."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
 
     def forget_leader(self, destination: int) -> None:
-        """The log could not be looked at: the next metadata are a reason to do so."""
+        """Forget the epoch after a failed check, so that the next metadata cause another check."""
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Nothing proves that this offset is in the log. Returns whether that is to be reported: once."""
+        """Note that nothing proves that this offset is in the log. Returns whether to report it: once per offset."""
         if self._unproven.get(destination) == last_acked_offset:
             return False
         self._unproven[destination] = last_acked_offset
         return True
 
     def clear(self) -> None:
-        """Another cluster answers."""
+        """Forget all results, because another cluster answers."""
         self._epochs.clear()
         self._unproven.clear()

@@ -1,4 +1,4 @@
-"""Is what was acknowledged still there? Checks of the log's end, and what becomes of a loss."""
+"""Checks whether logs still hold all acknowledged records, and reports losses and how they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LossWatch:
         self._intake = intake
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
-        """Acknowledged records are gone: counted, said, and what is sent again gets its parcels."""
+        """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
         topic, partition = lane.journal.views.address(loss.destination)
         self._ground.counters["data_loss_detected"] += 1
         self._ground.counters["data_loss_records"] += loss.records
@@ -100,7 +100,7 @@ class LossWatch:
     def _raise_later(
         self, topic: str, partition: int, message: str, first_offset: int, last_offset: int, records: int
     ) -> None:
-        """Once, by the next `send`, `flush` or `close`."""
+        """Have the next `send`, `flush` or `close` raise the error, once."""
         error = DataLossError(
             f"{message}. Raised once; if send() raises it, its record was not accepted",
             topic=topic,
@@ -112,13 +112,13 @@ class LossWatch:
         self._ledger.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
-        """Have callers know whether they wait for an answer about the own lane."""
+        """Publish the partitions that the engine doubts, because callers wait for the cluster's answer about them."""
         doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):
             self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
 
     def missing(self, lane: Lane, hole: j.Hole) -> None:
-        """Something took records out of the spool, and it was not damage that was found when it was opened."""
+        """Report records that are missing from the spool, without damage that was found when it was opened."""
         topic, partition = lane.journal.views.address(hole.destination)
         message = (
             f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede what waits there are"
@@ -142,12 +142,12 @@ class LossWatch:
             self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """A batch that was sent again is in the log."""
+        """Note that a lost batch that was sent again is in the log."""
         self._ground.counters["data_loss_restored_records"] += batch.count
         self._ground.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
-        """A batch that was sent again was rejected."""
+        """Note that a lost batch that was sent again was rejected."""
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.kept_in[batch.handle]
         last_offset = batch.place + batch.count - 1
@@ -159,7 +159,7 @@ class LossWatch:
         self._raise_later(topic, partition, message, batch.place, last_offset, batch.count)
 
     def healed(self, lane: Lane, healed: j.Healed) -> None:
-        """All that was sent again is in the log."""
+        """Report that all lost batches that were sent again are in the log."""
         topic, partition = lane.journal.views.address(healed.destination)
         self._log.warning(
             "%s-%d: %d lost records are restored: they are in the log again",
@@ -179,8 +179,8 @@ class LossWatch:
         )
 
     def check_acked(self) -> None:
-        """Is everything that was acknowledged still there? Of idle partitions nobody else notices."""
-        # Requests name topics by their names: only metadata tells that one is another now.
+        """Check idle partitions for losses of acknowledged records. Other partitions notice a loss by themselves."""
+        # Requests refer to topics by name: only metadata show that a topic was created again.
         topics = {
             lane.journal.views.address(number)[0]
             for lane in self._ground.lanes
@@ -197,17 +197,17 @@ class LossWatch:
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
     ) -> None:
-        """Does the log still hold what was acknowledged last? Partitions where something is going on notice it."""
+        """Check whether the log of an idle partition still holds the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
         EndCheck(self._ground, lane, check, idle=True, elected=elected).go_on()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
-        """Another leader acknowledges: did the one before acknowledge more than is left of its log?"""
+        """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
         EndCheck(self._ground, lane, check, idle=False, elected=True).go_on()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
-        """After an election, or under another topic id, acknowledged records may be gone."""
+        """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""
         for lane in self._ground.lanes:
             for destination in lane.journal.views.acknowledged():
                 info = refreshed.topics.get(lane.journal.views.address(destination)[0])
@@ -224,7 +224,7 @@ class LossWatch:
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
-        """Under another id it is another topic, and what was acknowledged in the old one is gone."""
+        """Notify the journal if the topic has another id. It is a new topic, without the acknowledged records."""
         known = lane.journal.views.topic_id(destination)
         if (
             info is not None

@@ -1,4 +1,4 @@
-"""What happens to the engine, as data: it can be printed, compared and recorded. `Engine.step` takes one at a time."""
+"""The engine's messages, as data that can be printed, compared and recorded. `Engine.step` takes one at a time."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ __all__ = [
 
 
 class Inquiry(Protocol):
-    """Questions to the cluster that belong together; each answer decides which is the next."""
+    """A query of one or more requests to the cluster; each answer decides the next request."""
 
     def go_on(self) -> None:
-        """Ask the first question, or again where the answer was not enough."""
+        """Send the first request, or repeat one whose answer was not enough."""
 
     def resume(self, step: str, answer: Any) -> None:
-        """The answer to the question of this step."""
+        """Take the answer to this step's request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SpillAsked:
-    """Everything that is accepted is to be put on disk now (`spool="on_error"`)."""
+    """All accepted records must be written to disk now (`spool="on_error"`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanged:
-    """An answer about metadata came."""
+    """A metadata answer arrived."""
 
     refreshed: MetadataRefreshed
 
@@ -115,7 +115,7 @@ class HomeReached:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch on its way. `leader_epoch` is the one of the time of sending; without a ticket it did not get out."""
+    """A batch in flight. `leader_epoch`: as of sending. Without a ticket, it was not sent."""
 
     lane: Lane
     batch: j.Batch
@@ -125,7 +125,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswered:
-    """Whether a broker can be written to for which batches are held; `node` is -1 where no leader was known."""
+    """Whether a broker with held batches is reachable; `node` is -1 if no leader was known."""
 
     node: int
     topic: str
@@ -135,7 +135,7 @@ class LinkAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What became of a batch that was sent."""
+    """The reply to a batch, or its failure."""
 
     sent: Sent
     reply: ProduceReply | Failure
@@ -169,21 +169,21 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class LookedAround:
-    """What was found beside the default directory."""
+    """The engine looked for spool directories beside the default one, and found these."""
 
     found: Sequence[LeftBehind]
 
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """What lanes of other processes still owe was read, or could not be."""
+    """A thread has read what other processes' lanes still owe, or failed to read it."""
 
     results: Mapping[Path, Owed | Exception]
 
 
 @dataclass(frozen=True, slots=True)
 class Preceded:
-    """Another producer on the directory was dropped, or what is known of one that was dropped changed."""
+    """Another producer on the directory was dropped, or the state of a dropped one changed."""
 
     predecessor: Predecessor
 
@@ -197,11 +197,11 @@ class LaneRead:
 
 @dataclass(frozen=True, slots=True)
 class AdoptAsked:
-    """Somebody waits for lanes that were left behind."""
+    """A caller waits for lanes that other producers left."""
 
 
 class Chore(enum.Enum):
-    """What is done now and then."""
+    """Work that the engine does from time to time."""
 
     ADOPT = "adopt"
     ADOPTED = "adopted"
@@ -212,12 +212,12 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """Nothing by itself: a lane that waits for its disk is looked at in each turn."""
+    """No work by itself: each turn checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoreDue:
-    """It is time for it."""
+    """A chore is due."""
 
     chore: Chore
 
@@ -232,7 +232,7 @@ class RetryDue:
 
 @dataclass(frozen=True, slots=True)
 class AsideDue:
-    """Of what a destination rejects, the next portion is put aside."""
+    """The next portion of a destination's rejected batches is due to be written to `rejected/`."""
 
     lane: Lane
     destination: int
@@ -240,21 +240,21 @@ class AsideDue:
 
 @dataclass(frozen=True, slots=True)
 class WriteDue:
-    """A disk that failed is tried again."""
+    """It is time to write again after a failed write."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdDue:
-    """A producer id is asked for again."""
+    """It is time to ask for a producer id again."""
 
     lane: Lane
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """A check of a leader epoch's end is tried again."""
+    """It is time to repeat a check of a leader epoch's end."""
 
     lane: Lane
     check: j.EpochCheck
@@ -262,14 +262,14 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry goes on: its partition has calmed down, or replicas had time to catch up."""
+    """An inquiry continues: its partition has calmed down, or replicas had time to catch up."""
 
     inquiry: Inquiry
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step`: where one action takes several."""
+    """The answer to a request of a unit's transaction. `step`: which one, if the action takes several."""
 
     lane: Lane
     action: u.Request
@@ -279,7 +279,7 @@ class UnitAnswered:
 
 @dataclass(frozen=True, slots=True)
 class UnitDue:
-    """The pause before a unit's next try is over."""
+    """The pause before a unit's next attempt is over."""
 
     lane: Lane
     action: u.Request | u.Backoff
@@ -287,7 +287,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A transactional id that the user gave becomes the own lane's: whoever had it before is fenced."""
+    """The own lane takes over a transactional id of the user, and fences its previous owner."""
 
     transactional_id: str
 

@@ -1,4 +1,4 @@
-"""Transactional ids and groups that the cluster refuses: reported as topics are that it refuses."""
+"""Reports transactional ids and groups that the cluster refuses, in the same way as refused topics."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RefusedName:
         code: Kafka's error code.
         reason: What the cluster said.
         since: `Ground.now` of the first such answer.
-        last_at: Of the latest one.
-        counted_from: Since when there was no other answer, and none was missing.
-        transactional_id: Units of which one wait for it; empty: the lane's own.
-        group: Units with offsets of this group wait for it; empty: all of the transactional id.
-        told: It was reported.
+        last_at: `Ground.now` of the latest such answer.
+        counted_from: `Ground.now` since which the cluster has given only this answer, without a long silence.
+        transactional_id: The units of this id wait; empty: those of the lane's own ids.
+        group: Only the units with offsets of this group wait; empty: all units of the transactional id.
+        told: Whether the refusal was reported.
     """
 
     code: int
@@ -47,21 +47,21 @@ class RefusedName:
     told: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Another answer came, or none: how long it lasts is counted from now on."""
+        """Measure the duration of the refusal from now on, because another answer came, or none."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """The same answer came again. Where none came for long in between, how long it lasts is counted from now on."""
+        """Note the same answer again. After a long silence, measure the duration of the refusal from now on."""
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
         self.last_at, self.reason = now, reason
 
     def report(self) -> None:
-        """It was reported."""
+        """Note that the refusal was reported."""
         self.told = True
 
     def waiting(self, lane: Lane) -> list[u.Unit]:
-        """What waits for it. From any thread."""
+        """Units that wait because of the refusal. From any thread."""
         return [
             unit
             for unit in lane.journal.units.unfinished
@@ -80,10 +80,10 @@ class RefusedNames:
         self._ground = ground
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
-        """A request was answered by an error, or not at all.
+        """Note a request that got an error, or no answer.
 
         Returns:
-            True when that is the place of an offset, and was the answer for as long as anything is waited for.
+            True if the error is about the place of a user's offset, and has lasted for `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
         found = lane.refused_names.get(name)
@@ -126,7 +126,7 @@ class RefusedNames:
         self._ground.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
-        """A request was answered without an error."""
+        """Note a request that was answered without an error."""
         if not lane.refused_names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         name, _ = _name(lane, action)
@@ -149,7 +149,7 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """What is refused now, and what waits for it; with a topic: where that is records of it. From any thread."""
+    """Refused names, with the units that wait for them; with a topic, only if its records wait. From any thread."""
     for lane in lanes:
         for name, found in list(lane.refused_names.items()):
             units = found.waiting(lane)
@@ -173,12 +173,12 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 
 def _is_of_offsets(action: u.Request) -> bool:
-    """Whether it writes offsets of the user's. The marker is one as well where a unit has nothing else."""
+    """Whether a request writes a user's offsets. The marker counts too if the unit has no batches."""
     return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """In words, those of the lane's own ids in one; and the user's group, if it is about one."""
+    """The refused name in words, with one name for all of the lane's own ids; and the user's group, if it is one."""
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group
         return f"group {group}", group
@@ -190,7 +190,7 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
 
 
 def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
-    """The topic, and those of which records are delivered together with records of it. From any thread."""
+    """The topic, and topics whose records share an unfinished unit with records of it. From any thread."""
     beside = {topic}
     for lane in lanes:
         for unit in lane.journal.units.unfinished:

@@ -1,7 +1,7 @@
-"""What earlier lives of the spool directory still owe goes first: which destinations a lane holds back, and until when.
+"""Holds back destinations of a lane until records of earlier incarnations of the spool directory are delivered.
 
-`_core/order.py` decides. What lanes of this process owe their journals know; what others owe is read from their logs,
-beside the engine's thread, as long as something depends on it.
+`_core/order.py` decides. The journals of this process's lanes know what these owe. What other lanes owe is read from
+their logs, on another thread, as long as held-back batches depend on it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["Order"]
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""A dropped producer that does not write what it accepted within this time is not waited for: its thread may hang."""
+"""How long to wait until a dropped producer has written what it accepted. After that, its thread is assumed to hang."""
 _NAMED: Final = 5
-"""So many lanes are named in a message."""
+"""Maximum number of lanes that a message names."""
 
 
 class Order:
@@ -41,28 +41,28 @@ class Order:
         self._log = ground.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """What other processes' lanes owed when they were read last; nothing of one that cannot be read."""
+        """What other processes' lanes owed when they were last read; nothing for a lane that cannot be read."""
         self._unread: set[Path] = set()
-        """Lanes of others on which something depends."""
+        """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Of what is being read: the debt that asks for it was met since, and may be newer."""
+        """Lanes whose read that is under way may be older than a debt met since: its result is dropped."""
         self._reading = False
         self._read_at = 0.0
         self._timer = False
         self._given_up: set[Path] = set()
         self._told: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Dropped producers whose lane may not hold everything yet that they accepted: position in the own lane from
-        which on it waits for them, and until when at most, monotonic seconds."""
+        """Dropped producers that may not have written everything yet that they accepted: the position from which on the
+        own lane waits for them, and until when at most, monotonic seconds."""
         self._followed: set[Predecessor] = set()
-        """Dropped producers whose lanes are still theirs."""
+        """Dropped producers that still own their lanes."""
 
     def begin(self, lane: Lane) -> Sequence[int]:
-        """A life begins, on its own lane: find out what earlier ones owe, before anything is accepted.
+        """Begin an incarnation on its own lane: find out what earlier ones owe, before anything is accepted.
 
         Returns:
-            Numbers of the lanes that no process owns and where something waits.
+            Numbers of the lanes with pending records that no process owns.
         """
         if self._ground.config.in_memory:
             return ()
@@ -71,7 +71,7 @@ class Order:
         debts, dead = [], []
         try:
             with directory.births():
-                # In this order: an owner says where its life begins before it writes.
+                # In this order: an owner announces where its incarnation begins before it writes.
                 others = [
                     (number, directory.begun(number), directory.is_owned(number))
                     for number in directory.lanes()
@@ -95,10 +95,10 @@ class Order:
         return dead
 
     def follow(self, lane: Lane, predecessor: Predecessor) -> None:
-        """Another producer was dropped, or what is known of it changed: what it accepted goes first.
+        """Hold back the own lane's next batches until a dropped producer has delivered what it accepted.
 
-        What the own lane has not written yet is held back as well, though it may have been accepted before. That makes
-        no circle: the other producer waits only for those that were over before it.
+        Batches that the own lane has not written yet are held back too, although they may have been accepted earlier.
+        This cannot deadlock: the other producer waits only for producers that ended before it.
         """
         if self._ground.config.in_memory:
             return
@@ -117,7 +117,7 @@ class Order:
         """Begin the debts of dropped producers that have written everything.
 
         Returns:
-            From which position on the others are waited for, `NEVER` where there are none.
+            The position from which on the own lane waits for dropped producers, `NEVER` if it waits for none.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):
@@ -139,12 +139,12 @@ class Order:
         return held_from
 
     def _forget_view(self, path: Path) -> None:
-        """It may be older than what is asked for."""
+        """Forget the known debts of a lane, because they may be outdated."""
         self._views.pop(path, None)
         self._outdated.add(path)
 
     def look(self) -> None:
-        """What is held back now, and what not any more."""
+        """Decide again which batches are held back."""
         waits = False
         self._unread = set()
         for lane in self._ground.lanes:
@@ -154,7 +154,7 @@ class Order:
             self._ground.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
 
     def look_again(self) -> None:
-        """It is time for it."""
+        """Decide again when the timer is due, and read lanes of other processes if necessary."""
         self._timer = False
         self.look()
         now = self._ground.clock.monotonic()
@@ -165,7 +165,7 @@ class Order:
             self._ground.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
-        """What other lanes owe was read."""
+        """Take what other lanes owe, after they were read."""
         self._reading = False
         for path, result in results.items():
             if path not in self._outdated:
@@ -173,7 +173,7 @@ class Order:
         self.look()
 
     def give_up(self, path: Path, error: Exception) -> None:
-        """Nobody can deliver what is in a lane: it is not waited for."""
+        """Stop waiting for a lane whose records cannot be delivered."""
         self._not_kept(path, error)
         self._given_up.add(path)
         self.look()
@@ -195,7 +195,7 @@ class Order:
                     lane.lock.path.parent,
                     debt,
                     unread,
-                    fresh=lane.own,  # all others were read when its life began
+                    fresh=lane.own,  # all others were read when its incarnation began
                 )
         held = dict(holds(journal.afters, owed))
         if unwritten < NEVER:
@@ -227,7 +227,7 @@ class Order:
         return addresses
 
     def _read_all(self, paths: Sequence[Path]) -> None:
-        """On a thread beside the engine's."""
+        """Read lanes on a thread other than the engine's."""
         self._ground.post(LanesRead({path: self._read(path) for path in paths}))
 
     def _read(self, path: Path, *, tail: bool = False) -> Owed | Exception:
@@ -243,7 +243,7 @@ class Order:
         if isinstance(result, Exception):
             if path not in self._views:
                 self._not_kept(path, result)
-            # Else for a moment: what it owed then it owes until it can be read again.
+            # Otherwise the failure may be temporary: keep the last known debts until the lane can be read again.
             result = self._views.get(path, Owed())
         elif result.damaged:
             self._not_kept(path, SpoolError("a part of it cannot be read"))
@@ -251,7 +251,7 @@ class Order:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Before anything is sent that might overtake."""
+        """Report that order is not guaranteed, before anything is sent that might overtake."""
         if path in self._told:
             return
         self._told.add(path)

@@ -1,7 +1,7 @@
-"""Batches that may go out, until there is room for them on the way to their leader.
+"""Holds batches that may be sent, until the connection to their leader has room.
 
-For the journal they are sent. Here they are held, without their bytes, until the leader can be written to, the link has
-room for them, and so has the producer's memory. Those of one partition go in order; partitions take turns.
+The journal counts these batches as sent. The outlet holds them, without their bytes, until the leader is reachable, and
+its link and the producer's memory have room. Batches of a partition are sent in order; partitions take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOWHERE = -1
 class Outlet:
     """See the module.
 
-    Invariant: of a node that has batches held, the answer of `Cluster.reach` is awaited, or a batch is out.
+    Invariant: if batches are held for a node, an answer of `Cluster.reach` is awaited, or a batch is in flight.
     """
 
     def __init__(self, ground: Ground, disk: DiskWriter) -> None:
@@ -38,26 +38,26 @@ class Outlet:
         self._disk = disk
         self._links: dict[int, Link] = {}
         self._held: dict[Address, collections.deque[Held]] = {}
-        # By node, the partitions that have something held, in the order of their turns.
+        # By node, the partitions with held batches, in the order of their turns.
         self._turns: dict[int, collections.OrderedDict[Address, None]] = {}
         self._reaching: set[int | Address] = set()
         self.read_bytes = 0
-        """Of what is on its way, what was read from disk for that."""
+        """Bytes in flight that were read from disk to be sent."""
         self.reads = 0
-        """The same, batches."""
+        """Number of batches in flight that were read from disk."""
 
     @property
     def held(self) -> int:
-        """Batches that are held."""
+        """Number of held batches."""
         return sum(map(len, self._held.values()))
 
     @property
     def memory_bytes(self) -> int:
-        """Of durable batches, what is in memory, here or on its way."""
+        """Bytes of durable batches in memory, held or in flight."""
         return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, lane: Lane, batch: j.Batch) -> None:
-        """A batch is to go out, after those of its partition that are held."""
+        """Hold a batch to be sent, after those of its partition that are already held."""
         queue = self._held.get(address)
         if queue is None:
             queue = self._held[address] = collections.deque()
@@ -79,13 +79,13 @@ class Outlet:
         return link
 
     def find_leaders(self) -> None:
-        """The metadata say something new."""
+        """Assign held batches to the leaders of new metadata."""
         turns, self._turns = self._turns, {}
         for address in itertools.chain.from_iterable(turns.values()):
             self._line_up(address)  # in the order of their turns
 
     def due(self) -> Iterator[tuple[Address, Held, int]]:
-        """What may go out now: partition, batch, node. Each has to be given to `sent` before the next is taken."""
+        """Batches to send now: partition, batch, node. The caller must pass each to `sent` before it takes the next."""
         for node in list(self._turns):
             turns = self._turns[node]
             link = self._link(node)
@@ -120,7 +120,7 @@ class Outlet:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """One of `due` goes out: its ticket, and how much longer than usual its answer may take, seconds."""
+        """Note that a batch of `due` is sent. Returns its ticket, and the extra time its answer may take, seconds."""
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)
         read_bytes = size_bytes if read else 0
@@ -129,7 +129,7 @@ class Outlet:
         return link.send(node, size_bytes, read_bytes, self._ground.clock.monotonic()), patience_s
 
     def answered(self, ticket: Ticket, failure: t.Failure | None, *, timed_out: bool) -> None:
-        """What was out has an answer, or has none."""
+        """Account for a request that was answered or failed."""
         link = self._link(ticket.node)
         self.read_bytes -= ticket.read_bytes
         self.reads -= bool(ticket.read_bytes)
@@ -139,7 +139,7 @@ class Outlet:
             link.failed(ticket, timed_out=timed_out)
 
     def take_back(self, address: Address) -> Sequence[Held]:
-        """All that is held of a partition: it does not go out."""
+        """Take all held batches of a partition, so that they are not sent."""
         held = self._held.pop(address, ())
         if held:
             for turns in self._turns.values():
@@ -154,7 +154,7 @@ class Outlet:
         self._ground.cluster.reach(*address, _posting(self._ground, node, address))
 
     def reached(self, message: LinkAnswered) -> Sequence[Address]:
-        """The answer to that; returns the partitions that cannot be reached."""
+        """Handle the answer of `Cluster.reach`. Returns the partitions that cannot be reached."""
         address, node = (message.topic, message.partition), message.node
         self._reaching.discard(address if node == _NOWHERE else node)
         if isinstance(message.answer, t.Reached):

@@ -1,4 +1,4 @@
-"""Long backlogs: what callers see of batches that are far from their turn is kept only where somebody looks at it."""
+"""Packs long backlogs: the engine drops the parcels of batches far from their turn, unless callers hold them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kafkasafe.config import ProducerConfig
 __all__ = ["Packing", "Rereading", "packs"]
 
 _PARCELS: Final = 4096
-"""Up to so many batches nothing is packed."""
+"""Nothing is packed up to this number of batches."""
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether anything is packed: not where futures time out by themselves, or in memory."""
+    """Whether the engine packs batches. It does not if futures time out by themselves, or in memory."""
     return not config.in_memory and config.delivery_timeout_s is None
 
 
 class Rereading:
-    """Gives the entries of a lane's log to its journal while the log is read, and has long backlogs packed meanwhile.
+    """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs meanwhile.
 
     Args:
-        journal: A new one.
-        numbers: Of parcels; None: nothing is packed.
+        journal: A new journal.
+        numbers: Numbers for the parcels; None: nothing is packed.
     """
 
     def __init__(self, journal: j.Journal, numbers: Iterator[int] | None) -> None:
@@ -38,10 +38,10 @@ class Rereading:
         self._numbers = numbers
         self._unpacked = 0
         self.lost = 0
-        """How many entries are damaged."""
+        """Number of damaged entries."""
 
     def take(self, entry: Entry) -> None:
-        """The next entry of the log."""
+        """Take the next entry of the log."""
         if isinstance(entry, MarksEntry):
             self._pack()
         elif isinstance(entry, BatchEntry):
@@ -51,19 +51,19 @@ class Rereading:
         replay_one(entry, self._journal)
 
     def end(self) -> None:
-        """That was all."""
+        """Finish after the last entry."""
         self._pack()
         self._journal.recovered_log()
 
     def _pack(self) -> None:
-        """Between two groups."""
+        """Pack the batches read so far, between two groups."""
         if self._numbers is not None and self._unpacked > _PARCELS:
             self._journal.pack_recovered(self._numbers)
             self._unpacked = 0
 
 
 class Packing:
-    """See the module. Where futures time out by themselves (`delivery_timeout_ms`), or in memory, nothing is packed."""
+    """See the module. If futures time out by themselves (`delivery_timeout_ms`), or in memory, nothing is packed."""
 
     def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
         self._ground = ground
@@ -72,7 +72,7 @@ class Packing:
         self._packs = packs(ground.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
-        """These came to disk: it may be that some of their partitions have a long backlog now."""
+        """Pack partitions with a long backlog, after these batches were written."""
         if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
             return
         for destination in {batch.destination for batch in batches}:
@@ -91,7 +91,7 @@ class Packing:
             self._ledger.pack(destination, [parcel for _, parcel in packed])
 
     def unpack(self, lane: Lane, unpacked: Sequence[j.Unpacked]) -> None:
-        """The journal needs these again."""
+        """Restore the parcels of batches that the journal needs again."""
         for each in unpacked:
             batch = each.batch
             topic, partition = lane.journal.views.address(batch.destination)

@@ -1,4 +1,4 @@
-"""What callers hand over and wait for: encoded batches, and what they are divided into."""
+"""Encoded batches that callers hand over and wait for, and the parts that they are divided into."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ Indexes = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
-    """One encoded batch on its way: what callers see of it.
+    """One encoded batch, as callers see it.
 
     Attributes:
         topic: Topic name.
         partition: Partition, UNCHOSEN while it is not known.
         data: The batch; None while it is only in the spool.
         size_bytes: Its size.
-        count: Records.
+        count: Number of records.
         max_timestamp: Ms since the epoch.
-        taken: The pump's thread has it.
+        taken: The pump's thread has taken it.
         durable: It is on disk (or in the cluster).
         done: Its fate is final: see `error`, `base_offset`, `children`.
         error: Why it was not delivered.
         base_offset: In the partition; -1 if only known to be in the log.
         log_append_time: Ms, -1 unless the broker set it.
-        children: It was divided: (child, indexes of its records in this one).
-        parent: What it was divided from, or the first of `parents`.
-        parents: What it was made of, where small ones that waited became one.
-        shift: Where the first record of one of those is in it.
-        given: Of records whose partitions are to be chosen, those whose partition was given: see `journal.Batch`.
-        slip: Of the unit that it is a part of. The first parcel of a unit has no records: it stands for all of it.
-        watcher: Called with it, and the lock held, when it is done; then no more. What it is divided into inherits it.
-        keeper: While its batch is packed nobody but callers has it, and `watch` puts it in here, by number.
+        children: If it was divided, its parts: (child, indexes of the child's records in this parcel).
+        parent: The parcel that it was divided from, or the first of `parents`.
+        parents: The small pending parcels that were joined into it, if any.
+        shift: Index of its first record in the parcel that it was joined into.
+        given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
+        slip: The slip of its unit. The first parcel of a unit has no records: it stands for the whole unit.
+        watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
+        keeper: While its batch is packed, only callers hold the parcel. `watch` then stores it in this dict, by number.
     """
 
     topic: str
@@ -89,9 +89,9 @@ class Parcel:
     batch: j.Batch | None = None
     keeper: dict[int, Parcel] | None = None
     ahead: bool = False
-    """It counts in `Ledger.run_ahead`."""
+    """Whether `Ledger.ahead` counts it."""
     loose: bool = False
-    """Its bytes may still be in a socket's queue: changed only in a copy."""
+    """Whether its bytes may still be in a socket's queue. Then only a copy may be changed."""
 
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
@@ -109,7 +109,7 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
     """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
 
     Args:
-        columns: The batch. What an earlier version added to it is taken off.
+        columns: The batch. Headers that an earlier version added are removed from it.
         runs: See `journal.Batch.given`.
     """
     if runs is not None:
@@ -132,14 +132,14 @@ def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
 
 
 def leaves(parcel: Parcel) -> list[Parcel]:
-    """What a parcel was divided into, in the end; itself when it was not."""
+    """The parts that a parcel was divided into, over all divisions; the parcel itself if it was not divided."""
     if parcel.children is None:
         return [parcel]
     return [leaf for child, _ in parcel.children for leaf in leaves(child)]
 
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
-    """How a refused batch is divided: runs of good and of named bad records, or equal parts where none is named."""
+    """How to divide a refused batch: runs of good and of named bad records, or equal parts if none is named."""
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))
     if not bad or len(bad) == count:

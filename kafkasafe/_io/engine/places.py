@@ -1,15 +1,15 @@
-"""Whether lanes stand where their paths lead: the next start looks there, and nowhere else.
+"""Checks that lanes are in their places, and restores those that are not: the next start looks nowhere else.
 
-A lane is the directory that was locked. An operator or a cleaner may move it, delete it, or delete files of it while
-its owner works. The next start does not find what is in it then, whatever the disk says. So each lane is looked at
-after each group, and each second; and what is displaced is put where it belongs:
+A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
+while its owner works. Then the next start does not find its records, although the fsyncs succeeded. So the engine
+checks each lane after each group, and each second, and restores a lane that is displaced:
 
-1. A lane that was moved is fetched, by one rename.
-2. Files that were deleted, renamed or cut are written again, from those that are held open.
-3. A lane that was deleted gets another directory, with all of its files.
+1. If the lane was moved, the engine renames it back.
+2. If files were deleted, renamed or cut, the engine writes them again, from those that it holds open.
+3. If the lane was deleted, the engine creates another directory with all of its files.
 
-As long as that does not succeed (another volume is mounted there, a permission is missing) the owner goes on with what
-it has open: batches are written and delivered, but nothing is called durable.
+If this fails (another volume is mounted there, a permission is missing), the owner continues with its open files: it
+writes and delivers batches, but calls nothing durable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["PlaceKeeper"]
 
 
 class _Problem(enum.Enum):
-    """What is wrong, and in words."""
+    """The ways in which a lane can be displaced."""
 
     MOVED = "moved"
     DELETED = "deleted"
@@ -63,9 +63,9 @@ class _Trouble:
     """A lane that is displaced.
 
     Attributes:
-        problem: What was seen first.
-        next_at: When it is tried again, monotonic seconds.
-        attempts: How often it failed to be put where it belongs.
+        problem: The problem that was found first.
+        next_at: When the engine tries again, monotonic seconds.
+        attempts: How often it could not be restored.
     """
 
     problem: _Problem
@@ -73,12 +73,12 @@ class _Trouble:
     attempts: int = 0
 
     def fail(self) -> int:
-        """It could not be put where it belongs. Returns how often that was so."""
+        """Count a failed attempt to restore the lane. Returns the number of failed attempts."""
         self.attempts += 1
         return self.attempts
 
     def wait(self, until: float) -> None:
-        """It is tried again at this time."""
+        """Try again at this time."""
         self.next_at = until
 
 
@@ -96,15 +96,15 @@ class PlaceKeeper:
 
     @property
     def displaced(self) -> int:
-        """Lanes of which nothing is called durable for now."""
+        """Number of displaced lanes. Nothing in them is called durable for now."""
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
-        """A group was written and synced: whether the next start finds it. What is displaced is restored, if it can be.
+        """Whether the next start would find the group just synced. Restores the lane if it is displaced.
 
         Raises:
             LaneBusyError: Another process has the own lane now. Nothing may be written or sent any more.
-            SpoolWriteError: The same of an adopted lane.
+            SpoolWriteError: Another process has this adopted lane now.
         """
         if self._config.in_memory:
             return True
@@ -113,38 +113,38 @@ class PlaceKeeper:
                 if lane.lock.standing is Standing.HERE:
                     return True
             except OSError:
-                pass  # seen again, and told, in a moment
+                pass  # `_restore` checks again, and reports it
         return self._restore(lane)
 
     def is_displaced(self, lane: Lane) -> bool:
-        """Whether something is not where it belongs."""
+        """Whether the lane or one of its files is displaced."""
         return not self._config.in_memory and self._problem(lane) is not None
 
     def in_trouble(self, lane: Lane) -> bool:
-        """Whether it is displaced, and could not be restored yet."""
+        """Whether the lane is displaced, and could not be restored yet."""
         return lane in self._troubles
 
     def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
-        """Parts of its log, from one position to another, whose files were lost since this was asked last."""
+        """Take the ranges of positions (first, end) whose files were lost since the last call."""
         return self._gone.pop(lane, ())
 
     def look(self, lane: Lane) -> bool:
-        """Whether a lane is all there under its names, and where its path leads; restored, if it can be.
+        """Whether a lane and its files are in their places. Restores the lane if it is displaced.
 
-        Nothing is under way. Raises as `confirm`.
+        Call it only while no write is under way. Raises as `confirm`.
         """
         if self._config.in_memory or lane.lock.lost:
             return not lane.lock.lost
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """At the end, where a lane is that could not be restored; None for one that is in place."""
+        """Where a lane is that could not be restored before its producer ended; None for one that is in place."""
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
-        """Whether `spool_dir` as it was given still leads to the directory: a deploy may switch a link."""
+        """Report if `spool_dir` as it was given leads elsewhere now: a deployment may switch a symbolic link."""
         given, path = self._config.spool_dir_given, self._ground.directory.path
         if given == path or self._config.in_memory:
             return
@@ -168,12 +168,12 @@ class PlaceKeeper:
         self._link_switched = switched
 
     def forget(self, lane: Lane) -> None:
-        """It is closed."""
+        """Drop the state of a lane that is closed."""
         self._troubles.pop(lane, None)
         self._gone.pop(lane, None)
 
     def _problem(self, lane: Lane) -> _Problem | None:
-        """What is wrong with a lane now."""
+        """Why a lane is displaced; None if it is in place."""
         if lane in self._troubles:
             return self._troubles[lane].problem
         try:
@@ -188,14 +188,14 @@ class PlaceKeeper:
         return None if in_place else _Problem.FILES
 
     def _restore(self, lane: Lane) -> bool:
-        """Put a lane where it belongs; False while that cannot be done."""
+        """Restore a lane; False while this fails."""
         now = self._ground.clock.monotonic()
         trouble = self._troubles.get(lane)
         if trouble is None:
             problem = self._problem(lane)
             if problem is None:
                 return True
-            if lane.own:  # first the reason, then the state: health() reads them while this runs
+            if lane.own:  # set the reason before the state: health() reads both while this runs
                 self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _Trouble(problem)
             self._ground.counters["spool_displaced"] += 1
@@ -254,7 +254,7 @@ class PlaceKeeper:
     def _tell(
         self, lane: Lane, trouble: _Trouble, before: Path, lost: Sequence[tuple[int, int]], rejected: int
     ) -> None:
-        """It is restored: what became of it."""
+        """Report that a lane is restored, and which records were lost."""
         gone = [
             batch
             for _, _, batch in lane.journal.views.batches()

@@ -10,10 +10,10 @@ __all__ = ["Predecessor"]
 
 
 class Predecessor:
-    """What a producer leaves to those that go on after it was dropped.
+    """What other producers know of a producer after it was dropped.
 
-    A producer may be dropped while another one on the same directory is alive already: `producer = SafeProducer(...)`
-    in a notebook cell that is run again makes the second one before it drops the first.
+    A program may drop a producer after it has created another one on the same directory: `producer = SafeProducer(...)`
+    in a notebook cell that is run again creates the second producer before it drops the first.
 
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so nothing in it counts as an earlier
@@ -21,11 +21,11 @@ class Predecessor:
     3. The first one is dropped. It goes on delivering for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
-    So from step 3 on the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
-    what it sends from then on until lane-000 owes nothing that was accepted before. Step 2 alone cannot do that: until
-    it is dropped the first producer may go on accepting records, and waiting for those would have no end.
+    So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
+    its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on:
+    until it is dropped, the first producer may accept more records, and the wait for those might never end.
 
-    Written by the engine of the producer that was dropped, on its thread. Read from any thread.
+    The engine of the dropped producer writes it, on its thread. Any thread may read it.
 
     Attributes:
         lane: Number of its lane.
@@ -52,13 +52,13 @@ class Predecessor:
         changed()
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Everything that was accepted is on disk, in its lane before this position."""
+        """Note that everything that was accepted is on disk, in the lane before this position."""
         self.owes = owes
         self.end_position = end_position
         self._tell()
 
     def ended(self, end_position: int, *, owes: bool) -> None:
-        """Its lane is closed."""
+        """Note that the lane is closed."""
         if self.end_position is None:
             self.end_position = end_position
         self.owes = owes

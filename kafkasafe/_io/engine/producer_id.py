@@ -1,4 +1,4 @@
-"""The producer id that a lane asks for."""
+"""A lane's request for a producer id."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["ProducerIdRequest"]
 
 
 class ProducerIdRequest:
-    """Whether a producer id is being asked for, and how often that failed.
+    """Whether a request for a producer id is open, and how often it failed.
 
     Attributes:
-        is_open: It was asked for, and none was granted since.
-        failures: In a row.
+        is_open: A request was sent, and no id was granted since.
+        failures: Number of consecutive failures.
     """
 
     __slots__ = ("failures", "is_open")
@@ -20,14 +20,14 @@ class ProducerIdRequest:
         self.failures = 0
 
     def ask(self) -> None:
-        """A request goes out."""
+        """Note that a request is sent."""
         self.is_open = True
 
     def granted(self) -> None:
-        """A producer id was granted."""
+        """Note that a producer id was granted."""
         self.is_open = False
         self.failures = 0
 
     def failed(self) -> None:
-        """The request was refused, or not answered; it is repeated after a pause."""
+        """Note that the request was refused, or not answered. It is repeated after a pause."""
         self.failures += 1

@@ -1,4 +1,4 @@
-"""Two questions of several requests each: are the batches in doubt in the log, and which acknowledged ones are gone?"""
+"""Inquiries of several requests each: whether batches in doubt are in the log, and which acknowledged ones are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kafkasafe.cluster import api as t
 __all__ = ["Baseline", "Confirmation", "Inquest", "Question"]
 
 _SCAN_BYTES: Final = 1024 * 1024
-_SCAN_PATIENCE: Final = 40  # polls of a log whose replicas lag
+_SCAN_PATIENCE: Final = 40  # maximum number of polls of a log whose replicas lag
 _SCAN_POLL_S: Final = 0.25
 
 
@@ -53,11 +53,11 @@ class _LogSteps(Steps):
         self._polls = 0
 
     def _failed(self, reason: str, code: int) -> None:
-        """The journal is told that there is no answer, and why."""
+        """Report to the journal that there is no answer, and why."""
         raise NotImplementedError
 
     def _read(self) -> None:
-        """Ask for the next page, or draw the conclusion."""
+        """Ask for the next page, or report the result to the journal."""
         raise NotImplementedError
 
     def _then(self, step: str) -> Callable[[Any], None]:
@@ -65,7 +65,7 @@ class _LogSteps(Steps):
         return super()._then(step)
 
     def _good(self, result: A | t.Failure) -> A | None:
-        """The answer; None where there is none, then `_lane.journal` has the reason."""
+        """The answer; None after reporting a failure to the journal."""
         code, reason = trouble(result)
         if reason:
             self._failed(reason, code)
@@ -77,7 +77,7 @@ class _LogSteps(Steps):
         )
 
     def _has_more(self, log: Scan | Survey, page: t.HeadersFetched) -> bool:
-        """Whether there was anything in it that the replicas have confirmed; then the next one is asked for."""
+        """Add a page to the log read so far. If the page had anything new that replicas confirmed, ask for the next."""
         before = log.next_offset
         log.page(
             [
@@ -103,7 +103,7 @@ class _LogSteps(Steps):
 
 
 class Baseline(Steps):
-    """Where the log of a partition ends to which nothing was sent yet."""
+    """Finds the end of a partition's log before the lane sends the first batch to it."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
@@ -130,7 +130,7 @@ class Baseline(Steps):
 
 
 class Confirmation(Steps):
-    """What the leader has of a batch that it refused. Where it does not tell, its answer is believed."""
+    """Asks a leader for the producer state of a batch that it refused. Without one, the journal trusts the refusal."""
 
     def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, topic: str, partition: int) -> None:
         super().__init__(ground, lane, topic, partition)
@@ -155,7 +155,7 @@ class Confirmation(Steps):
 
 
 class Question(_LogSteps):
-    """Whether the batches in doubt are in the log: DescribeProducers, then the log itself."""
+    """Finds out whether batches in doubt are in the log: asks for the producer state, then reads the log itself."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.Ask, topic: str, partition: int
@@ -165,15 +165,15 @@ class Question(_LogSteps):
         self._view: ProducerView | None = None
         self._scan: Scan | None = None
         self._by_state: Judgement | None = None
-        """What the producer state says; the log is only asked where it is."""
+        """The verdict of the producer state. The log is then read only for the offsets of the batches."""
         self._unproven: Judgement | None = None
-        """The same while it is asked whether a state may be believed."""
+        """The same, while the inquiry checks whether the state can be believed."""
         self._leader_epoch = ground.leader_epoch(topic, partition)
         self._log_start = 0
         self._cut_at = -1
         self._shrunk_to = -1
         self._whole = True
-        """As far as the leader epoch of the last acknowledgement tells, the log was not cut since."""
+        """Whether the log was not truncated since the last acknowledgement, judged by the leader epoch of that."""
         self._read_from = 0
 
     def go_on(self) -> None:
@@ -201,7 +201,7 @@ class Question(_LogSteps):
             return
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if judgement.present > 1 and epoch >= 0 and ask.from_offset > 0:
-            # A log that was wiped takes any sequence: a late request alone would speak for those before it.
+            # An empty log accepts any sequence number: the state of one late request would vouch for earlier batches.
             self._unproven = judgement
             self._ground.cluster.offset_for_leader_epoch(
                 self._topic, self._partition, epoch, self._then("proof")
@@ -226,7 +226,7 @@ class Question(_LogSteps):
 
     def _judged_by_state(self, judgement: Judgement) -> None:
         if judgement.present and self._ask.from_offset >= 0:
-            # They are in the log: where?
+            # The batches are in the log: find their offsets.
             self._by_state = judgement
             self._read_log()
         else:
@@ -246,7 +246,7 @@ class Question(_LogSteps):
         self._log_start = start.offset
         epoch = self._lane.journal.views.leader_epoch(self._ask.destination)
         if epoch >= 0 and self._ask.from_offset > 0 and self._by_state is None:
-            # A log that was cut and has grown again may hold them before what was acknowledged.
+            # A log that was truncated and has grown again may hold the batches before the last acknowledged offset.
             self._ground.cluster.offset_for_leader_epoch(
                 self._topic, self._partition, epoch, self._then("epoch")
             )
@@ -258,7 +258,7 @@ class Question(_LogSteps):
             ended = self._good(result)
             if ended is None:
                 return
-            # Unknown to a log that reaches back that far: it is another one.
+            # A log that reaches back that far and does not know the epoch is another log.
             self._cut_at = ended.end_offset if ended.end_offset >= 0 else self._log_start
             self._whole = ended.end_offset >= self._ask.from_offset
         self._list_end()
@@ -273,7 +273,7 @@ class Question(_LogSteps):
         begin, log_start = self._ask.from_offset, self._log_start
         end = listed.offset if self._cut_at < 0 else min(self._cut_at, listed.offset)
         if begin > end:
-            # The log ends before what it had acknowledged: whatever is left is read.
+            # The log ends before records that it acknowledged: read everything that is left.
             self._shrunk_to = end
             begin = self._read_from = log_start
         elif begin < 0:
@@ -281,7 +281,7 @@ class Question(_LogSteps):
         doubt = self._ask.doubt
         if self._by_state is not None:
             if self._shrunk_to >= 0:
-                self._probe(self._by_state)  # cut since: the journal has the log looked at before it goes on
+                self._probe(self._by_state)  # truncated since: the journal first has the log checked
                 return
             doubt = doubt[: self._by_state.present]
         self._scan = Scan(doubt, begin, listed.offset)
@@ -303,7 +303,7 @@ class Question(_LogSteps):
         page = self._good(result)
         if scan is None or page is None or self._has_more(scan, page):
             return
-        # Nothing new: replicas have not confirmed the rest yet.
+        # The page had nothing new: replicas have not confirmed the rest yet.
         if self._by_state is not None:
             self._probe(self._by_state)
         else:
@@ -321,13 +321,13 @@ class Question(_LogSteps):
 
     def _judge(self, scan: Scan) -> None:
         if self._ground.leader_epoch(self._topic, self._partition) != self._leader_epoch:
-            # Nobody knows which one's log this was, and so what of it a later leader must have.
+            # It is unknown which leader's log this was, and so which of its records a later leader must have.
             self._failed("another leader came while the log was read", 0)
             return
         if self._by_state is not None:
             judgement, stable = judge_located(self._by_state, scan)
             if not stable:
-                # All of the log was read: a state that speaks of what is not there is one late request's.
+                # The log was read to its end and lacks the batches: the state is of a late request (`judge_located`).
                 self._by_state = None
                 self._read_log()
                 return
@@ -359,7 +359,7 @@ class Question(_LogSteps):
 
 
 class Inquest(_LogSteps):
-    """Which acknowledged batches are gone: the log is read from where the oldest was."""
+    """Finds acknowledged batches that the log lacks: reads it from where the oldest batch was."""
 
     def __init__(
         self, ground: Ground, sender: Sender, lane: Lane, ask: j.SurveyAsk, topic: str, partition: int
@@ -378,7 +378,7 @@ class Inquest(_LogSteps):
         if self._survey is not None:
             self._read()
             return
-        # A topic that was created again has another id: old metadata would not tell.
+        # If the topic was created again, only fresh metadata show its new id.
         self._ground.cluster.refresh_metadata([self._topic], self._then("metadata"))
 
     def _on_metadata(self, result: t.MetadataRefreshed | t.Failure) -> None:
@@ -388,7 +388,7 @@ class Inquest(_LogSteps):
         transport = self._ground.cluster
         self._topic_id = self._id_now()
         if self._lane.journal.missing.reason(self._ask.destination):
-            # The partition went with the topic of before: nothing is left of its log.
+            # The partition was deleted with its topic: nothing is left of its log.
             self._survey = Survey(self._ask.acked, 0, 0, 0)
             self._read()
             return
@@ -408,10 +408,10 @@ class Inquest(_LogSteps):
         self._lane.journal.survey_failed(self._ask.destination, reason, code=code)
 
     def _on_epoch(self, result: t.EpochEnd | t.Failure) -> None:
-        # It only sharpens the answer: old brokers cannot tell.
+        # The epoch's end only makes the result more precise. Old brokers do not support the request.
         if not isinstance(result, t.Failure) and not result.error_code:
             self._epoch_end = result.end_offset
-            # Unknown: of the log that was acknowledged nothing may be left.
+            # If the leader does not know the epoch (-1), nothing of the acknowledged log may be left.
             changed = [offset for offset in (self._from, max(0, result.end_offset)) if offset >= 0]
             self._from = min(changed)
         self._ground.cluster.list_offset(self._topic, self._partition, t.EARLIEST, self._then("start"))
@@ -445,10 +445,10 @@ class Inquest(_LogSteps):
             journal = self._lane.journal
             topic_id = self._topic_id
             if topic_id != self._id_now():
-                # What was found may have been in the one before.
+                # The batches found may be in the log of the earlier topic.
                 self._failed("The topic was created again meanwhile", 0)
                 return
-            # Topics have ids from Kafka 2.8 on. Before, only what is still there tells a log from another topic's.
+            # Topics have ids since Kafka 2.8. Before, only a batch that is still there proves that the log is the same.
             comparable = any(topic_id) and any(journal.views.topic_id(self._ask.destination))
             journal.surveyed(
                 self._ask.destination,

@@ -1,4 +1,4 @@
-"""Divisions of a lane's batches that wait: the spool could not be read, or has no room for the parts."""
+"""Divisions of a lane's batches that wait, because the spool cannot be read or has no space for the parts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Reads"]
 
 
 class Reads:
-    """Of one lane.
+    """The pending divisions of one lane.
 
     Attributes:
-        undivided: What could not be read when it was to be divided, or has no room for that yet.
-        attempt: How often reading failed in a row.
-        unreadable_until: When it is tried again, monotonic seconds.
-        room_attempt: How often there was no room in a row.
+        undivided: Divisions whose batch could not be read, or that have no space yet.
+        attempt: Number of consecutive failures to read.
+        unreadable_until: When the engine reads again, monotonic seconds.
+        room_attempt: Number of consecutive times without space.
     """
 
     __slots__ = ("attempt", "room_attempt", "undivided", "unreadable_until")
@@ -28,32 +28,32 @@ class Reads:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """What waits to be divided; `leave` says what is left of it."""
+        """Take the pending divisions. `leave` returns those that could not be done."""
         undivided, self.undivided = self.undivided, ()
         return undivided
 
     def leave(self, undivided: Sequence[j.Divide]) -> None:
-        """These could not be divided."""
+        """Keep divisions that could not be done."""
         self.undivided = undivided
 
     def fail(self) -> int:
-        """The spool could not be read. Returns how often that was so in a row."""
+        """Note that the spool could not be read. Returns the number of consecutive failures."""
         self.attempt += 1
         return self.attempt
 
     def wait(self, until: float) -> None:
-        """It is read again at this time."""
+        """Read again at this time."""
         self.unreadable_until = until
 
     def succeed(self) -> None:
-        """The spool could be read."""
+        """Note that the spool could be read."""
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """There is no room for the parts. Returns how often that was so in a row."""
+        """Note that there is no space for the parts. Returns how many times in a row."""
         self.room_attempt += 1
         return self.room_attempt
 
     def find_room(self) -> None:
-        """Something was divided."""
+        """Note that a batch was divided."""
         self.room_attempt = 0

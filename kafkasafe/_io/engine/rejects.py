@@ -1,4 +1,4 @@
-"""What is given up: kept in `rejected/`, or damaged and put into `quarantine/`, before its end is decided."""
+"""Keeps batches that are given up, before their end is decided: in `rejected/`, or damaged ones in `quarantine/`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Before the marks that end them are decided, rejected batches are durable in `rejected/`; or they wait."""
+        """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
         if self._config.in_memory:
-            # There is no place to keep them: their futures and the dead-letter handler get them.
+            # Without a disk, only their futures and the dead-letter handler get them.
             lane.kept_in.update((batch.handle, None) for batch in aside.batches)
             self._set_aside(lane, aside, len(aside.batches))
             return
@@ -100,11 +100,11 @@ class Rejects:
 
     def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
         if lane.journal.set_aside(aside, kept, reason):
-            # Not at once: other partitions, and what callers have handed over, come first.
+            # Use a timer: other partitions, and parcels from callers, come first.
             self._ground.timer(0.0, AsideDue(lane, aside.destination))
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """A batch is damaged on disk. Whether it is in quarantine/ and is given up; else its partition waits."""
+        """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
         if batch.handle in lane.kept_in:
             return True
         address = lane.journal.views.address(batch.destination)

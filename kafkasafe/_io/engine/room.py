@@ -1,4 +1,4 @@
-"""Room in the spool: what waits in front of it is copied forward, so that what is done can go."""
+"""Makes space in the spool: copies old pending batches forward, so that segments with done batches can be deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["RoomKeeper"]
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Copied with one fsync; others have a turn in between."""
+"""Bytes copied with one fsync. Other work gets a turn between two portions."""
 _LOOK_EVERY_S: Final = 1.0
 _AFTER_FAILURE_S: Final = 60.0
 
@@ -37,10 +37,10 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Parts of the own lane's log whose files were lost, and what is in memory of them not written again yet."""
+        """Ranges of the own lane's log whose files were lost, until their batches in memory are written again."""
 
     def keep(self, lane: Lane) -> None:
-        """Copy a portion forward, if the own lane needs the room and it is worth it. Then `DiskWriter.release`."""
+        """Copy a portion forward, if the own lane needs space and copying pays. `DiskWriter.release` must follow."""
         if not lane.own or lane.unwritten:
             return
         self._rescue(lane)
@@ -65,7 +65,7 @@ class RoomKeeper:
             self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
-        """Write once more what only memory has, since somebody deleted or cut the file with it."""
+        """Write batches again that only memory has, because another process deleted or cut their files."""
         self._lost += self._places.take_lost(lane)
         while self._lost:
             first, end = self._lost[0]
@@ -84,7 +84,7 @@ class RoomKeeper:
                 del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
-        """Whether something is to be copied; looked at when much was written since, or a while ago."""
+        """Whether to copy batches. Checks only if much was written since the last check, or after a while."""
         if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes
@@ -110,14 +110,14 @@ class RoomKeeper:
         return lane.copying.is_under_way
 
     def _copy(self, lane: Lane, batches: list[j.Batch]) -> bool:
-        """Write them once more, durably; whether that went well."""
+        """Write batches once more, durably. Returns whether that succeeded."""
         copies: list[tuple[int, bytearray]] = []
         try:
             for batch in batches:
                 try:
                     copies.append((batch.destination, self._disk.copy_of(lane, batch)))
                 except SpoolCorruptError:
-                    # Noticed again when it is sent, and dealt with then.
+                    # The sender finds the damage again, and handles it.
                     if not copies:
                         raise
                     break

@@ -1,4 +1,4 @@
-"""Out to the cluster: batches, pauses between tries, producer ids."""
+"""Sends batches to the cluster, pauses between attempts, and asks for producer ids."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError
 __all__ = ["Sender"]
 
 _CALM: Final = 8
-"""A partition in trouble goes on when no more than so many of its requests of the last `_CALM_S` failed or were
-questions. What it does before it looks at that again takes eleven at most: state, log start, log end and log, then five
-batches that fail, and the end of a leader epoch with the log start. So it is less than ten a second, whatever is
-answered."""
+"""A partition in trouble continues when at most this many of its requests of the last `_CALM_S` failed or were queries.
+Until the next check it sends eleven requests at most: state, log start, log end and log, then five batches that fail,
+and the end of a leader epoch with the log start. So it sends fewer than ten requests a second, whatever the answers."""
 _CALM_S: Final = 2.0
 
 _TURN_S: Final = 0.01
-"""Between two inquiries of the producer, on average: each takes four requests, or five."""
+"""Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""So many turns may be taken at once."""
+"""Inquiries whose turns add up to this time may begin at once."""
 
 
 class Sender:
@@ -67,13 +66,13 @@ class Sender:
         self._outlet = Outlet(ground, disk)
         self._outage = Outage(ground.clock.monotonic())
         self._turn = 0.0
-        """When the last inquiry begins, at the rate at which they may."""
+        """When the last inquiry begins at the permitted rate."""
         self._clocks = Clocks(ground.now(), ground.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
-        # By partition, who led it when something was last sent or asked.
+        # By partition, its leader when the last request was sent.
         self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
-        # By lane and destination, the pause that it is in.
+        # By lane and destination, its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
         # By address, pauses that end when another broker leads.
         self._waiting: dict[tuple[str, int], RetryDue] = {}
@@ -81,7 +80,7 @@ class Sender:
         """By partition, the name of the last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
-        """Send batches, in order, as soon as there is room for them on their way; the reply comes as `Produced`."""
+        """Send batches, in order, as soon as the outlet has room. The reply arrives as `Produced`."""
         for batch in batches:
             address = lane.journal.views.address(batch.destination)
             self.tries(*address)
@@ -89,7 +88,7 @@ class Sender:
         self._let_out()
 
     def let_out(self) -> None:
-        """The metadata say something new: what is held may have another way, and what pauses another leader."""
+        """Use new metadata: held batches may have another route, and paused partitions another leader."""
         self._outlet.find_leaders()
         for address, due in list(self._waiting.items()):
             if self._has_news(address) and self._calm_in_s(*address) <= 0:
@@ -98,7 +97,7 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> None:
-        """Something is about to be sent, or asked."""
+        """Note the partition's leader, before a request to it."""
         self._tried[topic, partition] = self._leader(topic, partition)
 
     def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
@@ -106,12 +105,12 @@ class Sender:
         return info.partitions.get(partition) if info is not None and not info.error_code else None
 
     def _has_news(self, address: tuple[str, int]) -> bool:
-        """Another one leads now than the one that did not answer, or refused."""
+        """Whether another broker leads now than the one that did not answer, or refused."""
         leader = self._leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """A leader can be written to, or not: then what is held for it fails."""
+        """Send held batches if their leader's connection is ready. If it failed, fail them."""
         failure = message.answer
         for address in self._outlet.reached(message):
             if isinstance(failure, t.Failure):
@@ -123,7 +122,7 @@ class Sender:
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
-        """Give the cluster what there is room for, with its bytes."""
+        """Pass as many held batches to the cluster as there is room for, with their bytes."""
         if self._ground.stranger is not None:
             return
         requests = []
@@ -139,13 +138,13 @@ class Sender:
                     self._ground.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # Nothing overtakes it.
+                # No later batch overtakes it.
                 damaged = SpoolError(f"a batch before it is damaged on disk: {error}")
                 for other, later in self._outlet.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
                 continue
             except SpoolError as error:
-                # Too many open files, a disk that does not answer: tried again, like a leader that does not.
+                # Too many open files, or a disk that does not answer: retry, as with a leader that does not answer.
                 self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 for other, later in self._outlet.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
@@ -168,16 +167,16 @@ class Sender:
             )
 
     def _on_produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
-        """On the network thread."""
+        """Post the reply to the engine. Called on the network thread."""
         self._ground.post(Produced(sent, reply))
 
     def produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
-        """What became of a batch that was sent."""
+        """Handle the reply to a batch."""
         self._produced(sent, reply)
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # As the fence does for those that are further on: nothing overtakes what failed.
+            # Like the fence for later batches: no batch overtakes a failed one.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
@@ -244,14 +243,14 @@ class Sender:
                 if self._clocks.asks(address, now) and not self._ground.closing:
                     ClockQuestion(self._ground, lane, *address, self._clocks).go_on()
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
-            # When it was sent: a leader that came since did not acknowledge it.
+            # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
             )
 
     def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
-        """A batch was acknowledged: if that ends an outage, it is said."""
+        """Note an acknowledged batch, and report the end of an outage if it ends one."""
         outage_s = self._outage.acked(self._ground.clock.monotonic(), sealed_at)
         if not outage_s:
             return
@@ -298,7 +297,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """A request about this partition failed, or asks about a failure; see `_CALM`."""
+        """Note a request about this partition that failed, or that asks about a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -311,7 +310,7 @@ class Sender:
         return times[0] + _CALM_S - self._ground.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin it now, or when the partition has calmed down."""
+        """Begin an inquiry now, or when the partition has calmed down."""
         now = self._ground.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)
@@ -321,7 +320,7 @@ class Sender:
             inquiry.go_on()
 
     def wait(self, lane: Lane, wait: j.Wait) -> None:
-        """A destination pauses before its next try."""
+        """Begin the pause of a destination before its next attempt."""
         topic, partition = lane.journal.views.address(wait.destination)
         backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
             wait.attempt
@@ -339,7 +338,7 @@ class Sender:
             self._ground.pause(self._ground.clock.monotonic() + pause_s)
         self._ground.counters["retries"] += 1
         self._ground.stats.backoff_s["produce"] += pause_s
-        # Without brokers the transport says why none can be used. A line for each partition would repeat it.
+        # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
         connected = self._ground.cluster.connected
         self._log.seldom(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
@@ -364,26 +363,26 @@ class Sender:
         self._ground.timer(pause_s, due)
 
     def retry(self, due: RetryDue) -> None:
-        """A pause is over.
+        """End a pause.
 
         1. A broker does not answer, and the partition pauses for a second.
-        2. After a tenth of it another broker leads, so the pause ends at once (`let_out`).
+        2. After a tenth of a second another broker leads, so the pause ends at once (`let_out`).
         3. The new leader fails too, and the partition pauses again.
-        4. The timer of the first pause fires: that is not the end of the second one.
+        4. The timer of the first pause fires. It must not end the second pause.
         """
         if self._pauses.get((due.lane, due.destination)) is due:
             del self._pauses[due.lane, due.destination]
             due.lane.journal.retry(due.destination)
 
     def want_producer_id(self, lane: Lane) -> None:
-        """Ask for a producer id; the answer comes as `ProducerIdAnswered`."""
+        """Ask for a producer id. The answer arrives as `ProducerIdAnswered`."""
         lane.producer_id.ask()
         self._ground.cluster.init_producer_id(
             lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))
         )
 
     def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
-        """The answer to a request for a producer id."""
+        """Handle the answer to a request for a producer id."""
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id.granted()
             self._ground.progressed()

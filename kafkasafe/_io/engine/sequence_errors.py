@@ -1,4 +1,4 @@
-"""Sequence errors of brokers, each counted once, when the cluster's state has proven what it means."""
+"""Counts sequence errors of brokers, each once, when the cluster's state has proven what the error means."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Address = tuple[str, int]
 class SequenceErrors:
     """The last error of each partition, until it is judged.
 
-    Whether batches in doubt are in the log is a judgement about every sequence error. UNKNOWN_PRODUCER_ID mostly puts
-    nothing in doubt: it says that the batch was not appended. Of it the question is KAFKA-5793's:
+    The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID mostly puts no batch in doubt:
+    it says that the batch was not appended. Then the question is that of KAFKA-5793:
 
-    1. A broker (Kafka 1.0 to 2.4) answers it to a batch, and says where its log starts.
-    2. The start is beyond the last acknowledged offset: retention removed the producer's records. Nothing is lost.
-    3. Otherwise the log should have them, and is read: they are lost, or they are there.
+    1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
+    2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
+    3. Otherwise the log should have them, and the engine reads it: they are lost, or they are there.
 
     Args:
         stats: Counts the verdicts.
@@ -42,13 +42,13 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """The outcome of a Produce request, by its name; one that is no sequence error takes the place of one.
+        """Note the outcome of a Produce request. An outcome other than a sequence error drops a pending one.
 
         Args:
             address: Topic and partition.
-            name: Of the error.
-            log_start_offset: That the broker told, -1 where it did not.
-            last_acked: Offset of the partition's last acknowledged record, -1 where there is none.
+            name: Name of the outcome.
+            log_start_offset: As the broker reported it, -1 if it did not.
+            last_acked: Offset of the partition's last acknowledged record, -1 if there is none.
         """
         if name not in _NAMES:
             self._pending.pop(address, None)
@@ -56,17 +56,17 @@ class SequenceErrors:
         self._pending[address] = name, 0 <= last_acked < log_start_offset
 
     def judged(self, address: Address, verdict: str) -> None:
-        """It is known whether the partition's batches in doubt are in the log, or that this cannot be known."""
+        """Count the pending error with this verdict on the partition's batches in doubt."""
         if found := self._pending.pop(address, None):
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """The batch that was refused is not in the log, as the broker said, and no loss was found."""
+        """Count a pending refusal that is confirmed: the batch is not in the log, and no loss was found."""
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:
             self.judged(address, "retention" if trimmed else "none")
 
     def lost(self, address: Address) -> None:
-        """Acknowledged records of the partition are gone from the log."""
+        """Count a pending refusal as a loss: the log lacks acknowledged records of the partition."""
         if self._pending.get(address, ("", False))[0] == _UNKNOWN_PRODUCER:
             self.judged(address, "loss")

@@ -1,4 +1,4 @@
-"""What callers hold of a unit: parcels that are delivered together, in one transaction, or not at all."""
+"""A unit as callers see it: parcels that are delivered together, in one transaction, or not at all."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Slip:
     Attributes:
         unit_id: 16 bytes, never given twice.
         transactional_id: Given by the user; empty: one of the lane's own.
-        offsets: Of consumer groups, part of it.
-        readings: Of which readings of consumers they are.
-        joins: The topic of a batch of `delivery="transactional"`; others of the topic may become parts of the same
-            unit, as long as that is not on its way to the disk.
-        fate: How it ended, once that is durable. Before its first parcel is done.
+        offsets: Offsets of consumer groups that are part of the unit.
+        readings: The consumer readings that these offsets come from.
+        joins: The topic of a batch of `delivery="transactional"`; other batches of the topic may join the same unit
+            until the engine writes it to disk.
+        fate: How the unit ended, once that is durable. Set before its first parcel is done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)

@@ -1,4 +1,4 @@
-"""The form of all inquiries: steps by name."""
+"""The base class of all inquiries, which run in named steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """Asks one question after another; each answer comes back as a message that names its step."""
+    """Sends one request after another. Each answer arrives as a message that names its step."""
 
     def __init__(self, ground: Ground, lane: Lane, topic: str, partition: int) -> None:
         self._ground = ground

@@ -1,4 +1,4 @@
-"""What was left behind beside the default directory, under another spelling of the addresses or another client id."""
+"""Looks for spool directories beside the default one: of another spelling of the addresses, or another client id."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Surroundings:
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
-        # By directory: what it held when its lanes were taken, to be read.
+        # By directory, its content when its lanes were taken.
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False
-        """What is beside is being read."""
+        """Whether a thread is reading the directories beside the own one."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
         """Directories of this producer's cluster and client id whose lanes it has not opened yet, and their records."""
 
     def begin(self) -> None:
-        """Before a broker answers: is anything beside that a producer of this cluster would adopt?
+        """Look for records that a producer of this cluster would adopt, before a broker answers.
 
-        `close` has to know. A program may end as soon as its own records are acknowledged, and another one like it may
-        do the same each time.
+        `close` has to wait for them. Otherwise a program that ends as soon as its own records are acknowledged never
+        adopts them, however often it runs.
         """
         if self._siblings is not None:
             self._looks_first = True
@@ -59,8 +59,8 @@ class Surroundings:
             self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
-        """What was left behind under another spelling of the addresses, or another client id."""
-        # The first look is followed by another one, if a broker answers meanwhile.
+        """Look for directories of another spelling of the addresses, or another client id."""
+        # If a broker answers during the first look, another one follows it.
         if self._siblings is not None and not (self.looking or self._ground.closing):
             self._look(self._siblings, same_client=False)
 
@@ -77,7 +77,7 @@ class Surroundings:
         self._ground.beside(look)
 
     def looked_around(self, found: Sequence[LeftBehind]) -> None:
-        """Adopt what is this producer's own, and say where the rest waits."""
+        """Adopt directories of this producer's client id and cluster, and report the others."""
         self.looking = False
         self._ground.progressed()
         self._ledger.waiters.notify_all()
@@ -94,8 +94,8 @@ class Surroundings:
         self.unread.clear()
         for sibling in found:
             if sibling.cluster_id not in {None, self._ground.cluster_id}:
-                continue  # they wait for another cluster
-            # Who has another client id may have other permissions; and nothing goes to a cluster by a guess.
+                continue  # its records are for another cluster
+            # A producer with another client id may have other permissions. An unknown cluster is never guessed.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
                 continue
             left += sibling.records
@@ -106,22 +106,22 @@ class Surroundings:
         self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """No broker answered yet. What may be for the cluster that will is for `close` to wait for."""
+        """Make `close` wait for records that may be for the cluster that will answer: no broker has answered yet."""
         try:
             own = self._ground.directory.cluster_id()
         except SpoolError:
-            own = None  # said when the directory is bound to its cluster
+            own = None  # reported when the directory is bound to its cluster
         known = [sibling for sibling in found if sibling.cluster_id is not None]
         self.unread = {each.path: each.records for each in known if each.cluster_id == own}
         if not any(own in {None, each.cluster_id} for each in known):
             self._ledger.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """All lanes that were taken of a directory are open, or cannot be read."""
+        """Note that all lanes taken from a directory are open, or cannot be read."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
-        """Whether its lanes are drained now, by us or by others; `refused` says if ours cannot be read."""
+        """Adopt a directory. Returns whether its lanes are being drained, here or by others. Errors go to `refused`."""
         if self._refused.get(sibling.path) == sibling.content:
             return False
         try:
@@ -131,7 +131,7 @@ class Surroundings:
                     lock = directory.take_lane(number)
                 except LaneBusyError:
                     continue
-                # Under the lock: while a lane is owned its directory does not change to another cluster.
+                # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
                 if directory.cluster_id() != self._ground.cluster_id:
                     lock.release()
                     return False
@@ -145,7 +145,7 @@ class Surroundings:
         return True
 
     def refused(self, path: Path, error: SpoolError) -> None:
-        """A directory cannot be adopted: not tried again before something in it changes."""
+        """Note a directory that cannot be adopted. The engine tries again only after its content has changed."""
         content = self._taken.get(path)
         if content is not None:
             self._refused[path] = content

@@ -1,4 +1,4 @@
-"""What the metadata say: partitions to choose from, topics that are missing, refused or gone."""
+"""Applies the cluster's metadata: partitions to choose from, and topics that are missing, refused or deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TOPIC_POLL_S", "Topics"]
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Of what waits for its partitions to be chosen: so much is divided at once, in memory."""
+"""Maximum bytes of batches without partitions that the engine divides at once, in memory."""
 _ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
@@ -29,8 +29,8 @@ class Topics:
     """See the module.
 
     Args:
-        drive: Carries out what the journal of a lane decides.
-        on_topic: Gets a topic's partition count once nothing waits for it any more.
+        drive: Carries out the decisions of a lane's journal.
+        on_topic: Called with a topic's partition count once no records wait for the topic.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Topics:
         self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
-        """An answer about metadata."""
+        """Handle a metadata answer."""
         if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
             self._ground.progressed()
             self._binding.bind(refreshed.cluster_id)
@@ -63,19 +63,19 @@ class Topics:
         self._losses.look_again(refreshed)
 
     def want(self, topic: str) -> None:
-        """Ask for a topic's metadata; brokers that create topics create it."""
+        """Ask for a topic's metadata. Brokers that create topics automatically create it."""
         self._asked_for[topic] = self._ground.clock.monotonic()
         self._ground.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """On the network thread: a deleted topic must not come back because we ask whether it is still there."""
+        """Whether a metadata request may create a topic: none may recreate a deleted one. On the network thread."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._ground.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._ground.lanes)
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
-        """What is known of a deleted topic is forgotten after a while, and until then asked about now and then only."""
+        """Forget the state of a deleted topic after a while. Until then, ask about the topic only now and then."""
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
@@ -106,11 +106,12 @@ class Topics:
         self._ground.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, names: Iterable[str], *, fresh: bool) -> None:
-        """What the metadata say of topics; `fresh`: they came just now.
+        """Apply the metadata of topics; `fresh`: they have just arrived.
 
-        1. A program meets 5,000 topics, and one answer knows them all.
-        2. What waits for them is divided and written together: one fsync for each 8 MiB, not for each topic.
-        3. Callers hear of a topic's partitions after that, so that nothing overtakes what waited.
+        1. A program uses 5,000 topics, and one answer has the metadata of all.
+        2. The engine divides the records that wait for them, and writes the parts together: one fsync for each 8 MiB,
+           not for each topic.
+        3. Callers learn a topic's partitions only after that, so that no record overtakes one that waited.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0
@@ -125,7 +126,7 @@ class Topics:
         self._settle(found)
 
     def _settle(self, found: Sequence[tuple[str, t.TopicInfo]]) -> None:
-        """What was noted of topics is carried out."""
+        """Divide and write the records that waited for these topics, then publish the partitions to callers."""
         usable = [(name, info) for name, info in found if info.partitions and not info.error_code]
         for lane in self._ground.lanes:
             if any(lane.own or lane.journal.views.waiting(name) for name, _ in usable):
@@ -139,7 +140,7 @@ class Topics:
                     self._ledger.waiters.notify_all()
 
     def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
-        """How many bytes are divided for it next."""
+        """Pass a topic's metadata to the journals. Returns how many bytes they divide for it next."""
         now = self._ground.now()
         size = 0
         for lane in self._ground.lanes:

@@ -1,4 +1,4 @@
-"""Out to the cluster in transactions: what `_core/units` decides about the units of a lane, carried out."""
+"""Carries out what `_core/units` decides about the units of a lane: sends their batches and offsets in transactions."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = ["Transactor"]
 _OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
 _SOON_S: Final = 0.01
-"""The coordinator, or a partition's leader, still completes the transaction before: a matter of milliseconds."""
+"""Pause while the coordinator or a leader still completes the previous transaction, which takes milliseconds."""
 _SOON: Final = frozenset({19, 51, 88})
 _OVER: Final = frozenset({0, 47, 48, 49, 90})
 _NOT_THERE: Final = frozenset({1, 3, 100})
-"""The place where a batch was is no more."""
+"""Error codes: a batch's place in the log does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})
-"""Of a partition in an answer to AddPartitionsToTxn: it is none, or another one's error."""
+"""Codes of partitions that AddPartitionsToTxn did not refuse: no error, or the error of another partition."""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
 def marker_group(transactional_id: str) -> str:
-    """The group whose offset is a transactional id's marker: none that a user could mean by the same name."""
+    """The group whose offset is a transactional id's marker. The prefix separates it from a user's groups."""
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
 
@@ -64,7 +64,7 @@ class Transactor:
         self._names = RefusedNames(ground)
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
-        """Requests go out; answers come back as `UnitAnswered`."""
+        """Send the requests of these actions. Their answers arrive as `UnitAnswered`."""
         appends: list[u.Produce] = []
         for action in actions:
             if isinstance(action, u.Produce):
@@ -117,13 +117,13 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # What it has open is its own. InitProducerId would abort that under a newer epoch, which looks as if somebody
-        # else had taken the id over.
+        # The open transaction is the lane's own. InitProducerId would abort it under a newer epoch, as if another
+        # producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """The own transaction is ended, or there was none, or the id is another's by now, as InitProducerId tells."""
+        """Go on after EndTxn. If another producer has the id by now, InitProducerId shows it."""
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
         if goes_on is None:
@@ -131,7 +131,7 @@ class Transactor:
         if kept is None or not goes_on:
             self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
         elif after is not None and after.protocol >= 2:
-            # It has a new epoch by that.
+            # EndTxn has already returned a new epoch.
             lane.journal.units.fenced(action, u.Grant(after.producer_id, after.epoch, after.protocol))
         else:
             self._init(
@@ -154,9 +154,9 @@ class Transactor:
             batch = action.batch
             topic, partition = lane.journal.views.address(batch.destination)
             if not isinstance(batch, j.Batch):
-                continue  # a unit of a journal has no others
+                continue  # a journal's units only have `j.Batch`
             try:
-                # A copy: what is on disk, and may be put aside, is no part of any transaction.
+                # Stamp a copy: the bytes for the disk and for `rejected/` do not belong to a transaction.
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
@@ -227,7 +227,7 @@ class Transactor:
 
     @staticmethod
     def _refused_offset(answer: x.OffsetsCommitted) -> tuple[int, str]:
-        """What is true of the whole group says more than what is true of one partition."""
+        """The refusal to report: an error of the whole group comes before one of a single partition."""
         refused = {place: code for place, code in answer.error_codes.items() if code}
         (topic, partition), code = next(
             ((place, code) for place, code in refused.items() if code not in DESTINATION_CODES),
@@ -237,7 +237,7 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """A partition that surely exists: the coordinator takes offsets of no other. None where nothing is left."""
+        """A partition that exists, because the coordinator accepts offsets of no other. None if nothing is left."""
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
         first = next((at for each in transaction.offsets for at in each.positions), None)
@@ -251,7 +251,7 @@ class Transactor:
             return
         place = self._marker_place(lane, action.transaction)
         if place is None:
-            # All of it is damaged on disk: whether it was committed nobody can tell any more, and it is given up.
+            # All of the transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
             lane.journal.units.told(action, committed=False)
             return
         self._ground.cluster.committed_offset(
@@ -260,7 +260,7 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed | t.Failure) -> bool | None:
-        """None also before Kafka 3.0, and without an answer: the marker tells it then, behind a fence."""
+        """The outcome. None if unknown, as before Kafka 3.0 or without an answer: then fence and marker decide."""
         grant = action.transaction.grant
         if isinstance(answer, t.Failure) or answer.error_code:
             return None
@@ -268,7 +268,7 @@ class Transactor:
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
 
     def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
-        """No marker: groups forget theirs after a week. The log says it too, as long as it reaches back."""
+        """Look for the outcome in the log, because groups forget a marker after a week. False: no offset is known."""
         transaction, places = action.transaction, action.transaction.places
         batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
         if batch is None:
@@ -319,7 +319,7 @@ class Transactor:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
-        """What became of a request."""
+        """Handle the answer to a request."""
         units = lane.journal.units
         if isinstance(action, u.DescribeTxn):
             units.described(action, self._outcome(action, answer))
@@ -338,7 +338,7 @@ class Transactor:
         if code and step != "log":
             message = getattr(answer, "error_message", None) or classify_code(code).name
             if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
-                # Else the group's coordinator could not be found.
+                # Otherwise the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
             refused: dict[tuple[str, int], int] = {}
             if isinstance(answer, x.PartitionsAdded):
@@ -350,7 +350,7 @@ class Transactor:
             return
         self._ground.progressed()
         if step != "added":
-            # That says nothing of the offsets yet.
+            # This answer does not show yet whether the offsets are accepted.
             self._names.accepted(lane, action)
         match action, step:
             case u.InitProducerId(), _:
@@ -388,7 +388,7 @@ class Transactor:
                     self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
             case u.FindOutcome(), _:
                 if code:
-                    # It cannot say anything; the marker, which is not there, has said it.
+                    # The log cannot show the outcome. The missing marker does: the transaction was not committed.
                     units.told(action, committed=False)
                 else:
                     self._judge_log(lane, action, answer)
@@ -410,7 +410,7 @@ class Transactor:
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
-            # What shares a transaction goes by itself from now on: then it shows whose destination it is.
+            # Units of a shared transaction are retried alone, which shows whose destination causes the error.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
@@ -425,14 +425,14 @@ class Transactor:
     def _refused(
         lane: Lane, action: u.Produce | u.AddPartitions, refused: Collection[tuple[str, int]]
     ) -> Sequence[int]:
-        """Whose error it is. The other partitions of the unit suffer from it, and `send` takes records for them."""
+        """The destinations that caused the error. `send` still accepts records for the unit's other partitions."""
         if isinstance(action, u.Produce):
             return [action.batch.destination]
         destinations = list(action.transaction.destinations)
         return [each for each in destinations if lane.journal.views.address(each) in refused] or destinations
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
-        """Who waits for a transactional id of the user's hears of what will not pass by itself."""
+        """Report permanent refusals of a user's transactional id to callers."""
         if code in _REFUSED_NAMES:
             error: BaseException = for_code(code)(reason)
             self._ledger.name_answered(name, error)
@@ -473,7 +473,7 @@ class Transactor:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Before the mark that ends it is decided, what it holds is durable in `rejected/`."""
+        """Write a unit's batches to `rejected/`, durably, before the mark that ends the unit is decided."""
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.kept_in]
         if self._config.in_memory:
@@ -506,7 +506,7 @@ class Transactor:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Units whose fate is final and durable. After their batches."""
+        """Finish units whose fate is final and durable, after their batches."""
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 __all__ = ["Bell", "Waiting"]
 
 _LOOK_EVERY_S: Final = 5.0
-"""A caller who waits looks by itself this often, should nobody ring."""
+"""A waiting caller checks its condition this often by itself, in case no thread rings."""
 
 
 class Bell:
@@ -29,16 +29,16 @@ class Bell:
             pass
 
     def clear(self) -> None:
-        """Silent from now on."""
+        """Stop ringing."""
         self._silent.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it rings; silent again on return."""
+        """Wait until the bell rings. It is silent again on return."""
         self._silent.acquire(timeout=timeout_s)
 
 
 class _Choosy(Bell):
-    """Rings only if whoever waits can go on: to be woken in vain costs both threads more than a look."""
+    """Rings only if the waiting thread can continue: a useless wake-up costs both threads more than a check."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Choosy(Bell):
     def set(self) -> None:
         try:
             ready = self._ready()
-        except Exception:  # whose it is hears of it: not the thread that rings
+        except Exception:  # the waiting thread raises it, not the ringing one
             ready = True
         if ready:
             super().set()
@@ -61,10 +61,10 @@ class Rings(Protocol):
 
 
 class Waiting:
-    """Callers who wait, each with a bell of its own: a Condition whose waiters hold no lock while they look.
+    """The waiting callers, each with a bell of its own: a Condition whose waiters hold no lock while they check.
 
-    A signal handler may run in the middle of any Python code of the main thread. In a Condition's waiter it would find
-    the lock taken by the very thread it runs on, and the pump could not get it before the handler returns.
+    A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its
+    own thread would hold the lock, and the pump could not get the lock before the handler returns.
     """
 
     def __init__(self) -> None:
@@ -74,30 +74,30 @@ class Waiting:
         return bool(self._bells)
 
     def notify_all(self) -> None:
-        """What they wait for may have come."""
+        """Ring all bells, so that waiting threads check their conditions."""
         for bell in tuple(self._bells):
             bell.set()
 
     def add(self, bell: Rings) -> None:
-        """From now on this one rings as well."""
+        """Let `notify_all` ring this bell too."""
         self._bells.append(bell)
 
     def remove(self, bell: Rings) -> None:
-        """No longer; harmless where it does not."""
+        """Stop ringing a bell. Harmless if it was not added."""
         with contextlib.suppress(ValueError):
             self._bells.remove(bell)
 
     def bells(self) -> tuple[Rings, ...]:
-        """Those that ring."""
+        """The bells that `notify_all` rings."""
         return tuple(self._bells)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
-        """Until `ready()`; False when the time ended first.
+        """Wait until `ready()`. Returns False if the time ended first.
 
         Args:
-            ready: Only looks.
-            timeout: Seconds, None for ever.
-            choosy: Whoever rings may look as well: on its own thread, with any lock held.
+            ready: Checks the condition, without side effects.
+            timeout: Seconds, None for no limit.
+            choosy: `ready` may also be called by the ringing thread, with any lock held.
         """
         end = None if timeout is None else time.monotonic() + timeout
         bell = _Choosy(ready) if choosy else Bell()

@@ -1,7 +1,7 @@
 """The fake's door for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
-Requests go through the very handlers that answer on the wire, as plain data. A broker answers the requests of one
-connection one after the other; what is on its way takes `latency_s` in each direction.
+Requests pass through the same handlers that answer on the wire, as plain data. A broker answers the requests of one
+connection one after another. Requests and answers take `latency_s` in each direction.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Pipe:
 
     Attributes:
         node: The broker.
-        on_end: What its client does when it ends.
-        ended_s: When it ended.
+        on_end: Called with the reason when the connection ends.
+        ended_s: When it ended, seconds.
     """
 
     node: int
@@ -52,11 +52,11 @@ class InTransit:
     Attributes:
         pipe: The connection that it was written to.
         centre: The cluster that the connection led to.
-        name: Kafka's name of it.
+        name: Kafka's name of the API.
         version: Its version.
         message: Its fields, as attributes.
-        on_answer: Gets the fields of the answer.
-        written_s: When the connection has taken its last byte.
+        on_answer: Called with the fields of the answer.
+        written_s: When the connection takes its last byte, seconds.
     """
 
     pipe: Pipe
@@ -70,7 +70,7 @@ class InTransit:
 
 @dataclass(slots=True)
 class _Way:
-    """To one broker."""
+    """The simulated bandwidth to one broker."""
 
     bytes_per_s: float = 0.0
     buffer_bytes: int = 0
@@ -85,7 +85,7 @@ class _Way:
 
 
 class VirtualCluster(Control):
-    """A fake cluster whose clients live in the same virtual time.
+    """A fake cluster that shares its virtual time with its clients.
 
     ```python
     cluster = VirtualCluster(brokers=3)
@@ -94,17 +94,18 @@ class VirtualCluster(Control):
     cluster.time.run_for(1.0)
     ```
 
-    It does what `FakeCluster` does, with the same methods; nothing happens unless `time` is made to pass. A run with
-    the same calls is the same run.
+    It behaves like `FakeCluster`, with the same methods, but nothing happens unless the test advances `time`. Two runs
+    with the same calls are identical.
 
-    It and its clients are for one thread: not for a `SafeProducer`, whose threads wait by the machine's clock.
+    Use the cluster and its clients on one thread only. A `SafeProducer` cannot use them, because its threads wait by
+    the machine's clock.
 
     Args:
-        brokers: How many.
+        brokers: Number of brokers.
         version: "4.3.0" or "2.8.2".
         config: Broker settings by Kafka's names.
         cluster_id: The id that brokers answer.
-        latency_s: What a request, and an answer, takes on its way.
+        latency_s: Network latency of each request and each answer, seconds.
 
     Attributes:
         time: The clock and its timers.
@@ -137,25 +138,25 @@ class VirtualCluster(Control):
         return [f"fake-{node}:9092" for node in self.brokers]
 
     def connect(self, options: Mapping[str, Any]) -> Cluster:
-        """A client, not started. What of KafkaProducer's options has to do with connections is heeded."""
+        """Creates a client, which is not started. It uses those options of KafkaProducer that concern connections."""
         return VirtualClient(self, options)
 
     def now_ms(self) -> int:
-        """What time it is in the cluster, in ms since the epoch."""
+        """The cluster's time, ms since the epoch."""
         return self.time.wall_ms()
 
     def speaks(self, name: str) -> tuple[int, int]:
-        """(oldest, newest) version of an API that the brokers know; (0, -1) for none."""
+        """(oldest, newest) version of an API that the brokers support; (0, -1) if they do not support it."""
         return self._desk.centre.profile.apis.get(name, (0, -1))
 
     # -- the network -------------------------------------------------------------------------------------------------
 
     def slow_down(self, bytes_per_s: float = 0.0, *, buffer_bytes: int = 0, node: int | None = None) -> None:
-        """What clients write takes its time: so many bytes of batches get through in a second, 0 for all at once.
+        """Limits the bandwidth from clients to brokers.
 
         Args:
-            bytes_per_s: To each broker, by all connections together.
-            buffer_bytes: So many are taken from the writer at once and lie on the way, as in sockets and routers.
+            bytes_per_s: Bytes of batches a second to each broker, over all connections; 0 for no limit.
+            buffer_bytes: Bytes that the network takes from the writer at once, as buffers of sockets and routers do.
             node: The broker, None for all.
         """
         for one in self._nodes(node):
@@ -163,16 +164,16 @@ class VirtualCluster(Control):
 
     @property
     def weather(self) -> dict[int, Weather]:
-        """What goes wrong on the way to each broker."""
+        """The network faults of each broker."""
         return self._skies
 
     def restore(self) -> None:
-        """The network works again. What was dropped is gone."""
+        """Make the network work again. Dropped requests and answers stay lost."""
         self.slow_down()
         super().restore()
 
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. How many there were."""
+        """Ends the connections. Returns how many there were."""
         wanted = self._nodes(node)
         ended = [pipe for pipe in self._pipes if pipe.node in wanted]
         for pipe in ended:
@@ -191,7 +192,7 @@ class VirtualCluster(Control):
     # -- what clients call -------------------------------------------------------------------------------------------
 
     def dial(self, node: int, on_made: Callable[[Pipe], None], on_end: Callable[[str], None]) -> None:
-        """A new connection: `on_made` gets it when it may be used, or `on_end` why there is none."""
+        """Opens a connection. Calls `on_made` with it when it is usable, or `on_end` with the reason if it fails."""
 
         def arrive() -> None:
             if not self._desk.centre.brokers[node].up or self.weather[node].refuse:
@@ -199,14 +200,14 @@ class VirtualCluster(Control):
                 return
             pipe = Pipe(node, on_end)
             self._pipes.append(pipe)
-            # As on the wire, it may be used when the broker has said which versions it speaks.
+            # As on the wire, the connection is usable after the broker has reported its API versions.
             pipe.requests.append(("ApiVersions", 0, SimpleNamespace(), lambda _: on_made(pipe)))
             self._settle()
 
         self.time.call_later(self.latency_s, arrive)
 
     def hang_up(self, pipe: Pipe) -> None:
-        """The client ends it. `on_end` is not called."""
+        """Ends a connection for its client. Does not call `on_end`."""
         if pipe.open:
             pipe.open, pipe.ended_s = False, self.time.monotonic()
             self._pipes.remove(pipe)
@@ -214,10 +215,10 @@ class VirtualCluster(Control):
     def ask(
         self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
     ) -> float:
-        """Writes a request to a connection; `on_answer` is called when its answer arrives, if it does.
+        """Writes a request to a connection. Calls `on_answer` when its answer arrives, if it does.
 
         Returns:
-            After how many seconds the connection has taken the last of its bytes.
+            Seconds until the connection has taken all bytes of the request.
         """
         taken_s, through_s = self.way(pipe, name, message)
         written_s = self.time.monotonic() + taken_s
@@ -234,10 +235,10 @@ class VirtualCluster(Control):
             self._settle()
 
     def _arrive_late(self, request: InTransit) -> None:
-        """The connection of a request ended before it arrived: it is lost."""
+        """Drops a request whose connection ended before it arrived."""
 
     def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
-        """Seconds until a connection has taken a request, and until it is through."""
+        """Seconds until a connection has taken all bytes of a request, and until the request has arrived."""
         way = self._ways[pipe.node]
         size = 0
         if name == "Produce":
@@ -254,7 +255,7 @@ class VirtualCluster(Control):
             self._settle()
 
     def _settle(self) -> None:
-        """What became possible happens: requests that can be answered are, connections to dead brokers end."""
+        """Answers requests that can be answered now, and ends connections to dead brokers."""
         centre = self._desk.centre
         for pipe in list(self._pipes):
             if not centre.brokers[pipe.node].up:
@@ -265,7 +266,7 @@ class VirtualCluster(Control):
         self._plan()
 
     def _work(self, pipe: Pipe) -> bool:
-        """Whether a request was taken up."""
+        """Processes the next request of a connection. Returns whether there was one to process."""
         if not pipe.open or self._hangs(pipe.node):
             return False
         if pipe.held is not None:
@@ -315,7 +316,7 @@ class VirtualCluster(Control):
     def _plan(self) -> None:
         """Wakes the brokers when time alone changes something."""
         due = [self._desk.next_due_ms()]
-        # A broker that hangs does not answer what is due; it is looked at when it goes on.
+        # A hanging broker answers nothing that is due; its requests are checked when it continues.
         due += [
             pipe.held[0].due_ms
             for pipe in self._pipes

@@ -1,8 +1,8 @@
-"""A client of a `VirtualCluster`: what `_io/transport/` is for real brokers, in virtual time and without a thread.
+"""A client of a `VirtualCluster`: the counterpart of `_io/transport/`, in virtual time and without a thread.
 
-It follows the rules of `kafkasafe.cluster.api`, and the transport where these leave something open: links with a
-back-off of their own, everything that waited for a connection fails with it, requests without a known leader wait for
-the next metadata, nothing goes to a new leader while something is outstanding at the old one.
+It follows the rules of `kafkasafe.cluster.api`, and behaves like the transport where these leave a choice: each link
+has its own back-off, requests that wait for a connection fail with it, requests without a known leader wait for the
+next metadata, and no batch is sent to a new leader while one is outstanding at the old one.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class VirtualClient(Coordinated, Metadata):
             )
 
     def _group(self, groups: list[list[ProduceRequest[Any]]], request: ProduceRequest[Any]) -> None:
-        """One batch for each partition in a request, one transaction, and bounded bytes."""
+        """Adds a request to a group. A group has one batch for each partition, one transaction, and limited bytes."""
         if groups:
             last = groups[-1]
             size = sum(len(one.data) for one in last) + len(request.data)

@@ -1,4 +1,4 @@
-"""A virtual client's links to its brokers: connections, back-off, what waits and what is in flight."""
+"""A virtual client's links to its brokers: connections, back-off, waiting requests and requests in flight."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["Call", "Link", "Links", "namespace", "parsing"]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request to one broker, and its single outcome."""
+    """One request to one broker, which gets exactly one outcome."""
 
     name: str
     version: int
     message: Callable[[], Any | None]
-    """The request when it is written; None if nothing is left to send."""
+    """Returns the request when it is written; None if nothing is left to send."""
     succeed: Callable[[Fields], None]
     fail: Callable[[BaseException, bool], None]
     deadline_s: float
@@ -48,13 +48,13 @@ class Call:
     sent_s: float = 0.0
 
     def answer(self, fields: Fields) -> None:
-        """The answer is there."""
+        """Reports the answer."""
         if not self.done:
             self._close()
             self.succeed(fields)
 
     def give_up(self, error: BaseException, *, sent: bool) -> None:
-        """There will be none."""
+        """Reports that there will be no answer."""
         if not self.done:
             self._close()
             self.fail(error, sent)
@@ -67,7 +67,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """The way to one broker."""
+    """A client's connection to one broker, with its requests."""
 
     node: int
     pipe: Pipe | None = None
@@ -83,7 +83,7 @@ class Link:
 
 
 class Links:
-    """What a client is without metadata: see the module."""
+    """The part of a client that needs no metadata: see the module."""
 
     def _want_metadata(self, *, urgent: bool = False) -> None:
         """Asks for metadata soon."""
@@ -123,7 +123,7 @@ class Links:
         self._bad_refreshes = 0
         self._before_start: list[Callable[[], None]] = []
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and close ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """See `Cluster`."""
@@ -178,7 +178,7 @@ class Links:
         return self._pin.cluster_id
 
     def _do(self, work: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Now, or after `start`, or never."""
+        """Calls `work`, now or after `start`; calls `fail` if the client is closed."""
         if self._closed:
             fail(closed_error())
         elif self._started:
@@ -214,7 +214,7 @@ class Links:
         return self._links.setdefault(node, Link(node))
 
     def _preference(self, link: Link) -> tuple[object, ...]:
-        """Orders links: lowest is best to send to. Of equal ones always the same, so that a run can be repeated."""
+        """Sort key of links: the lowest is best to send to. Ties have a fixed order, so that runs can be repeated."""
         order = preference(
             suspect=link.suspect_until_s > self._time.monotonic(),
             ready=link.ready,
@@ -255,7 +255,7 @@ class Links:
                 self._cluster.dial(link.node, made, ended)
 
         def give_up() -> None:
-            # A hand-shake that a broker never answers; whoever has it later is hung up on.
+            # The broker did not answer the handshake in time. If the connection opens later, it is closed.
             if link.attempt is token and not link.ready and not self._closed:
                 self._lost(link, kafka_errors.KafkaConnectionError(f"Node {link.node}: no answer"))
 
@@ -326,7 +326,7 @@ class Links:
             self._lost(link, kafka_errors.RequestTimedOutError(f"Node {link.node} did not answer in time"))
 
     def _listen(self, link: Link, call: Call) -> None:
-        """A broker that hangs keeps its connection: only others know whether it leads."""
+        """Asks for metadata while a broker is silent: it may hang with an open connection, and not lead any more."""
         if call.done or call not in link.in_flight:
             return
         now = self._time.monotonic()
@@ -342,7 +342,7 @@ class Links:
         link.ready = False
 
     def _lost(self, link: Link, error: BaseException) -> None:
-        """The connection is over: all that was sent on it, and all that waited for it, fails, in order."""
+        """Ends a connection: the requests sent on it, and those that waited for it, fail in order."""
         now = self._time.monotonic()
         if link.ready:
             link.not_before_s = now + self._backoff_s
@@ -399,7 +399,7 @@ def namespace(value: Any) -> Any:
 
 
 def parsing(parse: Callable[[Any], Any], reply: Reply[Any]) -> Callable[[Fields], None]:
-    """Calls `reply` with what `parse` makes of an answer. What it raises is a `Failure`."""
+    """Returns a function that calls `reply` with the parsed answer, or with a `Failure` if `parse` raises."""
 
     def succeed(fields: Fields) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What a virtual client knows of topics and leaders, and how it learns it."""
+"""A virtual client's metadata about topics and leaders, and how it requests them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Metadata"]
 
 
 class Metadata(Links):
-    """Links, and whom they lead to."""
+    """A client's links, and the metadata that say which broker leads."""
 
     # -- metadata ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Metadata(Links):
         return self._leaders.take_hint(target, hint, {broker.node_id for broker in self._brokers})
 
     def _drop_moved(self) -> None:
-        """Requests that wait at a node whose partition another leads fail; so do later ones of that partition."""
+        """Fails requests that wait at a node whose partition has another leader, and later ones of that partition."""
         for link in list(self._links.values()):
             moved: set[TopicPartition] = set()
             waiting, link.waiting = link.waiting, deque()

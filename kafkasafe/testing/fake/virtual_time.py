@@ -1,4 +1,4 @@
-"""Time that passes only when it is told to, and what is to happen in it."""
+"""Virtual time, which passes only when a test advances it, and its timers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BEGIN_MS: Final = 1_700_000_000_000
 
 
 class Timer:
-    """Something that is to happen; `cancel` keeps it from it."""
+    """A function to be called at a time, unless `cancel` is called before."""
 
     __slots__ = ("_work",)
 
@@ -21,7 +21,7 @@ class Timer:
         self._work: Callable[[], None] | None = work
 
     def cancel(self) -> None:
-        """Does nothing to one that has happened."""
+        """Cancels the call. Does nothing if it has already happened."""
         self._work = None
 
     def _fire(self) -> bool:
@@ -35,8 +35,8 @@ class Timer:
 class VirtualTime:
     """A clock (`kafkasafe.cluster.api.Clock`) and its timers.
 
-    Nothing happens by itself: `run_for`, `run_until` and `step` make time pass. What is due at the same moment happens
-    in the order in which it was asked for, so a run can be repeated exactly.
+    Time passes only in `run_for`, `run_until` and `step`. Timers that are due at the same moment fire in the order in
+    which they were set, so a run can be repeated exactly.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class VirtualTime:
         return self._now_s
 
     def elapsed(self) -> float:
-        """Seconds, with those that the machine slept."""
+        """Seconds, including those during which the machine was suspended."""
         return self._now_s + self._slept_s
 
     def wall_ms(self) -> int:
@@ -63,32 +63,32 @@ class VirtualTime:
         return bytes(15) + b"\1"
 
     def sleep(self, seconds: float) -> None:
-        """The machine sleeps: `monotonic` stands still meanwhile."""
+        """Suspends the machine: `monotonic` stands still meanwhile."""
         self._slept_s += seconds
 
     def set(self, seconds: float) -> None:
-        """The wall clock is set forward, or back."""
+        """Sets the wall clock forward or back."""
         self._set_ms += int(seconds * 1000)
 
     def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:
-        """Does something at a moment of `monotonic`, now if it is past."""
+        """Calls a function at a time of `monotonic`, or now if that is past."""
         timer = Timer(work)
         heapq.heappush(self._timers, (max(at_s, self._now_s), next(self._numbers), timer))
         return timer
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> Timer:
-        """Does something so much later."""
+        """Calls a function after this many seconds."""
         return self.call_at(self._now_s + seconds, work)
 
     @property
     def next_s(self) -> float | None:
-        """When something happens next, None for never."""
+        """When the next timer is due, None if there is none."""
         while self._timers and self._timers[0][2]._work is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def step(self) -> bool:
-        """Goes to the next moment at which something happens, and lets one thing happen. Whether there was one."""
+        """Advances to the next timer and fires it. Returns whether there was one."""
         at = self.next_s
         if at is None:
             return False
@@ -96,7 +96,7 @@ class VirtualTime:
         return heapq.heappop(self._timers)[2]._fire()
 
     def run_until(self, at_s: float) -> None:
-        """Lets everything happen that is due until then."""
+        """Fires all timers that are due until this time."""
         timers = self._timers
         while timers and timers[0][0] <= at_s:
             due_s, _, timer = heapq.heappop(timers)
@@ -110,7 +110,7 @@ class VirtualTime:
         self.run_until(self._now_s + seconds)
 
     def run_while(self, condition: Callable[[], bool], at_most_s: float = 600.0) -> bool:
-        """Lets time pass while a condition holds. Whether it ended in time."""
+        """Lets time pass while a condition holds. Returns whether the condition ended in time."""
         end_s = self._now_s + at_most_s
         while condition():
             due = self.next_s
