@@ -95,7 +95,7 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
-_PADDING: Final = 64  # more than the five numbers that can be read behind the end of a record
+_PADDING: Final = 64  # more than the five numbers that can be read after the end of a record
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to here copying rows beats slicing
 _MIN_READ_BYTES: Final = 64 * 1024
@@ -123,7 +123,7 @@ def _add_sequence(sequence: int, increment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The 61 bytes in front of the records.
+    """The 61 bytes before the records.
 
     Attributes:
         base_offset: Offset of the first record; in a spool, its position.
@@ -280,16 +280,16 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Walks concatenated batches, as in a Fetch response, and yields where each begins and its header.
 
-    A batch that is not there as a whole ends the walk: a broker cuts its answer where its byte limit falls.
-    Messages of formats before v2 are passed over. CRCs are not checked.
+    An incomplete batch ends the iteration: a broker truncates its response at its byte limit. Messages of formats
+    before v2 are skipped. CRCs are not checked.
 
     Raises:
-        CorruptBatchError: What follows the last yielded batch is no batch.
+        CorruptBatchError: The bytes after the last yielded batch are not a batch.
     """
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = _LENGTH.unpack_from(buf, at + _LENGTH_AT)
-        # The smallest message of the oldest format has 14 bytes behind its length.
+        # The smallest message of the oldest format has 14 bytes after its length.
         if length < 14:
             raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
         if length > len(buf) - at - _LOG_OVERHEAD:
@@ -488,7 +488,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
 def _finish(
     buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int
 ) -> bytearray:
-    """Fills the header in front of the records."""
+    """Fill the header before the records."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(
@@ -597,7 +597,7 @@ class _Column:
     """The keys or the values of a batch, nulls as length -1 and empty bytes.
 
     Attributes:
-        items: What is joined.
+        items: The encoded items.
         lengths: Their lengths, -1 for null.
         uniform_length: The one length that all have, or None.
     """
@@ -701,7 +701,7 @@ def _pieces(
         keys: None when all are null.
         values: The values.
         deltas: Timestamp deltas, None when all are 0.
-        tails: Encoded headers, None when there are none.
+        tails: Encoded headers, None if no record has headers.
     """
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
@@ -933,12 +933,12 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
-    """Where each record begins: each must be read to know the next, except in a run of equal lengths.
+    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
 
-    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
 
     Raises:
-        CorruptBatchError: A record begins behind the end.
+        CorruptBatchError: A record begins after the end.
     """
     found: list[_Numbers] = []
     left = count
@@ -948,7 +948,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
         try:
             for _ in range(min(left, _STEP)):
                 starts.append(position)
-                # The lengths of one and two bytes, written out: this loop is what decoding costs.
+                # Lengths of one and two bytes are decoded inline: this loop dominates the cost of decoding.
                 first = body[position]
                 if first < 0x80:
                     position += 1 + (first >> 1)
@@ -973,7 +973,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
 
 
 def _run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
-    """How many records behind this one have its length; exact, since each proves where the next begins."""
+    """How many records after this one have its length; exact, since each proves where the next begins."""
     prefix = body[start : _read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
     same = np.ones(max(0, most), np.bool_)

@@ -1,21 +1,21 @@
-"""The one table of Kafka's error codes: what each means for a request, and for a batch that was sent.
+"""The single table of Kafka's error codes: what each means for a request, and for a batch that was sent.
 
-One row per code of Apache Kafka 4.x (−1 … 133); a code that is not there is one of the future. `classify_code` is what
-`kafkasafe.classify` says of a code, `classify_produce` what the journal does after an answer to Produce. Both read the
-same rows: where Produce has a cell of its own (`Produce`), it holds what only the journal needs, above all whether the
-answer *proves* that the batch was not appended. Where it does not, nothing is sent again before the broker was asked: a
-broker that lost a producer's state appends the same bytes twice.
+One row per code of Apache Kafka 4.x (−1 … 133); later versions of Kafka add unknown codes. `classify_code` decides for
+`kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce. Both read the same rows. A row
+may have a separate cell for Produce (`Produce`), with facts that only the journal needs: above all, whether the answer
+*proves* that the broker did not append the batch. Without that proof, the journal asks the broker before it sends the
+batch again: a broker that lost a producer's state appends the same bytes twice.
 
 How a verdict is found, first match wins:
 
-1. what the context proves (`_in_context`): last acked offset, log start, resend, tiered topic, what the log said;
+1. the context (`_in_context`): last acked offset, log start, resend, tiered topic, the log's contents;
 2. the cell of the request kind, `_BY_API`;
 3. the row's Produce cell, if the request is one;
 4. the row.
 
 The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
-code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, of which `InvalidMetadataException` is a
-kind); a test asks that class. A row that differs on purpose says why in its `note`.
+code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of `InvalidMetadataException`);
+a test compares them with that class. A row that differs on purpose says why in its `note`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ __all__ = [
 
 MAX_OFFSET: Final = 2**63 - 1
 MISSING_CODES: Final = frozenset({3, 100})
-"""A topic or partition is not there, or may only be new to this broker."""
+"""A topic or partition does not exist, or may only be new to this broker."""
 DESTINATION_CODES: Final = MISSING_CODES | {17, 29}
-"""Of a topic, whatever is done with it, and may pass."""
+"""Errors of a topic that any request may get, and that may be temporary."""
 
 
-# --- what is said of an error -----------------------------------------------------------------------------------------
+# --- verdicts on an error ---------------------------------------------------------------------------------------------
 
 
 class ErrorAction(enum.Enum):
@@ -66,17 +66,17 @@ class ErrorAction(enum.Enum):
     RETRY = "retry"
     """Send the same request again, to the same broker, after a pause."""
     RETRY_AFTER_REFRESH = "retry_after_refresh"
-    """Fetch metadata (or find the coordinator, the controller) first: somebody else may be responsible now."""
+    """Fetch metadata (or find the coordinator, the controller) first: another broker may be responsible now."""
     ASK_BROKER = "ask_broker"
-    """The answer decides nothing. Learn from the broker what is so, then decide. Never send again blindly."""
+    """The answer decides nothing. Ask the broker for the actual state, then decide. Never send again blindly."""
     RESET_SEQUENCE = "reset_sequence"
     """Send the batch again under a new producer epoch (or id), from sequence 0: nothing was lost."""
     FENCE = "fence"
     """A newer owner, epoch or generation has taken over: stop writing under this identity for good."""
     REJECT_RECORD = "reject_record"
-    """These records will never be accepted: put them aside, tell their owner, go on with the next."""
+    """The broker will never accept these records: set them aside, inform their owner, continue with the next."""
     FATAL = "fatal"
-    """No retry helps: something has to be changed, or somebody has to know."""
+    """No retry helps: an operator has to change something, or has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Verdict:
         name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
         api: The request kind it was judged for, `"list_offsets"`; None: any.
         action: What to do.
-        data_at_risk: It may mean that acknowledged records are gone, or that records will be skipped unread. Such an
-            error must reach a person or a repair, never only a retry.
+        data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
+            error must reach an operator or a repair, never only a retry.
         explanation: The fix, in one sentence.
         note: Why it differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """
@@ -163,7 +163,7 @@ NO_CONTEXT: Final = ErrorContext()
 
 
 class Action(enum.Enum):
-    """What becomes of a batch after an answer to Produce."""
+    """What the journal does with a batch after an answer to Produce."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -172,12 +172,12 @@ class Action(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What is given up if the same answer comes for longer than `blocked_timeout_ms`; until then it is waited for."""
+    """What the journal rejects if the same answer lasts longer than `blocked_timeout_ms`; until then it waits."""
 
     NONE = "none"
-    """Nothing: the cluster is not ready, and that is all."""
+    """Nothing: the cluster is merely not ready."""
     DESTINATION = "destination"
-    """All that waits for the topic or partition: it is missing, forbidden or invalid, which somebody may mend."""
+    """All batches for the topic or partition: it is missing, forbidden or invalid, which an operator may repair."""
     BATCH = "batch"
     """This one batch: the broker fails on it each time."""
 
@@ -193,8 +193,8 @@ class ProduceVerdict:
         absent: The answer proves that the batch was not appended by this request.
         refresh_metadata: The leader may have moved.
         splittable: A batch of several records may hold good ones: divide it before rejecting.
-        explanation: For people.
-        scope: What is given up if RETRY does not help for long.
+        explanation: Human-readable text.
+        scope: What the journal rejects if RETRY does not help for long.
     """
 
     code: int
@@ -1020,7 +1020,7 @@ def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
             return cell
         case Action.RETRY:
             fix = cell.fix
-            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or behind the append.
+            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or after the append.
             if not produce.absent and "same sequence" not in fix:
                 fix = fix.removesuffix(".") + _SAME_BYTES + "."
             action = _REFRESH if produce.refresh else _RETRY
@@ -1284,7 +1284,7 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def code_of_name(name: str) -> int | None:
-    """The code that Kafka calls `name`, or called so, or whose Java exception is of that class; None: there is none.
+    """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
 
     Case and punctuation do not matter. A class may have its package before it, and in logs the class it is nested in.
     """
@@ -1399,5 +1399,5 @@ _APIS: Final[Mapping[str, str]] = MappingProxyType({_squeezed(name): name for na
 
 
 def api_name(name: str) -> str | None:
-    """The name in `APIS` for `ListOffsets`, `LIST_OFFSETS`, `list-offsets` or the like; None: there is none."""
+    """The name in `APIS` for `ListOffsets`, `LIST_OFFSETS`, `list-offsets` or the like; None if unknown."""
     return _APIS.get(_squeezed(name))
