@@ -1,16 +1,16 @@
-"""Whether a partition does not exist: what brokers said of its topic, and whether that is proof.
+"""Decides from the brokers' metadata whether a partition is proven not to exist.
 
-A record may name a partition that its topic does not have, or its topic may be made again with fewer partitions. Then
-waiting changes nothing, and each broker says so. But a broker may also not know yet:
+A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. Then
+waiting does not help, and each broker reports that. But a broker may also not know yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
 2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
 3. Some milliseconds later broker 1 has, unless it is cut off from the controller: then it says for hours that there are
    two partitions, to each client that still reaches it.
 
-So one answer proves nothing. Two brokers prove it that say the same some seconds after the partition was missed for the
-first time, or the only one that there is. Where only one of several answers, a minute of it does: the record is kept in
-`rejected/`, and partitions are no more made in the minute in which records for them are sent than topics are.
+So one answer proves nothing. Two brokers prove it if they report the same some seconds after the partition was first
+missing; so does the only broker of a cluster. If only one of several brokers answers, it has to report it for a minute:
+`rejected/` keeps the record, and operators do not add partitions in the very minute in which records for them are sent.
 
 No clock: `now` is an argument, in seconds.
 """

@@ -169,7 +169,7 @@ class Decoder:
         buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
             decoder does not change it, and no longer needs it once all is read: without views, the batches from `read`
             have their own memory.
-        from_offset: Records before it are left out (the first batch may begin before what was asked for).
+        from_offset: Records before it are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Leave out the records of aborted transactions.
         columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
@@ -586,7 +586,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
         small = np.flatnonzero(lengths <= _INLINE)
         sizes, at = views[small, 0], starts[small]
         inline = np.zeros((small.size, _INLINE), np.uint8)
-        # So near to the end of the source there are no 12 bytes to copy.
+        # Near the end of the source, fewer than 12 bytes are left to copy.
         near = at > len(source) - _INLINE
         if not near.all():
             pieces = _overlapping(source, np.dtype((np.void, _INLINE)))[at[~near]]

@@ -1,7 +1,7 @@
 """Arrow columns → RecordBatch v2, without a Python object for any record.
 
-The varints in front of the keys and values are made for all records at once (numpy), and one join of Arrow's puts
-everything in a row: the data buffer of the joined array *is* the records section of the batch.
+numpy encodes the varints before the keys and values for all records at once, and a single Arrow join concatenates
+everything: the data buffer of the joined array *is* the records section of the batch.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _join(*columns: Any) -> Any:
 
 
 def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
-    """Per record: its headers, encoded, and how many there are; None when there are none at all.
+    """The encoded headers of each record and their number; None if no record has headers.
 
     Raises:
         TypeError: Not lists of structs with `key` and `value`.
@@ -236,7 +236,7 @@ def _behind(before: bytes, numbers: _Numbers) -> Any:
 
 
 def _column(numbers: _Numbers, before: bytes = b"") -> Any:
-    """The varints of numbers ≥ -1, each behind the bytes `before`: an Arrow array, or a scalar where all are one."""
+    """The varints of numbers ≥ -1, each after the bytes `before`: an Arrow array, or a scalar if all are equal."""
     lowest, highest = int(numbers.min()), int(numbers.max())
     if lowest == highest:
         return _arrow.scalar(before + batch.varint(lowest), _BINARY)
@@ -246,7 +246,7 @@ def _column(numbers: _Numbers, before: bytes = b"") -> Any:
 
 
 def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:
-    """Records as they stand in batches, one behind the other.
+    """Encode records as in a batch, one after the other.
 
     Args:
         rows: At least one.

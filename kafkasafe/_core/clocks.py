@@ -18,7 +18,7 @@ _HOUR_S: Final = 3600.0
 _PAUSE_S: Final = 60.0
 _LEEWAY_MS: Final = 3_600_000
 _NO_TIME_MS: Final = 4_102_444_800_000
-"""The year 2100. What is later was not read off a clock that counts in ms: microseconds, a slip."""
+"""The year 2100. A later timestamp does not come from a clock in ms: it is in microseconds, or a mistake."""
 
 
 class Clocks:

@@ -62,7 +62,7 @@ class ErrorAction(enum.Enum):
     """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from it."""
 
     SUCCESS = "success"
-    """Nothing: what was asked for is done."""
+    """Nothing: the request succeeded."""
     RETRY = "retry"
     """Send the same request again, to the same broker, after a pause."""
     RETRY_AFTER_REFRESH = "retry_after_refresh"

@@ -38,7 +38,7 @@ def concerns_of(
     outage_ms: int,
     assumed_expiration_ms: int,
 ) -> list[Concern]:
-    """What to say about a topic. A setting that is not told, as by an older broker, is passed over.
+    """The concerns about a topic's settings. A setting that the broker does not report, being older, is skipped.
 
     Args:
         topic: The topic's settings, with defaults.

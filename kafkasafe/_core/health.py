@@ -1,7 +1,7 @@
-"""Whether a producer can accept records, and whether a consumer reads: decided from what was seen at one moment.
+"""Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
 
-A producer is *ready* while it can accept records. Brokers have no part in that: in an outage records wait on disk,
-which is what a spool is for. What needs a look, and keeps nothing from being accepted, is a warning.
+A producer is *ready* while it can accept records. That does not depend on brokers: in an outage, records wait on disk,
+which is the purpose of a spool. A problem that needs attention but does not prevent accepting records is a warning.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ProducerSeen:
         disk_patience_s: How long it may wait.
         capacity: Of the spool.
         needed_bytes: What the next batch may need, beside those that are open.
-        in_memory: There are no files.
+        in_memory: The spool has no files.
         spool_bytes: What counts against `spool_max_bytes`.
         spool_max_bytes: The option.
         callbacks_behind: `send` waits for callbacks of earlier records.

@@ -19,12 +19,12 @@ MAX_MARKS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Of one partition.
+    """The history of one partition.
 
     Attributes:
-        topic_id: 16 bytes; None where brokers tell none (before 2.8).
-        lineage: What was handed out.
-        marks: Newest batches, oldest first, where leader epochs do not tell enough.
+        topic_id: 16 bytes; None if brokers report none (before 2.8).
+        lineage: The history of the records that the consumer handed out.
+        marks: The newest batches, oldest first, if leader epochs do not suffice.
     """
 
     topic_id: bytes | None

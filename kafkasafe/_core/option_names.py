@@ -128,7 +128,7 @@ def snake(name: str) -> str:
 
 
 def hint_for(name: str, known: Collection[str], *, others: Collection[str], other: str, page: str) -> str:
-    """What was meant by an option that is not known.
+    """A hint at the intended option, for an unknown one.
 
     Args:
         name: As it was given.

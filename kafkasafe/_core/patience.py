@@ -24,10 +24,10 @@ def seconds_of(timeout_ms: float) -> float:
 
 
 def timeout_of(timeout: Any) -> float:
-    """What somebody gave as a time-out in seconds, other than None, as a number that can be reckoned with.
+    """Convert a caller's time-out in seconds, other than None, to a float.
 
-    Also what only becomes one, as numpy's numbers do: KafkaProducer takes them. Not nan, which is neither before nor
-    after any time: a wait with it ends at once, or never.
+    Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not: it is neither
+    before nor after any time, so a wait with it ends at once, or never.
 
     Raises:
         TypeError: It is not a number.

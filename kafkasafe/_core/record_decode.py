@@ -1,8 +1,8 @@
 """The records of a RecordBatch v2 → rows of Python objects, many records at once and without I/O.
 
-What is not exactly as Kafka writes it is not read here but left to a reader that goes record by record: which records
-stand before the damage, and which error follows them, is decided there. So all that is given here has passed the same
-checks, and for the whole piece.
+This module reads only bytes that are exactly as Kafka writes them. It leaves others to a reader that goes record by
+record, and decides which records precede the damage and which error follows them. So every piece from here has passed
+the same checks as a whole.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Piece:
 
     Attributes:
         end: Where the next record begins.
-        sizes: Bytes of each record, without the length in front of it.
-        rows: To be gone through once. Of each record topic, partition, leader epoch, offset, timestamp (ms since the
-            epoch), timestamp type, key, value, headers (a new list), None, and the bytes of key, value (-1 for null)
-            and headers (-1 without headers): what kafka-python's ConsumerRecord has.
+        sizes: Bytes of each record, without the length before it.
+        rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
+            timestamp type, key, value, headers (a new list), None, and the bytes of key, value (-1 for null) and
+            headers (-1 without headers), as in kafka-python's ConsumerRecord.
     """
 
     end: int
@@ -107,7 +107,7 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
         place: What they have in common.
 
     Returns:
-        At least `_MANY` records; None: there are fewer of this layout, and `read` has to read what is here.
+        At least `_MANY` records; None: fewer records have this layout, and `read` has to read them.
     """
     if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -328,9 +328,9 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Where each record begins, and where the last one ends: each must be read to know the next.
+    """Where each record begins, and where the last one ends. Each length locates the next record.
 
-    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
     """
     starts: list[int] = []
     append = starts.append

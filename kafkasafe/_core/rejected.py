@@ -1,4 +1,4 @@
-"""Files of `rejected/` ⇄ what is in them, exactly as `docs/spool-format.md` says."""
+"""Encodes and decodes files of `rejected/`, exactly as `docs/spool-format.md` specifies."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 
 def most_bytes(batch: Batch) -> int:
-    """By how much the file that keeps a batch is longer for it, at most: its bytes, and what is written about it."""
+    """Upper bound of the bytes that a batch adds to the file that keeps it: its own, and those of its marks."""
     return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
 
 
@@ -140,14 +140,14 @@ def encode(
 
 
 def decode(content: codec.Buffer, name_position: int) -> Content:
-    """What is in a file, every byte of it checked.
+    """Read a file, and check every byte of it.
 
     Args:
-        content: All of it.
+        content: The whole file.
         name_position: The number in its name: the position, in a file of an earlier version.
 
     Raises:
-        ValueError: It is not whole, or something else.
+        ValueError: The file is incomplete, or has another format.
     """
     header = codec.verify(content)
     if not header.is_control:
