@@ -23,20 +23,20 @@ from typing import Final
 __all__ = ["Absence"]
 
 _SETTLED_S: Final = 2.0
-"""A change of a topic is known to every broker that hears of changes at all."""
+"""After this time, a change of a topic has reached every broker that is connected to the controller."""
 _WITNESSES: Final = 2
 _AGAIN_S: Final = 1.0
-"""A broker that did not answer is asked again."""
+"""After this time, a broker that did not answer is asked again."""
 _NEVER: Final = float("-inf")
 
 
 class Absence:
-    """One partition that metadata do not show.
+    """One partition that is missing from the metadata.
 
     Args:
         partition: Its number.
         now: When that was noticed.
-        grace_s: How long one broker of several has to say it, where no other one answers.
+        grace_s: How long one of several brokers has to report it while no other one answers.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:
@@ -45,18 +45,18 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """By broker that says that the partition is not there, how many it says that there are."""
+        """For each broker that reports the partition missing: the partition count that it reports."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:
-        """The brokers to be asked now."""
+        """The brokers to ask now."""
         if now - self._since < _SETTLED_S:
             return []
         wanted = min(_WITNESSES, len(brokers)) - len(self._witnesses)
         others = [node for node in brokers if node not in self._witnesses]
         able = [node for node in others if now - self._asked.get(node, _NEVER) >= _AGAIN_S]
         under_way = len(others) - len(able)
-        # Those that were not asked yet come first.
+        # Brokers that were not asked yet come first.
         able.sort(key=lambda node: self._asked.get(node, _NEVER))
         chosen = able[: max(0, wanted - under_way)]
         self._asked.update(dict.fromkeys(chosen, now))

@@ -134,7 +134,7 @@ _RETRIABLE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """What else is known about the request that failed. None: not known.
+    """Further facts about the failed request. None: unknown.
 
     Attributes:
         last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
@@ -144,8 +144,8 @@ class ErrorContext:
         resend: This batch had been sent before; False: this was the first time.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
-        in_log: What the broker said when it was asked (DescribeProducers, or a scan of the log): the batch is in the
-            log, or it and what belongs before it are not.
+        in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
+            False: it has neither the batch nor its predecessors.
     """
 
     last_acked_offset: int | None = None

@@ -63,7 +63,7 @@ MAX_OFFSET: Final = 2**63 - 1
 
 DEFAULT_LIMIT: Final = 1024
 METADATA_BYTES: Final = 2048
-"""Half of what brokers take as metadata of a committed offset by default (`offset.metadata.max.bytes`, 4096)."""
+"""Half of the brokers' default limit for the metadata of a committed offset (`offset.metadata.max.bytes`, 4096)."""
 MIN_METADATA_BYTES: Final = 64
 
 # Bytes of one partition in a message; KIP-279 compares nothing else.

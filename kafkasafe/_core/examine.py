@@ -59,7 +59,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpoolFate:
-    """What the spool knows of one batch.
+    """The outcome of one batch according to the spool.
 
     Attributes:
         fate: See there.

@@ -89,17 +89,17 @@ class ProducerHealth:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeen:
-    """What a producer is at one moment.
+    """A snapshot of a producer.
 
     Attributes:
-        closed: Why it accepts nothing any more; empty while it is open.
-        forked: That is because it belongs to the parent process.
+        closed: Why it no longer accepts records; empty while it is open.
+        forked: It is closed because it belongs to the parent process.
         failure: The error that ended it, empty if none did.
-        wrong_cluster: What says that another cluster answers, empty while that is not so.
+        wrong_cluster: The evidence that another cluster answers, else empty.
         undecidable: Evidence of each batch that waits for a decision.
-        disk_trouble: Why nothing becomes durable for now, empty while it does.
-        disk_full: That is for lack of room.
-        displaced: That is because the spool is not where its path leads.
+        disk_trouble: Why the disk makes nothing durable at present, else empty.
+        disk_full: The disk trouble is a lack of space.
+        displaced: The disk trouble is that the spool's path leads elsewhere.
         undurable_s: How long the oldest record has waited for the disk, seconds.
         disk_patience_s: How long it may wait.
         capacity: Of the spool.

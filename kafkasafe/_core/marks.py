@@ -85,7 +85,7 @@ class IdentityReason(enum.IntEnum):
 
 
 class Decision(enum.IntEnum):
-    """What the user decided about an undecidable batch."""
+    """The user's decision about an undecidable batch."""
 
     RESEND = 1
     SKIP = 2
@@ -93,7 +93,7 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """One data batch of a group: protects what Kafka's CRC leaves out.
+    """One data batch of a group. It protects the header fields that Kafka's CRC does not cover.
 
     Attributes:
         position: Its base offset in the spool.
@@ -110,7 +110,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What begins every group.
+    """The record at the beginning of every group.
 
     Attributes:
         format_version: 2; 1 before there was an extent.

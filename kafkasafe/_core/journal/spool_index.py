@@ -128,7 +128,7 @@ class SpoolIndex:
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """These batches may have to be sent again: what the spool still has of them is kept."""
+        """Keep those of these batches that the spool still has: they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(

@@ -110,7 +110,7 @@ class Verdicts:
                 )
             self._stop_at(partition, absent[0], evidence)
             return
-        # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
+        # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
         gap = judgement.verdict is Verdict.GAP
         gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
         if absent and gap and not partition.queue.explains_gap(absent[0]):
