@@ -74,7 +74,7 @@ class Absence:
             self._witnesses[node] = partitions
 
     def proven(self, brokers: Sequence[int], now: float) -> str:
-        """How it is proven that the partition does not exist, for people; nothing while it is not."""
+        """The proof that the partition does not exist, as human-readable text; empty without a proof."""
         nodes = sorted(self._witnesses)
         if not nodes:
             return ""

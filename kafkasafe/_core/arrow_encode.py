@@ -30,7 +30,7 @@ _BINARY: Final = _arrow.binary()
 _NOTHING: Final = _arrow.scalar(b"", _BINARY)
 _MAX_VARINT: Final = 10
 # Length (≤ 5), attributes, timestamp delta (≤ 10), offset delta (≤ 5), lengths of key and value (≤ 5 each), number of
-# headers (≤ 5): what a record needs at most beside its bytes.
+# headers (≤ 5): the most bytes that a record needs besides its contents.
 _OVERHEAD_BYTES: Final = 36
 _NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
 _NULL: Final = b"\1"  # the length of a key that is null
@@ -159,9 +159,9 @@ class Rows:
     """Records as columns of bytes, all of the same length.
 
     Attributes:
-        keys: None: no record has one.
+        keys: None: no record has a key.
         values: An Arrow array of bytes.
-        tails: The headers as they stand at the end of a record, with their number; None: no record has any.
+        tails: The encoded headers at the end of each record, with their number; None: no record has headers.
     """
 
     keys: Any | None
@@ -293,8 +293,7 @@ def encode_columns(
         values: At least one.
         timestamp: Of all records, ms since the epoch.
         headers: A list of (key, value) structs per value.
-        base_timestamp: What the header says the timestamps are relative to; None: `timestamp`. Readers see no
-            difference.
+        base_timestamp: The base timestamp in the header; None: `timestamp`. Readers see no difference.
         compression: How to compress the records.
         compression_level: The codec's own level, None for its default.
 

@@ -1,8 +1,8 @@
 """Rows of many partitions → their batches, a whole Arrow batch at a time.
 
-What a row costs is its share of a few calls into numpy and Arrow, so there are as few as possible: the rows of an Arrow
-batch are sorted by partition once, become records in one go, numbered as the batches want that they are for, and each
-batch gets its piece of the bytes.
+The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
+the rows of an Arrow batch by partition once, and encodes all of them at once, with the offset deltas of their batches.
+Each batch then gets its piece of the bytes.
 """
 
 from __future__ import annotations

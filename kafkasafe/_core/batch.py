@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What can be read as bytes here."""
+"""The types from which this module reads bytes."""
 
 Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
 """Record headers by record index; records without headers are left out."""
@@ -85,7 +85,7 @@ _ATTRIBUTES_AT: Final = 21
 _IDENTITY_AT: Final = 43
 _COUNT_AT: Final = 57
 
-_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength: what batchLength does not count
+_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength, which batchLength does not count
 _COMPRESSION_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
@@ -134,7 +134,7 @@ class BatchHeader:
         attributes: Compression, timestamp type and kind of batch.
         last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction it may be
             more than `count` - 1.
-        base_timestamp: What the records' timestamps are relative to, in ms since the epoch.
+        base_timestamp: The time to which the records' timestamps are relative, in ms since the epoch.
         max_timestamp: Largest timestamp, in ms since the epoch.
         producer_id: -1 when the batch has none.
         producer_epoch: -1 when the batch has none.
@@ -253,7 +253,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def verify(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header of the batch at byte `at`, which is there as a whole and whose CRC agrees.
+    """The header of the batch at byte `at`, after checking that the batch is complete and its CRC is right.
 
     Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
 
@@ -463,7 +463,7 @@ def frame(
     Args:
         body: The records section, not compressed.
         count: Number of its records, ≥ 1.
-        base_timestamp: What their timestamp deltas are relative to, ms since the epoch.
+        base_timestamp: The time to which their timestamp deltas are relative, ms since the epoch.
         max_timestamp: Their largest timestamp.
         compression: How to compress them.
         compression_level: As for `encode`.
@@ -644,7 +644,7 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """What ends the previous record, and a record's length and attributes."""
+    """The end of the previous record, and a record's length and attributes."""
     return end + _VARINTS[fields + fixed] + b"\0"
 
 
@@ -671,7 +671,7 @@ def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """All that stands between the previous record's value and the first variable bytes of a record."""
+    """All bytes between the previous record's value and the first variable bytes of a record."""
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
     for offset_bytes, start, end in _offset_ranges(count):

@@ -84,7 +84,7 @@ class Verdict:
     """What an error means, and what to do.
 
     Attributes:
-        code: Kafka's error code; None for an exception that stands for none.
+        code: Kafka's error code; None for an exception that has no code.
         name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
         api: The request kind it was judged for, `"list_offsets"`; None: any.
         action: What to do.
@@ -935,7 +935,7 @@ _TABLE: Final[Mapping[int, _Row]] = MappingProxyType({row.code: row for row in _
 
 _NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
 
-# Where a request kind has an answer of its own.
+# Verdicts that apply to one request kind only.
 _BY_API: Final[Mapping[tuple[str, int], _Cell]] = MappingProxyType(
     {
         ("fetch", -1): _Cell(
@@ -1026,14 +1026,14 @@ def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
             action = _REFRESH if produce.refresh else _RETRY
             return _Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
         case Action.ASK_BROKER:
-            # 46, 47 and 90 say themselves what they mean. That the journal asks first is its caution.
+            # The meaning of 46, 47 and 90 is clear. The journal asks first as a precaution.
             return cell
         case Action.REJECT_BATCH:  # pragma: no branch - the last
             return _Cell(_REJECT, cell.fix, cell.at_risk, "" if cell.action is _REJECT else _JOURNAL)
 
 
 def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) -> _Cell | None:
-    """What more is known decides, or nothing does (None)."""
+    """The verdict that the context decides; None if it decides nothing."""
     if api in {None, "produce"}:
         if context.in_log is True and cell.action is not _FENCE:
             return _Cell(_OK, "Nothing to do: the broker's log has this batch.")
@@ -1179,8 +1179,8 @@ def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
     """The latest timestamp that a broker that answered 32 takes now, ms since the epoch.
 
     Args:
-        messages: What the broker said of the records. From 3.6 on it names the range that it takes, by its own clock.
-        now_ms: Our own clock: what counts where the broker names no range.
+        messages: The broker's messages about the records. From 3.6 on they name the accepted range, by its own clock.
+        now_ms: Our own clock, which is used if the broker names no range.
     """
     for message in messages:
         named = _RANGE.search(message)
@@ -1223,7 +1223,7 @@ def names() -> list[str]:
     return [_TABLE[code].name for code in all_codes()]
 
 
-# What older Kafka versions called them.
+# Their names in older Kafka versions.
 _FORMER_NAMES: Final = {
     "UNKNOWN": -1,
     "INVALID_MESSAGE": 2,

@@ -62,10 +62,10 @@ class SpoolFate:
     """The outcome of one batch according to the spool.
 
     Attributes:
-        fate: See there.
-        base_offset: Where it was acknowledged, -1 when unknown.
-        note: For people: why it was refused.
-        identified: Of one that was not sent: it has its batch id.
+        fate: The outcome.
+        base_offset: Its acknowledged base offset, -1 when unknown.
+        note: Human-readable text: why it was refused.
+        identified: For a batch that was not sent: whether it has its batch id.
     """
 
     fate: Fate
@@ -75,7 +75,7 @@ class SpoolFate:
 
     @property
     def step(self) -> Step | None:
-        """The step of KAFKA-156 that is known to be done last; None where it ended otherwise, or marks are lost."""
+        """The last step of KAFKA-156 that is known to be done; None if it ended otherwise, or marks are lost."""
         match self.fate:
             case Fate.NOT_SENT:
                 return Step.PREPARE_ACKNOWLEDGED if self.identified else Step.PREPARED
@@ -94,12 +94,12 @@ def fates(
     unfinished: Mapping[int, bool],
     blind_before: int = -1,
 ) -> dict[int, SpoolFate]:
-    """By position, what the spool knows of the batches that its marks name, and of the unfinished ones.
+    """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: By position, whether the batch may have been sent: what the journal has found to be unfinished.
-        blind_before: Marks that may have spoken of batches before this position are lost; -1: none are.
+        unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
+        blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
     """
     told: dict[int, SpoolFate] = {}
     staged: dict[bytes, tuple[m.Placed, ...]] = {}
@@ -257,10 +257,10 @@ class Examination:
         self.next_offset = max(self.next_offset, next_offset)
 
     def verdicts(self, views: Mapping[int, ProducerView]) -> list[Verdict]:
-        """Of each batch, in order.
+        """The verdict on each batch, in order.
 
         Args:
-            views: What the leader remembers, by producer id; nothing where it cannot be asked.
+            views: The leader's state by producer id; empty if the leader cannot be asked.
         """
         return [
             self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)

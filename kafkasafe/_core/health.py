@@ -38,7 +38,7 @@ class HealthReason:
 
     Attributes:
         name: For programs, such as "spool_full"; docs/operations.md lists the names.
-        text: For people.
+        text: Human-readable text.
     """
 
     name: str
@@ -145,7 +145,7 @@ class ProducerSeen:
 def producer_health(seen: ProducerSeen) -> ProducerHealth:
     """The health of a producer that was opened."""
     ended = _reasons(_ENDS, seen)
-    # What has ended says nothing else: its disk and its cluster are not looked at any more.
+    # Report nothing else for an ended producer: its disk and its cluster are no longer checked.
     reasons = ended or _reasons(_STOPS, seen)
     return ProducerHealth(
         ready=not reasons,
@@ -302,7 +302,7 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSeen:
-    """What a consumer is at one moment.
+    """A snapshot of a consumer.
 
     Attributes:
         closed: `close` was called.

@@ -619,7 +619,7 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""What a record has beside key and value, at most, in bytes: five numbers, attributes, the count of headers."""
+"""The most bytes that a record has besides key and value: five numbers, attributes, the count of headers."""
 _SHORT: Final = struct.Struct(">h")
 _TOPIC: Final = struct.Struct(">16si")
 _NUMBER: Final = struct.Struct(">i")
@@ -663,11 +663,11 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
     Args:
         group: The group record.
-        marks: What it marks, in the order in which it was decided.
+        marks: The marks, in the order in which they were decided.
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: A value that the format has no meaning for: what `decode_group` refuses is not written.
+        MarkError: A value has no meaning in the format. `decode_group` would refuse it, so it is not written.
     """
     _check(group, marks)
     try:

@@ -69,7 +69,7 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The marks before ENDED that record the topic ids of partitions without a known baseline."""
+        """The STATE marks, written before ENDED, with the topic ids of partitions without a known baseline."""
         partitions = {
             destination: self._partitions[destination]
             for unit in units

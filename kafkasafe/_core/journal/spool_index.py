@@ -136,11 +136,11 @@ class SpoolIndex:
         )
 
     def unpin(self, destination: int) -> None:
-        """None of them has to be sent again."""
+        """Note that no batch of this destination has to be sent again."""
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
-        """A check may follow from a leader epoch in the first segment: it stays until there is an answer."""
+        """Keep everything for the pending checks, which may depend on a leader epoch in the first segment."""
         self.suspected = dict.fromkeys(self.suspected, 0)
 
     # -- what may be released ------------------------------------------------------------------------------------------
