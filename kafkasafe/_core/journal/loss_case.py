@@ -41,7 +41,7 @@ class LossCase:
 
     Attributes:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
-        checks: Pending checks, made one at a time, one per change of leader. A survey makes them unnecessary.
+        checks: Pending checks, one per change of leader, made one at a time. A survey makes them unnecessary.
         check_asked: The first of them is in progress.
         explained: A gap is expected: batches were damaged, rejected, skipped or lost. A hole is not reported then.
         hole: Reported if the log turns out to have every acknowledged batch.

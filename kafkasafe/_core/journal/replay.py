@@ -39,7 +39,7 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Note that these batches of the group replace `parent` (None: released), first written at `origin`."""
+        """Note that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
         self._origins.append((origin, children))
         if parent is not None:
             self._parents.append((parent, children))

@@ -101,8 +101,8 @@ def _newest(partition: Partition) -> Batch | None:
 def _newest_marks(partition: Partition) -> list[m.Mark]:
     """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
 
-    The recorded leader epoch may be older than that of the batch in the log. If the log of that epoch ends before the
-    batch, only the batch itself proves that the log still has it.
+    The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch
+    ends before the batch, only the batch itself proves that the log still has it.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:

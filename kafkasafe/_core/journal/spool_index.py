@@ -72,7 +72,7 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Drop a batch that is packed: `note_packed` keeps the packed ones."""
+        """Drop a batch that is packed: `note_packed` covers the positions of packed batches."""
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Declares destinations, learns topics, and forgets both the offsets of a deleted topic and of a former cluster."""
+"""Declares destinations, learns topics, and forgets the offsets of deleted topics and of a former cluster."""
 
 from __future__ import annotations
 
