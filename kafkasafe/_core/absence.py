@@ -1,16 +1,16 @@
-"""Whether a partition does not exist: what brokers said of its topic, and whether that is proof.
+"""Decides from the brokers' metadata whether a partition is proven not to exist.
 
-A record may name a partition that its topic does not have, or its topic may be made again with fewer partitions. Then
-waiting changes nothing, and each broker says so. But a broker may also not know yet:
+A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. Then
+waiting does not help, and each broker reports that. But a broker may also not know yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2; the controller answers.
 2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
 3. Some milliseconds later broker 1 has, unless it is cut off from the controller: then it says for hours that there are
    two partitions, to each client that still reaches it.
 
-So one answer proves nothing. Two brokers prove it that say the same some seconds after the partition was missed for the
-first time, or the only one that there is. Where only one of several answers, a minute of it does: the record is kept in
-`rejected/`, and partitions are no more made in the minute in which records for them are sent than topics are.
+So one answer proves nothing. Two brokers prove it if they report the same some seconds after the partition was first
+missing; so does the only broker of a cluster. If only one of several brokers answers, it has to report it for a minute:
+`rejected/` keeps the record, and operators do not add partitions in the very minute in which records for them are sent.
 
 No clock: `now` is an argument, in seconds.
 """
@@ -23,20 +23,20 @@ from typing import Final
 __all__ = ["Absence"]
 
 _SETTLED_S: Final = 2.0
-"""A change of a topic is known to every broker that hears of changes at all."""
+"""After this time, a change of a topic has reached every broker that is connected to the controller."""
 _WITNESSES: Final = 2
 _AGAIN_S: Final = 1.0
-"""A broker that did not answer is asked again."""
+"""After this time, a broker that did not answer is asked again."""
 _NEVER: Final = float("-inf")
 
 
 class Absence:
-    """One partition that metadata do not show.
+    """One partition that is missing from the metadata.
 
     Args:
         partition: Its number.
         now: When that was noticed.
-        grace_s: How long one broker of several has to say it, where no other one answers.
+        grace_s: How long one of several brokers has to report it while no other one answers.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:
@@ -45,18 +45,18 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """By broker that says that the partition is not there, how many it says that there are."""
+        """For each broker that reports the partition missing: the partition count that it reports."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:
-        """The brokers to be asked now."""
+        """The brokers to ask now."""
         if now - self._since < _SETTLED_S:
             return []
         wanted = min(_WITNESSES, len(brokers)) - len(self._witnesses)
         others = [node for node in brokers if node not in self._witnesses]
         able = [node for node in others if now - self._asked.get(node, _NEVER) >= _AGAIN_S]
         under_way = len(others) - len(able)
-        # Those that were not asked yet come first.
+        # Brokers that were not asked yet come first.
         able.sort(key=lambda node: self._asked.get(node, _NEVER))
         chosen = able[: max(0, wanted - under_way)]
         self._asked.update(dict.fromkeys(chosen, now))
@@ -74,7 +74,7 @@ class Absence:
             self._witnesses[node] = partitions
 
     def proven(self, brokers: Sequence[int], now: float) -> str:
-        """How it is proven that the partition does not exist, for people; nothing while it is not."""
+        """The proof that the partition does not exist, as human-readable text; empty without a proof."""
         nodes = sorted(self._witnesses)
         if not nodes:
             return ""

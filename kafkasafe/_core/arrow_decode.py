@@ -1,14 +1,14 @@
 """The records of a Fetch response → Arrow columns, many batches at once and without I/O.
 
-A response holds many batches, most of them small, and numpy costs about 100 µs before it does anything. So the batches
-are walked one by one only for what is in their headers (which of them are delivered, CRCs, decompression, where records
-begin), and the fields of all their records are then read together.
+A response holds many batches, most of them small, and numpy has a fixed cost of about 100 µs. So the decoder goes
+through the batches one by one only for their headers (which of them are delivered, CRCs, decompression, where records
+begin), and then reads the fields of all their records together.
 
-How keys and values are gathered: their starts and ends, in turn, are the offsets of one Arrow array that lies over
-the records as they are, of which every second item is what stands between two fields. `take` copies the others. As
-views (Arrow's `binary_view`), they stay where they are, and only their places are written down.
+Keys and values are collected as follows. Their starts and ends, alternating, are the offsets of one Arrow array over
+the unchanged records; every second item of it holds the bytes between two fields. `take` copies the other items. As
+views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
-Which batches are delivered is decided as Kafka's consumer does: never control batches; with `read_committed` none of a
+The decoder delivers the same batches as Kafka's consumer: never control batches; with `read_committed`, no batch of a
 producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
 """
 
@@ -73,7 +73,7 @@ _LENGTH: Final = struct.Struct(">i")
 _CONTROL_KEY: Final = struct.Struct(">hh")
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
-_OLDEST_MESSAGE: Final = 14  # what the smallest message of the oldest format has behind its length
+_OLDEST_MESSAGE: Final = 14  # bytes of the smallest message of the oldest format after its length
 _ABORT: Final = 0
 _COMPRESSED: Final = 0x07
 _INT32_MAX: Final = 2**31 - 1
@@ -100,14 +100,14 @@ class OldFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a buffer holds.
+    """The contents of a buffer.
 
     Attributes:
-        table: A pyarrow.Table of the records, with the columns that were asked for, in the order of `SCHEMA`.
-        next_offset: Where reading goes on: behind the last whole batch, delivered or not. `from_offset` when there is
-            none.
-        partial_bytes: How much there is of a last batch that was cut. With an empty table and an unchanged
-            `next_offset`: the buffer is too small for one batch.
+        table: A pyarrow.Table of the records, with the requested columns, in the order of `SCHEMA`.
+        next_offset: Where reading continues: after the last whole batch, delivered or not. `from_offset` if the buffer
+            has no whole batch.
+        partial_bytes: Size of a truncated last batch in the buffer. With an empty table and an unchanged `next_offset`,
+            the buffer is too small for one batch.
     """
 
     table: Any
@@ -128,8 +128,8 @@ def decode(
     """All records of a buffer. Arguments: see `Decoder`.
 
     Raises:
-        CorruptBatchError: There is a damaged batch. `Decoder` gives the records in front of it.
-        OldFormatError: There is a message of an old format.
+        CorruptBatchError: The buffer has a damaged batch. `Decoder` returns the records before it.
+        OldFormatError: The buffer has a message of an old format.
     """
     decoder = Decoder(
         buffer,
@@ -163,25 +163,26 @@ class _Found:
 
 
 class Decoder:
-    """Reads a buffer of batches piece by piece; nothing is decompressed before it is asked for.
+    """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
 
     Args:
-        buffer: The records of one partition in a Fetch response: whole batches, the last one may be cut. Not changed,
-            and not needed any more once all is read: what `read` gives has its own memory, if it has no views.
-        from_offset: Records before it are left out (the first batch may begin before what was asked for).
+        buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
+            decoder does not change it, and no longer needs it once all is read: without views, the batches from `read`
+            have their own memory.
+        from_offset: Records before it are left out (the first batch may begin before the requested offset).
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
-        read_committed: Leave out what the aborted transactions wrote.
-        columns: Names of the columns to make, default all of `SCHEMA`. What is left out costs little.
+        read_committed: Leave out the records of aborted transactions.
+        columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
         check_crcs: Compare each batch's CRC.
         max_body_bytes: Bound of one batch's decompressed records.
         views: Keys and values are views of `buffer` (of the decompressed records, where they were compressed), which
             then must not change any more.
 
     Attributes:
-        schema: Of what `read` gives.
-        next_offset: Behind the last record that was given, or the last batch that was passed over.
-        leader_epoch: Of what is right before `next_offset`, -1 when that is not known.
-        partial_bytes: How much there is of a last batch that was cut; known when all is read.
+        schema: Of the batches that `read` returns.
+        next_offset: After the last returned record, or the last skipped batch.
+        leader_epoch: Of the record or batch right before `next_offset`, -1 when unknown.
+        partial_bytes: Size of a truncated last batch; known when all is read.
 
     Raises:
         ValueError: A column has an unknown name; the buffer has 2 GiB or more, which no response has.
@@ -224,24 +225,24 @@ class Decoder:
         self._behind_rest = from_offset, -1
 
     def own_buffer(self) -> Buffer:
-        """Copies and returns the buffer, if it may be part of a larger piece of memory."""
+        """Return the buffer, copied if it may be part of a larger piece of memory."""
         if isinstance(self._buffer, memoryview):
             self._buffer = bytes(self._buffer)
         return self._buffer
 
     def read(self, max_records: int | None = None, max_bytes: int = _CHUNK_BYTES) -> Any:
-        """The next records.
+        """Return the next records.
 
         Args:
-            max_records: At most so many, default all that `max_bytes` lets pass.
-            max_bytes: Decompress no further batch when there are so many bytes of records already.
+            max_records: Upper bound of their number; default: limited by `max_bytes` alone.
+            max_bytes: Decompress no further batch once this many bytes of records are decoded.
 
         Returns:
-            A pyarrow.RecordBatch that is not empty; None: there are no more. Then `next_offset` is behind everything.
+            A non-empty pyarrow.RecordBatch; None at the end, when `next_offset` is after everything.
 
         Raises:
-            CorruptBatchError: The next batch is damaged; everything before it has been given, `next_offset` is what it
-                was. Each further call raises it again.
+            CorruptBatchError: The next batch is damaged. All records before it were returned, and `next_offset` stays
+                unchanged. Each further call raises it again.
             OldFormatError: The next message has an old format; as above.
             ValueError: `max_records` is not positive.
         """
@@ -264,7 +265,7 @@ class Decoder:
         return records.slice(0, max_records)
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decodes some batches into `_rest`, or notes the end, or the damage."""
+        """Decode some batches into `_rest`, or note the end, or the damage."""
         found: list[_Found] = []
         count = size = 0
         behind = self.next_offset, self.leader_epoch
@@ -275,7 +276,7 @@ class Decoder:
                     self._ended = True
                     break
                 if self._passes(header):
-                    # Decompressed one by one: what they claim to hold, and hold, is not known before.
+                    # Decompress one batch at a time: its size is unknown before.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
                     found.append(_Found(self._at, header, body))
                     count += header.count
@@ -296,13 +297,13 @@ class Decoder:
             self.next_offset, self.leader_epoch = behind
 
     def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
-        """What is good in front of the first batch whose records are not what its header says."""
+        """Decode the intact batches before the first one whose records contradict its header."""
         good, error = next(
             (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
         )
         header = found[good].header
         self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
-        # Everything before it was given, or passed over.
+        # Everything before it was returned or skipped.
         epoch = found[good - 1].header.partition_leader_epoch if good else self.leader_epoch
         return (max(self.next_offset, header.base_offset), epoch), self._decode(found[:good])
 
@@ -355,7 +356,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # compaction took the marker, when nothing of its transaction was left
+            return False  # compaction removed the marker after all records of its transaction
         body = self._body(self._at, header)
         try:
             length, at = _read_varint(body, 0)
@@ -485,13 +486,13 @@ def _parse(
 
 
 def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
-    """Where each record begins: each must be read to know the next, except in a run of equal lengths.
+    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
 
-    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
 
     Raises:
         CorruptBatchError: Records of one batch do not end where the batch does.
-        IndexError: A record begins behind the end of `source`.
+        IndexError: A record begins after the end of `source`.
     """
     found: list[_Numbers] = []
     starts: list[int] = []
@@ -507,7 +508,7 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
             for _ in range(step):
                 append(position)
                 previous = position
-                # The lengths of one and two bytes, written out: this loop is what decoding costs.
+                # Lengths of one and two bytes are decoded inline: this loop dominates the cost of decoding.
                 first = source[position]
                 if first < 0x80:
                     position += 1 + (first >> 1)
@@ -585,7 +586,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
         small = np.flatnonzero(lengths <= _INLINE)
         sizes, at = views[small, 0], starts[small]
         inline = np.zeros((small.size, _INLINE), np.uint8)
-        # So near to the end of the source there are no 12 bytes to copy.
+        # Near the end of the source, fewer than 12 bytes are left to copy.
         near = at > len(source) - _INLINE
         if not near.all():
             pieces = _overlapping(source, np.dtype((np.void, _INLINE)))[at[~near]]
@@ -606,7 +607,7 @@ def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _no_headers(count: int) -> Any:
-    """The headers column of records that have none."""
+    """The headers column of records without headers."""
     zeros = _arrow.py_buffer(np.zeros(count + 1, np.int32))
     return _arrow.Array.from_buffers(
         HEADERS, count, [None, zeros], children=[_arrow.nulls(0, HEADERS.value_type)]

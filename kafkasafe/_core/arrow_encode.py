@@ -1,7 +1,7 @@
 """Arrow columns → RecordBatch v2, without a Python object for any record.
 
-The varints in front of the keys and values are made for all records at once (numpy), and one join of Arrow's puts
-everything in a row: the data buffer of the joined array *is* the records section of the batch.
+numpy encodes the varints before the keys and values for all records at once, and a single Arrow join concatenates
+everything: the data buffer of the joined array *is* the records section of the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BINARY: Final = _arrow.binary()
 _NOTHING: Final = _arrow.scalar(b"", _BINARY)
 _MAX_VARINT: Final = 10
 # Length (≤ 5), attributes, timestamp delta (≤ 10), offset delta (≤ 5), lengths of key and value (≤ 5 each), number of
-# headers (≤ 5): what a record needs at most beside its bytes.
+# headers (≤ 5): the most bytes that a record needs besides its contents.
 _OVERHEAD_BYTES: Final = 36
 _NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
 _NULL: Final = b"\1"  # the length of a key that is null
@@ -119,7 +119,7 @@ def _join(*columns: Any) -> Any:
 
 
 def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
-    """Per record: its headers, encoded, and how many there are; None when there are none at all.
+    """The encoded headers of each record and their number; None if no record has headers.
 
     Raises:
         TypeError: Not lists of structs with `key` and `value`.
@@ -159,9 +159,9 @@ class Rows:
     """Records as columns of bytes, all of the same length.
 
     Attributes:
-        keys: None: no record has one.
+        keys: None: no record has a key.
         values: An Arrow array of bytes.
-        tails: The headers as they stand at the end of a record, with their number; None: no record has any.
+        tails: The encoded headers at the end of each record, with their number; None: no record has headers.
     """
 
     keys: Any | None
@@ -236,7 +236,7 @@ def _behind(before: bytes, numbers: _Numbers) -> Any:
 
 
 def _column(numbers: _Numbers, before: bytes = b"") -> Any:
-    """The varints of numbers ≥ -1, each behind the bytes `before`: an Arrow array, or a scalar where all are one."""
+    """The varints of numbers ≥ -1, each after the bytes `before`: an Arrow array, or a scalar if all are equal."""
     lowest, highest = int(numbers.min()), int(numbers.max())
     if lowest == highest:
         return _arrow.scalar(before + batch.varint(lowest), _BINARY)
@@ -246,7 +246,7 @@ def _column(numbers: _Numbers, before: bytes = b"") -> Any:
 
 
 def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:
-    """Records as they stand in batches, one behind the other.
+    """Encode records as in a batch, one after the other.
 
     Args:
         rows: At least one.
@@ -293,8 +293,7 @@ def encode_columns(
         values: At least one.
         timestamp: Of all records, ms since the epoch.
         headers: A list of (key, value) structs per value.
-        base_timestamp: What the header says the timestamps are relative to; None: `timestamp`. Readers see no
-            difference.
+        base_timestamp: The base timestamp in the header; None: `timestamp`. Readers see no difference.
         compression: How to compress the records.
         compression_level: The codec's own level, None for its default.
 

@@ -1,8 +1,8 @@
 """Rows of many partitions → their batches, a whole Arrow batch at a time.
 
-What a row costs is its share of a few calls into numpy and Arrow, so there are as few as possible: the rows of an Arrow
-batch are sorted by partition once, become records in one go, numbered as the batches want that they are for, and each
-batch gets its piece of the bytes.
+The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
+the rows of an Arrow batch by partition once, and encodes all of them at once, with the offset deltas of their batches.
+Each batch then gets its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class _Piece(NamedTuple):
 
 
 class Packer:
-    """Gathers rows by partition and gives out batches in each partition's order.
+    """Collects rows by partition, and yields batches in each partition's order.
 
     Args:
         batch_bytes: Of a batch before compression, at most; a larger record gets a batch of its own.
-        held_bytes: Of all that is gathered, about, at most: beyond it batches are given out that are not full.
-        head_rows: Rows of the first batch of each partition, at most, where
-        head_from: more rows than this come first. 0: always. (Whoever sends reads such a batch back.)
-        head_base: Makes the base timestamp of these first batches from their timestamp; None: as all others.
+        held_bytes: Approximate bound of all held rows. Beyond it, the packer also yields batches that are not full.
+        head_rows: Most rows in the first batch of each partition, if
+        head_from: the first piece has more rows than this. 0: always. (The sender reads such a batch back.)
+        head_base: Makes the base timestamp of these first batches from their timestamp; None: like all others.
         compression: How to compress batches.
         compression_level: The codec's own level, None for its default.
     """
@@ -102,7 +102,7 @@ class Packer:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[Packed]:
-        """Takes rows and yields what is full.
+        """Take rows and yield full batches.
 
         Args:
             topic: Of all rows.
@@ -147,7 +147,7 @@ class Packer:
             yield from self.rest()
 
     def rest(self) -> Iterator[Packed]:
-        """Yields what is held."""
+        """Yield all held rows."""
         for place, opened in list(self._open.items()):
             if opened.rows:
                 self._held -= opened.bytes
@@ -215,7 +215,7 @@ def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
     """The records of a batch: as they were decoded, and as rows that can be encoded again.
 
     Raises:
-        CorruptBatchError: It is none.
+        CorruptBatchError: `data` is not an intact batch.
     """
     old = batch.decode(data)
     headers = None
@@ -238,7 +238,7 @@ def divide(data: bytearray, parts: int) -> list[bytearray]:
 
     Raises:
         ValueError: The records have different timestamps.
-        CorruptBatchError: It is none.
+        CorruptBatchError: `data` is not an intact batch.
     """
     old, rows = unpack(data)
     stamp, base = old.header.max_timestamp, old.header.base_timestamp

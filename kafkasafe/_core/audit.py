@@ -1,12 +1,13 @@
-"""Which sequences of a log are missing, and which are there twice: from batch headers.
+"""Finds missing and repeated sequences of a log, from batch headers.
 
-A broker numbers nothing by itself: an idempotent producer gives each record of a partition the next sequence, and
-starts again at 0 with each epoch. So of one (partition, producer id, epoch) the sequences in the log ascend without
-holes. A hole is a record that was written and is gone, or one that never arrived and did not keep later ones from
-arriving; a sequence that comes again is a record that was written twice.
+Brokers do not assign sequences: an idempotent producer gives each record of a partition the next sequence, and starts
+again at 0 with each epoch. So for one (partition, producer id, epoch), the sequences in the log ascend without gaps. A
+gap means that the log lost a record, or that the record never arrived although later ones did. A repeated sequence
+means that a record was written twice.
 
-A log is read in parts, each anywhere: `runs` makes of a part's headers what is contiguous, `judge` joins the runs of
-all parts. What compaction removed looks like a hole; what retention removed does not, since the log begins behind it.
+A log is read in parts, in any place and order: `runs` groups a part's headers into contiguous runs, and `judge` joins
+the runs of all parts. Records that compaction removed look like a gap. Records that retention removed do not, because
+the log then begins after them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Run:
     """Batches of one producer in one partition whose sequences follow each other.
 
     Attributes:
-        producer_id: -1 for records of producers without idempotence; their sequences say nothing.
+        producer_id: -1 for records of producers without idempotence, which have no sequences.
         epoch: Producer epoch.
         first_sequence: Of the first record.
         last_sequence: Of the last one (inclusive).
@@ -51,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Sequences that are not in the log, `first` to `last` (inclusive), and the offset behind the hole."""
+    """Sequences that are not in the log, `first` to `last` (inclusive), and the offset after the gap."""
 
     epoch: int
     first: int
@@ -60,7 +61,7 @@ class Gap:
 
     @property
     def records(self) -> int:
-        """How many are missing."""
+        """How many records are missing."""
         return (self.last - self.first) % _SEQUENCES + 1
 
 
@@ -88,8 +89,8 @@ class IdCount:
         records: How many have one.
         without_id: How many have none.
         distinct: How many ids there are.
-        missing: How many whole numbers between the least and the largest id are missing; None where ids are no numbers.
-        examples: Ids that are there more than once, and how often; the most frequent first.
+        missing: How many whole numbers between the least and the largest id are missing; None if ids are not numbers.
+        examples: Ids that occur more than once, and how often; the most frequent first.
     """
 
     source: str
@@ -101,18 +102,18 @@ class IdCount:
 
     @property
     def repeated(self) -> int:
-        """How many records have an id that another one before them has."""
+        """How many records have the id of an earlier record."""
         return self.records - self.distinct
 
 
 @dataclass(slots=True)
 class Producer:
-    """What is in a partition's log of one producer.
+    """The records of one producer in a partition's log.
 
     Attributes:
         producer_id: -1: all producers without idempotence together.
         epochs: Oldest first.
-        trimmed: Its first records are gone by retention: the log begins within its sequences.
+        trimmed: Retention removed its first records: the log begins within its sequences.
     """
 
     producer_id: int
@@ -170,11 +171,11 @@ def runs(headers: Iterable[BatchHeader]) -> list[Run]:
 
 
 def judge(found: Iterable[Run], log_start: int = 0) -> dict[int, Producer]:
-    """What the runs of a partition say, by producer id.
+    """Judge the runs of a partition, by producer id.
 
     Args:
         found: Of all parts of the log, in any order.
-        log_start: First offset of the log: what was before it is gone by retention.
+        log_start: First offset of the log: retention removed the records before it.
     """
     producers: dict[int, Producer] = {}
     # (producer, epoch) → the sequence that comes next.
@@ -218,7 +219,7 @@ def _compare(producer: Producer, run: Run, expected: dict[tuple[int, int], int])
         last = (run.first_sequence + again - 1) % _SEQUENCES
         producer.repeats.append(Repeat(run.epoch, run.first_sequence, last, run.first_offset))
         if length <= behind:
-            # All of it was there before: what comes next is what was due anyway.
+            # The whole run repeats earlier sequences, so the expected sequence stays the same.
             return
     expected[key] = (run.last_sequence + 1) % _SEQUENCES
 

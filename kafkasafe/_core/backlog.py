@@ -1,10 +1,10 @@
-"""What waits for a partition, in order: the first ones as objects, those behind them packed.
+"""The queue of batches for a partition, in order: the first ones as objects, later ones packed.
 
-A long outage has many batches, and all that is known of one that is on disk and was never sent fits into a few bytes.
-So a `Backlog` has three parts: `head`, which is sent; then what is packed; then what was accepted since, some of it not
-on disk yet. Whoever iterates sees the head only, until nothing is packed: nothing behind that was ever sent.
+A long outage leaves many batches, and the state of one that is on disk and was never sent fits into a few bytes. So a
+`Backlog` has three parts: the head, which is sent next; the packed batches; and the batches accepted since, some of
+which are not on disk yet. While batches are packed, iteration covers only the head: no later batch was ever sent.
 
-`Ordered` is a dict that knows its least key, whatever the order in which keys came.
+`Ordered` is a dict that knows its least key, regardless of the order of insertion.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Row:
     """A packed batch.
 
     Attributes:
-        number: The shell's name for it.
+        number: The shell's number for it.
         position: In the spool.
         max_timestamp: Ms since the epoch.
         count: Records.
         size_bytes: Of all of it.
         identity: (producer id, epoch, base sequence), None while it has none.
         sealed_at: When it was accepted, seconds, for the shell.
-        former_life: It was read back: an earlier life wrote it.
+        former_life: Recovery read it: an earlier incarnation wrote it.
     """
 
     number: int
@@ -56,7 +56,7 @@ class Row:
 
 
 class _Packed:
-    """Rows, first in, first out; squeezed in blocks, so that one takes about 13 bytes."""
+    """Rows, first in, first out; compressed in blocks, to about 13 bytes per row."""
 
     __slots__ = (
         "_at",
@@ -167,14 +167,14 @@ def _squeezed(rows: bytearray) -> bytes:
 
 
 def _whole(squeezed: bytes) -> bytes:
-    """The rows again."""
+    """Decompress the rows."""
     columns = zlib.decompress(squeezed)
     count = len(columns) // _ROW.size
     return b"".join(columns[row::count] for row in range(count))
 
 
 class Backlog(Generic[B]):
-    """The queue of a partition; see the module. Positions and numbers of what is packed ascend."""
+    """The queue of a partition; see the module. Positions and numbers of packed batches ascend."""
 
     __slots__ = ("_fresh", "_head", "_packed")
 
@@ -200,47 +200,47 @@ class Backlog(Generic[B]):
 
     @property
     def unpacked(self) -> int:
-        """How many the head has."""
+        """How many batches the head has."""
         return len(self._head)
 
     @property
     def packed(self) -> int:
-        """How many are packed."""
+        """How many batches are packed."""
         return 0 if self._packed is None else self._packed.count
 
     @property
     def packed_records(self) -> int:
-        """Records in them."""
+        """How many records the packed batches have."""
         packed = self._packed
         return 0 if packed is None else packed.records
 
     @property
     def packed_with_id(self) -> int:
-        """How many of them have an id."""
+        """How many packed batches have an id."""
         return 0 if self._packed is None else self._packed.with_id
 
     def has_packed(self, position: int) -> bool:
-        """Whether the batch at this position is one of them."""
+        """Whether the batch at this position is packed."""
         return self._packed is not None and self._packed.has(position)
 
     @property
     def packed_sizes(self) -> Iterable[tuple[int, int]]:
-        """(position of the first, bytes of all) of some that are packed, together all of them."""
+        """(position of the first, bytes of all) of runs of packed batches, which together cover all of them."""
         return () if self._packed is None else self._packed.sizes()
 
     @property
     def first_packed(self) -> Row | None:
-        """The first of them."""
+        """The first packed batch."""
         return None if self._packed is None else self._packed.first()
 
     @property
     def packed_identified(self) -> bool:
-        """Whether the last of them has an id."""
+        """Whether the last packed batch has an id."""
         return self._packed is not None and self._packed.identified
 
     @property
     def first(self) -> B | None:
-        """The first one, None if there is none. From any thread."""
+        """The first batch, None if the head is empty. From any thread."""
         try:
             return self._head[0]
         except IndexError:
@@ -248,59 +248,59 @@ class Backlog(Generic[B]):
 
     @property
     def last(self) -> B | None:
-        """The last one, None if it is packed or there is none."""
+        """The last batch, None if it is packed or the queue is empty."""
         if self._packed is not None:
             return self._fresh[-1] if self._fresh else None
         return self._head[-1] if self._head else None
 
     def all(self) -> Iterable[B]:
-        """The head and the third part, whatever is packed between them."""
+        """The head and the third part, without the packed batches between them."""
         return chain(self._head, self._fresh)
 
     def backwards(self) -> Iterator[B]:
-        """The same as `all`, the last one first."""
+        """The same as `all`, last batch first."""
         return chain(reversed(self._fresh), reversed(self._head))
 
     def copy(self) -> list[B]:
-        """The same, from any thread."""
+        """The same as `all`, as a list. From any thread."""
         return [*self._head.copy(), *self._fresh.copy()]
 
     def append(self, batch: B) -> None:
-        """Behind all others."""
+        """Add a batch at the end."""
         (self._head if self._packed is None else self._fresh).append(batch)
 
     def appendleft(self, batch: B) -> None:
-        """In front of all others."""
+        """Add a batch at the beginning."""
         self._head.appendleft(batch)
 
     def popleft(self) -> B:
-        """Takes the first one."""
+        """Remove and return the first batch."""
         return self._head.popleft()
 
     def insert(self, place: int, batch: B) -> None:
-        """Where `index` said."""
+        """Insert a batch into the head, at an index as `index` returns it."""
         self._head.insert(place, batch)
 
     def index(self, batch: B) -> int:
-        """Where it is in the head."""
+        """The batch's index in the head."""
         return self._head.index(batch)
 
     def remove(self, batch: B) -> None:
-        """Takes it out."""
+        """Remove a batch."""
         try:
             self._head.remove(batch)
         except ValueError:
             self._fresh.remove(batch)
 
     def candidates(self, keep: int) -> Iterator[B]:
-        """Those that may be packed next, in order, but for the first ones, as many as `keep`."""
+        """The batches that may be packed next, in order, except the first `keep` batches."""
         if self._packed is not None:
             yield from self._fresh
         else:
             yield from islice(self._head, keep, None)
 
     def pack(self, rows: Iterable[Row], keep: int) -> None:
-        """The first of the `candidates` are these from now on."""
+        """Replace the first of the `candidates` by these rows."""
         packed = self._packed
         if packed is None:
             packed = self._packed = _Packed()
@@ -311,13 +311,13 @@ class Backlog(Generic[B]):
         self._tidy()
 
     def unpack(self) -> Row:
-        """The first one that is packed. Its batch has to be given to `put_back` before anything else is done."""
+        """Take the first packed batch. The caller passes it to `put_back` before it calls any other method."""
         if self._packed is None:
             raise IndexError("Nothing is packed")
         return self._packed.shift()
 
     def put_back(self, batch: B) -> None:
-        """It is the last of the head."""
+        """Add an unpacked batch at the end of the head."""
         self._head.append(batch)
         self._tidy()
 
@@ -328,7 +328,7 @@ class Backlog(Generic[B]):
             self._fresh.clear()
 
     def forget_identities(self) -> None:
-        """What is packed has no id any more."""
+        """Void the ids of all packed batches."""
         if self._packed is not None:
             self._packed.forget_identities()
 
@@ -345,17 +345,17 @@ class Ordered(dict[int, V]):
         super().__init__()
         self._heap: list[int] = []
         self.least: int | None = None
-        """The least key, None while there is none."""
+        """The least key, None while the dict is empty."""
 
     def __setitem__(self, key: int, value: V) -> None:
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # A signal handler may have come in the middle, and waited until all of them were taken out.
+        # A signal handler may have interrupted this and waited until another thread removed all keys.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
-        """Takes it out; the default if it is not there."""
+        """Remove a key and return its value, or `default` if the key is missing."""
         value = super().pop(key, default)
         heap = self._heap
         if len(heap) > 2 * len(self) + 64:
@@ -367,7 +367,7 @@ class Ordered(dict[int, V]):
         return value
 
     def clear(self) -> None:
-        """Takes all out."""
+        """Remove all keys."""
         super().clear()
         self._heap.clear()
         self.least = None

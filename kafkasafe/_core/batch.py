@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What can be read as bytes here."""
+"""The types from which this module reads bytes."""
 
 Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
 """Record headers by record index; records without headers are left out."""
@@ -85,7 +85,7 @@ _ATTRIBUTES_AT: Final = 21
 _IDENTITY_AT: Final = 43
 _COUNT_AT: Final = 57
 
-_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength: what batchLength does not count
+_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength, which batchLength does not count
 _COMPRESSION_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
@@ -95,7 +95,7 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MAX: Final = 2**64 - 1
-_PADDING: Final = 64  # more than the five numbers that can be read behind the end of a record
+_PADDING: Final = 64  # more than the five numbers that can be read after the end of a record
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to here copying rows beats slicing
 _MIN_READ_BYTES: Final = 64 * 1024
@@ -123,7 +123,7 @@ def _add_sequence(sequence: int, increment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The 61 bytes in front of the records.
+    """The 61 bytes before the records.
 
     Attributes:
         base_offset: Offset of the first record; in a spool, its position.
@@ -134,7 +134,7 @@ class BatchHeader:
         attributes: Compression, timestamp type and kind of batch.
         last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction it may be
             more than `count` - 1.
-        base_timestamp: What the records' timestamps are relative to, in ms since the epoch.
+        base_timestamp: The time to which the records' timestamps are relative, in ms since the epoch.
         max_timestamp: Largest timestamp, in ms since the epoch.
         producer_id: -1 when the batch has none.
         producer_epoch: -1 when the batch has none.
@@ -253,7 +253,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def verify(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header of the batch at byte `at`, which is there as a whole and whose CRC agrees.
+    """The header of the batch at byte `at`, after checking that the batch is complete and its CRC is right.
 
     Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
 
@@ -280,16 +280,16 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Walks concatenated batches, as in a Fetch response, and yields where each begins and its header.
 
-    A batch that is not there as a whole ends the walk: a broker cuts its answer where its byte limit falls.
-    Messages of formats before v2 are passed over. CRCs are not checked.
+    An incomplete batch ends the iteration: a broker truncates its response at its byte limit. Messages of formats
+    before v2 are skipped. CRCs are not checked.
 
     Raises:
-        CorruptBatchError: What follows the last yielded batch is no batch.
+        CorruptBatchError: The bytes after the last yielded batch are not a batch.
     """
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = _LENGTH.unpack_from(buf, at + _LENGTH_AT)
-        # The smallest message of the oldest format has 14 bytes behind its length.
+        # The smallest message of the oldest format has 14 bytes after its length.
         if length < 14:
             raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
         if length > len(buf) - at - _LOG_OVERHEAD:
@@ -463,7 +463,7 @@ def frame(
     Args:
         body: The records section, not compressed.
         count: Number of its records, ≥ 1.
-        base_timestamp: What their timestamp deltas are relative to, ms since the epoch.
+        base_timestamp: The time to which their timestamp deltas are relative, ms since the epoch.
         max_timestamp: Their largest timestamp.
         compression: How to compress them.
         compression_level: As for `encode`.
@@ -488,7 +488,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
 def _finish(
     buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int
 ) -> bytearray:
-    """Fills the header in front of the records."""
+    """Fill the header before the records."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(
@@ -597,7 +597,7 @@ class _Column:
     """The keys or the values of a batch, nulls as length -1 and empty bytes.
 
     Attributes:
-        items: What is joined.
+        items: The encoded items.
         lengths: Their lengths, -1 for null.
         uniform_length: The one length that all have, or None.
     """
@@ -644,7 +644,7 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """What ends the previous record, and a record's length and attributes."""
+    """The end of the previous record, and a record's length and attributes."""
     return end + _VARINTS[fields + fixed] + b"\0"
 
 
@@ -671,7 +671,7 @@ def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """All that stands between the previous record's value and the first variable bytes of a record."""
+    """All bytes between the previous record's value and the first variable bytes of a record."""
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
     for offset_bytes, start, end in _offset_ranges(count):
@@ -701,7 +701,7 @@ def _pieces(
         keys: None when all are null.
         values: The values.
         deltas: Timestamp deltas, None when all are 0.
-        tails: Encoded headers, None when there are none.
+        tails: Encoded headers, None if no record has headers.
     """
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
@@ -933,12 +933,12 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
-    """Where each record begins: each must be read to know the next, except in a run of equal lengths.
+    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
 
-    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
 
     Raises:
-        CorruptBatchError: A record begins behind the end.
+        CorruptBatchError: A record begins after the end.
     """
     found: list[_Numbers] = []
     left = count
@@ -948,7 +948,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
         try:
             for _ in range(min(left, _STEP)):
                 starts.append(position)
-                # The lengths of one and two bytes, written out: this loop is what decoding costs.
+                # Lengths of one and two bytes are decoded inline: this loop dominates the cost of decoding.
                 first = body[position]
                 if first < 0x80:
                     position += 1 + (first >> 1)
@@ -973,7 +973,7 @@ def _record_starts(body: bytes, size: int, count: int) -> _Numbers:
 
 
 def _run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
-    """How many records behind this one have its length; exact, since each proves where the next begins."""
+    """How many records after this one have its length; exact, since each proves where the next begins."""
     prefix = body[start : _read_varint(body, start)[1]]
     data = np.frombuffer(body, np.uint8)
     same = np.ones(max(0, most), np.bool_)

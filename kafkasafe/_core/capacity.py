@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["FREE_BYTES", "Capacity"]
 
 FREE_BYTES: Final = 4 * 1024 * 1024
-"""Of the disk: left for marks. When they cannot be written, nothing can ever be deleted."""
+"""Disk space reserved for marks. Without room for them, the spool could never delete anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,11 @@ class Capacity:
     """The room of a spool at one moment.
 
     Attributes:
-        limit_bytes: What the spool may take.
-        used_bytes: What it takes on disk.
+        limit_bytes: Size limit of the spool.
+        used_bytes: Its size on disk.
         backlog_bytes: Accepted, and not on disk yet.
-        backlog_limit_bytes: How much may wait to be written.
-        free_bytes: What the volume has left; infinite where that is not known.
+        backlog_limit_bytes: How many bytes may wait to be written.
+        free_bytes: Free space of the volume; infinite if unknown.
     """
 
     limit_bytes: int

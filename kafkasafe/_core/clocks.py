@@ -1,9 +1,9 @@
-"""What time is it at the brokers, where no broker says so?
+"""Estimates the brokers' time from other producers' records, where no broker reports it.
 
-Topics with CreateTime keep the times of those who write to them, and ListOffsets gives the largest of a partition. One
-that is later than all that this producer wrote there was read off another clock. Brokers of Kafka 4 accept none that is
-more than an hour ahead of their own (`message.timestamp.after.max.ms`); older ones accept any, so it is a hint: more
-care may be taken because of it, and nothing may be refused.
+Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
+timestamp later than all that this producer wrote there comes from another clock. Brokers of Kafka 4 accept no timestamp
+that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`). Older brokers accept any, so the
+estimate is only a hint: it may make the producer more careful, but must not make it refuse anything.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _HOUR_S: Final = 3600.0
 _PAUSE_S: Final = 60.0
 _LEEWAY_MS: Final = 3_600_000
 _NO_TIME_MS: Final = 4_102_444_800_000
-"""The year 2100. What is later was not read off a clock that counts in ms: microseconds, a slip."""
+"""The year 2100. A later timestamp does not come from a clock in ms: it is in microseconds, or a mistake."""
 
 
 class Clocks:
-    """Decides when others' clocks are asked for and what follows; see the module.
+    """Decides when to ask for other producers' timestamps, and what follows; see the module.
 
-    About a partition it asks once an hour, about any once a minute, never in a producer's first minute, and not within
-    an hour after a broker stamped a record itself.
+    It asks at most once an hour about the same partition, and at most once a minute about any. It does not ask in a
+    producer's first minute, nor within an hour after a broker stamped a record itself.
 
     Args:
         now: Monotonic seconds.
-        state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
+        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -40,21 +40,21 @@ class Clocks:
         self._ours: dict[_Address, int] = {}
         self._others: dict[_Address, int] = {}
         self.at_least_ms = 0
-        """So late it is at the brokers, if the others' clocks are right; ms since the epoch."""
+        """Lower bound of the brokers' time if the other producers' clocks are right, in ms since the epoch."""
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """A batch of this producer goes there: its times say nothing about the clocks of others."""
+        """Note a batch of this producer: its timestamps must not count as those of other clocks."""
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """A broker stamped a record itself (LogAppendTime): what others think does not count."""
+        """Note that a broker stamped a record itself (LogAppendTime): other producers' clocks no longer count."""
         self._next = now + _HOUR_S
         self._others.clear()
         self.at_least_ms = 0
 
     def asks(self, address: _Address, now: float) -> bool:
-        """A batch was acknowledged there: whether to ask now for the largest timestamp of the partition."""
+        """Whether to ask for the largest timestamp of a partition now, after a batch there was acknowledged."""
         if now < self._next or now < self._next_of.get(address, now):
             return False
         self._next = now + _PAUSE_S
@@ -62,11 +62,11 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """No answer came: it may be asked again as soon as any question may be."""
+        """Note that no answer came: the partition may be asked about again as soon as any may."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """The answer. The newest about a partition counts, the latest of all partitions is taken.
+        """Take the answer. Only the newest one of each partition counts, and the latest timestamp of all of these.
 
         Args:
             address: The partition.
@@ -75,7 +75,7 @@ class Clocks:
             now_ms: Our clock.
 
         Returns:
-            Whether it has to be said that others are so far ahead that brokers may forget us: once an hour.
+            Whether to warn, once an hour, that other clocks are so far ahead that brokers may drop our producer state.
         """
         if self._ours.get(address, -1) < timestamp < _NO_TIME_MS:
             self._others[address] = timestamp

@@ -1,21 +1,21 @@
-"""The one table of Kafka's error codes: what each means for a request, and for a batch that was sent.
+"""The single table of Kafka's error codes: what each means for a request, and for a batch that was sent.
 
-One row per code of Apache Kafka 4.x (−1 … 133); a code that is not there is one of the future. `classify_code` is what
-`kafkasafe.classify` says of a code, `classify_produce` what the journal does after an answer to Produce. Both read the
-same rows: where Produce has a cell of its own (`Produce`), it holds what only the journal needs, above all whether the
-answer *proves* that the batch was not appended. Where it does not, nothing is sent again before the broker was asked: a
-broker that lost a producer's state appends the same bytes twice.
+One row per code of Apache Kafka 4.x (−1 … 133); later versions of Kafka add unknown codes. `classify_code` decides for
+`kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce. Both read the same rows. A row
+may have a separate cell for Produce (`Produce`), with facts that only the journal needs: above all, whether the answer
+*proves* that the broker did not append the batch. Without that proof, the journal asks the broker before it sends the
+batch again: a broker that lost a producer's state appends the same bytes twice.
 
 How a verdict is found, first match wins:
 
-1. what the context proves (`_in_context`): last acked offset, log start, resend, tiered topic, what the log said;
+1. the context (`_in_context`): last acked offset, log start, resend, tiered topic, the log's contents;
 2. the cell of the request kind, `_BY_API`;
 3. the row's Produce cell, if the request is one;
 4. the row.
 
 The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
-code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, of which `InvalidMetadataException` is a
-kind); a test asks that class. A row that differs on purpose says why in its `note`.
+code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of `InvalidMetadataException`);
+a test compares them with that class. A row that differs on purpose says why in its `note`.
 """
 
 from __future__ import annotations
@@ -50,33 +50,33 @@ __all__ = [
 
 MAX_OFFSET: Final = 2**63 - 1
 MISSING_CODES: Final = frozenset({3, 100})
-"""A topic or partition is not there, or may only be new to this broker."""
+"""A topic or partition does not exist, or may only be new to this broker."""
 DESTINATION_CODES: Final = MISSING_CODES | {17, 29}
-"""Of a topic, whatever is done with it, and may pass."""
+"""Errors of a topic that any request may get, and that may be temporary."""
 
 
-# --- what is said of an error -----------------------------------------------------------------------------------------
+# --- verdicts on an error ---------------------------------------------------------------------------------------------
 
 
 class ErrorAction(enum.Enum):
     """What to do about an error. The flags `retriable` and `refresh_metadata` of a verdict follow from it."""
 
     SUCCESS = "success"
-    """Nothing: what was asked for is done."""
+    """Nothing: the request succeeded."""
     RETRY = "retry"
     """Send the same request again, to the same broker, after a pause."""
     RETRY_AFTER_REFRESH = "retry_after_refresh"
-    """Fetch metadata (or find the coordinator, the controller) first: somebody else may be responsible now."""
+    """Fetch metadata (or find the coordinator, the controller) first: another broker may be responsible now."""
     ASK_BROKER = "ask_broker"
-    """The answer decides nothing. Learn from the broker what is so, then decide. Never send again blindly."""
+    """The answer decides nothing. Ask the broker for the actual state, then decide. Never send again blindly."""
     RESET_SEQUENCE = "reset_sequence"
     """Send the batch again under a new producer epoch (or id), from sequence 0: nothing was lost."""
     FENCE = "fence"
     """A newer owner, epoch or generation has taken over: stop writing under this identity for good."""
     REJECT_RECORD = "reject_record"
-    """These records will never be accepted: put them aside, tell their owner, go on with the next."""
+    """The broker will never accept these records: set them aside, inform their owner, continue with the next."""
     FATAL = "fatal"
-    """No retry helps: something has to be changed, or somebody has to know."""
+    """No retry helps: an operator has to change something, or has to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class Verdict:
     """What an error means, and what to do.
 
     Attributes:
-        code: Kafka's error code; None for an exception that stands for none.
+        code: Kafka's error code; None for an exception that has no code.
         name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
         api: The request kind it was judged for, `"list_offsets"`; None: any.
         action: What to do.
-        data_at_risk: It may mean that acknowledged records are gone, or that records will be skipped unread. Such an
-            error must reach a person or a repair, never only a retry.
+        data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
+            error must reach an operator or a repair, never only a retry.
         explanation: The fix, in one sentence.
         note: Why it differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """
@@ -134,7 +134,7 @@ _RETRIABLE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """What else is known about the request that failed. None: not known.
+    """Further facts about the failed request. None: unknown.
 
     Attributes:
         last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
@@ -144,8 +144,8 @@ class ErrorContext:
         resend: This batch had been sent before; False: this was the first time.
         tiered: The topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
-        in_log: What the broker said when it was asked (DescribeProducers, or a scan of the log): the batch is in the
-            log, or it and what belongs before it are not.
+        in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
+            False: it has neither the batch nor its predecessors.
     """
 
     last_acked_offset: int | None = None
@@ -163,7 +163,7 @@ NO_CONTEXT: Final = ErrorContext()
 
 
 class Action(enum.Enum):
-    """What becomes of a batch after an answer to Produce."""
+    """What the journal does with a batch after an answer to Produce."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -172,12 +172,12 @@ class Action(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What is given up if the same answer comes for longer than `blocked_timeout_ms`; until then it is waited for."""
+    """What the journal rejects if the same answer lasts longer than `blocked_timeout_ms`; until then it waits."""
 
     NONE = "none"
-    """Nothing: the cluster is not ready, and that is all."""
+    """Nothing: the cluster is merely not ready."""
     DESTINATION = "destination"
-    """All that waits for the topic or partition: it is missing, forbidden or invalid, which somebody may mend."""
+    """All batches for the topic or partition: it is missing, forbidden or invalid, which an operator may repair."""
     BATCH = "batch"
     """This one batch: the broker fails on it each time."""
 
@@ -193,8 +193,8 @@ class ProduceVerdict:
         absent: The answer proves that the batch was not appended by this request.
         refresh_metadata: The leader may have moved.
         splittable: A batch of several records may hold good ones: divide it before rejecting.
-        explanation: For people.
-        scope: What is given up if RETRY does not help for long.
+        explanation: Human-readable text.
+        scope: What the journal rejects if RETRY does not help for long.
     """
 
     code: int
@@ -935,7 +935,7 @@ _TABLE: Final[Mapping[int, _Row]] = MappingProxyType({row.code: row for row in _
 
 _NOT_READY: Final = "remote storage is not ready yet (KIP-1007); other partitions and local offsets go on"
 
-# Where a request kind has an answer of its own.
+# Verdicts that apply to one request kind only.
 _BY_API: Final[Mapping[tuple[str, int], _Cell]] = MappingProxyType(
     {
         ("fetch", -1): _Cell(
@@ -1020,20 +1020,20 @@ def _in_produce(cell: _Cell, produce: _Produce) -> _Cell:
             return cell
         case Action.RETRY:
             fix = cell.fix
-            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or behind the append.
+            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or after the append.
             if not produce.absent and "same sequence" not in fix:
                 fix = fix.removesuffix(".") + _SAME_BYTES + "."
             action = _REFRESH if produce.refresh else _RETRY
             return _Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
         case Action.ASK_BROKER:
-            # 46, 47 and 90 say themselves what they mean. That the journal asks first is its caution.
+            # The meaning of 46, 47 and 90 is clear. The journal asks first as a precaution.
             return cell
         case Action.REJECT_BATCH:  # pragma: no branch - the last
             return _Cell(_REJECT, cell.fix, cell.at_risk, "" if cell.action is _REJECT else _JOURNAL)
 
 
 def _in_context(code: int, cell: _Cell, api: str | None, context: ErrorContext) -> _Cell | None:
-    """What more is known decides, or nothing does (None)."""
+    """The verdict that the context decides; None if it decides nothing."""
     if api in {None, "produce"}:
         if context.in_log is True and cell.action is not _FENCE:
             return _Cell(_OK, "Nothing to do: the broker's log has this batch.")
@@ -1179,8 +1179,8 @@ def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
     """The latest timestamp that a broker that answered 32 takes now, ms since the epoch.
 
     Args:
-        messages: What the broker said of the records. From 3.6 on it names the range that it takes, by its own clock.
-        now_ms: Our own clock: what counts where the broker names no range.
+        messages: The broker's messages about the records. From 3.6 on they name the accepted range, by its own clock.
+        now_ms: Our own clock, which is used if the broker names no range.
     """
     for message in messages:
         named = _RANGE.search(message)
@@ -1223,7 +1223,7 @@ def names() -> list[str]:
     return [_TABLE[code].name for code in all_codes()]
 
 
-# What older Kafka versions called them.
+# Their names in older Kafka versions.
 _FORMER_NAMES: Final = {
     "UNKNOWN": -1,
     "INVALID_MESSAGE": 2,
@@ -1284,7 +1284,7 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def code_of_name(name: str) -> int | None:
-    """The code that Kafka calls `name`, or called so, or whose Java exception is of that class; None: there is none.
+    """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
 
     Case and punctuation do not matter. A class may have its package before it, and in logs the class it is nested in.
     """
@@ -1399,5 +1399,5 @@ _APIS: Final[Mapping[str, str]] = MappingProxyType({_squeezed(name): name for na
 
 
 def api_name(name: str) -> str | None:
-    """The name in `APIS` for `ListOffsets`, `LIST_OFFSETS`, `list-offsets` or the like; None: there is none."""
+    """The name in `APIS` for `ListOffsets`, `LIST_OFFSETS`, `list-offsets` or the like; None if unknown."""
     return _APIS.get(_squeezed(name))

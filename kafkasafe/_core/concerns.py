@@ -1,4 +1,4 @@
-"""Which settings of a topic break what a producer promises? The rules, without asking anybody."""
+"""The rules for settings of a topic that break a producer's promises. Without I/O."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """One setting that is not as it should be.
+    """One setting with an unsuitable value.
 
     Attributes:
-        level: "breaks": a promise does not hold with it. "note": it holds, with a limit that should be known.
+        level: "breaks": a promise does not hold with it. "note": it holds, with a limit that users should know.
         setting: Name of the setting.
-        value: What it is.
-        reason: What goes wrong.
-        fix: What to do.
+        value: Its value.
+        reason: The consequence.
+        fix: The remedy.
     """
 
     level: Literal["breaks", "note"]
@@ -38,7 +38,7 @@ def concerns_of(
     outage_ms: int,
     assumed_expiration_ms: int,
 ) -> list[Concern]:
-    """What to say about a topic. A setting that is not told, as by an older broker, is passed over.
+    """The concerns about a topic's settings. A setting that the broker does not report, being older, is skipped.
 
     Args:
         topic: The topic's settings, with defaults.

@@ -1,17 +1,18 @@
-"""Where do two logs differ? Decided from leader epochs (KIP-101, KIP-279, KIP-320).
+"""Finds the first offset at which two logs differ, from leader epochs (KIP-101, KIP-279, KIP-320).
 
-A leader epoch has one leader, and that leader appends in order. So a log is a sequence of runs, one per epoch, and two
-records with the same epoch and offset are the same record, and so is everything before them (log matching). Hence the
-first differing offset of two logs is where the *largest epoch that both have* ends first. All walks below look for that
-epoch; they differ in what one question carries.
+Each leader epoch has one leader, which appends in order. So a log is a sequence of runs, one per epoch. Two records
+with the same epoch and offset are the same record, and everything before them is equal too (log matching). Hence the
+first differing offset of two logs is where the *largest epoch that both have* ends first. All walks below search for
+that epoch; they differ in what one request carries.
 
-- `Lineage`: the history, epoch → first offset, of what a consumer read (or of a replica's log).
-- `EpochWalk`: what a consumer asks a live leader by OffsetForLeaderEpoch, until it knows. An answer whose end offset
-  is at or past the position does **not** end it: the leader answers about its largest epoch not above the one asked
-  for, and when that is another epoch, records of ours are gone, however long the leader's log is.
+- `Lineage`: the history, epoch → first offset, of the records that a consumer read (or of a replica's log).
+- `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. A response whose
+  end offset is at or past the position does **not** end the walk: the leader answers about its largest epoch not above
+  the requested one. If that is a different epoch, the leader has lost records that the consumer read, even if its log
+  is longer.
 - `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
-- `BatchWalk`: where there are no epochs, or the brokers do not tell, the CRCs of batches that were read, compared one
-  by one with the leader's; `first_difference` compares all at once.
+- `BatchWalk`: without epochs, or where brokers do not report them, compares the CRCs of the batches that were read with
+  the leader's, one batch at a time; `first_difference` compares all at once.
 
 Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
 """
@@ -55,17 +56,17 @@ __all__ = [
 ]
 
 UNDEFINED: Final = -1
-"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET: nobody knows. Never a loss by itself."""
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. On its own it never proves a loss."""
 
 MAX_EPOCH: Final = 2**31 - 1
 MAX_OFFSET: Final = 2**63 - 1
 
 DEFAULT_LIMIT: Final = 1024
 METADATA_BYTES: Final = 2048
-"""Half of what brokers take as metadata of a committed offset by default (`offset.metadata.max.bytes`, 4096)."""
+"""Half of the brokers' default limit for the metadata of a committed offset (`offset.metadata.max.bytes`, 4096)."""
 MIN_METADATA_BYTES: Final = 64
 
-# What one partition takes in a message; the document compares nothing else.
+# Bytes of one partition in a message; KIP-279 compares nothing else.
 _PARTITION: Final = 4
 _EPOCH: Final = 4
 _OFFSET: Final = 8
@@ -78,8 +79,8 @@ LIVE_RESPONSE_BYTES: Final = _ERROR + _PARTITION + _EPOCH + _OFFSET
 class LineageError(ValueError):
     """The given data is not a history of a log.
 
-    A subclass takes its place from its definition on: `kafkasafe.errors` defines the one that users catch, whose other
-    base this package must not import.
+    Once a subclass is defined, every `LineageError` is made as an instance of it. `kafkasafe.errors` defines the one
+    that users catch: its other base class must not be imported here.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -88,7 +89,7 @@ class LineageError(ValueError):
         LineageError._raised = cls
 
     def __new__(cls, message: str) -> Self:
-        """As an instance of that subclass."""
+        """Make an instance of the registered subclass."""
         kind: Any = LineageError._raised or cls
         made: Self = super().__new__(kind, message)
         return made
@@ -98,12 +99,12 @@ class LineageError(ValueError):
 
 
 class Lineage:
-    """Leader epoch → first offset, of a log as far as it was read; in offset order.
+    """Leader epoch → first offset, for the part of a log that was read; in offset order.
 
-    Bounded: of more than `limit` epochs the oldest are forgotten. Not thread-safe.
+    Bounded: beyond `limit` epochs, the oldest are dropped. Not thread-safe.
 
-    Invariant: defined epochs increase strictly, start offsets never decrease, no start is behind the end. `UNDEFINED`
-    entries (records from before message format 2) stand between them, never two together.
+    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. `UNDEFINED`
+    entries (records in a message format before 2) may occur between them, but never two in a row.
     """
 
     __slots__ = ("_end", "_epochs", "_limit", "_starts")
@@ -111,15 +112,15 @@ class Lineage:
     def __init__(
         self, entries: Iterable[tuple[int, int]] = (), end: int | None = None, *, limit: int = DEFAULT_LIMIT
     ) -> None:
-        """A history that is known already.
+        """Start from a known history.
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset behind the last record. None: the start of the newest epoch, of which nothing is known then.
+            end: Offset after the last record. None: the start of the newest epoch, which then holds no records.
             limit: How many epochs are kept.
 
         Raises:
-            LineageError: They are not in order, not numbers of Kafka's size, or begin behind the end.
+            LineageError: The entries are out of order, outside Kafka's number ranges, or begin after the end.
         """
         if limit < 1:
             raise LineageError(f"a history of {limit} epochs holds nothing: limit must be 1 or more")
@@ -155,7 +156,7 @@ class Lineage:
 
     @classmethod
     def resumed(cls, epoch: int, position: int) -> Lineage:
-        """What is known from a committed offset without a history: the epoch of the record before it."""
+        """The history that a committed offset without metadata implies: the epoch of the record before it."""
         if position == 0 or epoch == UNDEFINED:
             return cls((), position)
         return cls([(epoch, position - 1)], position)
@@ -167,17 +168,17 @@ class Lineage:
 
     @property
     def start_offset(self) -> int:
-        """First offset it tells about; `end_offset` when it tells nothing."""
+        """First offset that the history covers; `end_offset` when it is empty."""
         return self._starts[0] if self._starts else self._end
 
     @property
     def end_offset(self) -> int:
-        """Offset behind the last record that was read."""
+        """Offset after the last record that was read."""
         return self._end
 
     @property
     def newest_epoch(self) -> int:
-        """The last defined epoch; `UNDEFINED` when there is none."""
+        """The last defined epoch; `UNDEFINED` if no epoch is defined."""
         return next((epoch for epoch in reversed(self._epochs) if epoch != UNDEFINED), UNDEFINED)
 
     def observe(self, epoch: int, offset: int, next_offset: int | None = None) -> bool:
@@ -186,17 +187,18 @@ class Lineage:
         Args:
             epoch: Its partition leader epoch, `UNDEFINED` when it has none.
             offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
-            next_offset: Offset behind its last record; `offset + 1` when not given.
+            next_offset: Offset after its last record; `offset + 1` when not given.
 
         Returns:
-            False: it contradicts what was read before (a log's epochs never decrease, and an offset keeps its epoch),
-            so this is another log. Nothing was noted then; walk. Reading the same again changes nothing.
+            False if the batch contradicts the history (a log's epochs never decrease, and an offset keeps its epoch),
+            so it comes from another log. The history is then unchanged; begin a walk. Observing a batch twice has no
+            further effect.
 
         Raises:
-            LineageError: Not an epoch or offset, or `next_offset` is not behind `offset`.
+            LineageError: Not an epoch or offset, or `next_offset` is not greater than `offset`.
         """
         behind = offset + 1 if next_offset is None else next_offset
-        # The one case that comes once per batch.
+        # Fast path: taken for almost every batch.
         if self._epochs and epoch == self._epochs[-1] and behind > offset >= self._end:
             self._end = behind
             return True
@@ -246,25 +248,25 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # The start was the first offset *seen* of the epoch, behind a gap: it begins earlier.
+            # The recorded start was the epoch's first offset *seen*, after a gap. The epoch begins earlier.
             self._starts[at + 1] = offset
         else:
             return False
         return True
 
     def truncate(self, offset: int) -> None:
-        """Forget what is at and behind `offset`: the position went back, or the log was cut there.
+        """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        An epoch that begins at the end of the log holds no record and goes too, even when `offset` is at or behind
-        the end and no record does: a leader that was elected and wrote nothing leaves such an entry, and who keeps it
-        will claim an epoch that the next leader never saw.
+        This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
+        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about it
+        although the next leader may never have seen that epoch.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
         del self._epochs[keep:], self._starts[keep:]
 
     def forget_before(self, offset: int) -> None:
-        """Forget what is below `offset`: retention removed it. The epoch that covers `offset` then starts there."""
+        """Drop the history below `offset`, which retention removed. The epoch that covers `offset` starts there."""
         if offset <= self.start_offset:
             return
         if offset >= self._end:
@@ -281,11 +283,11 @@ class Lineage:
         return self._epochs[bisect_right(self._starts, offset) - 1]
 
     def end_of(self, index: int) -> int:
-        """Offset behind the last record of entry number `index`."""
+        """Offset after the last record of entry number `index`."""
         return self._starts[index + 1] if index + 1 < len(self._starts) else self._end
 
     def floor(self, epoch: int) -> int | None:
-        """Number of the entry with the largest defined epoch not above `epoch`; None when there is none."""
+        """Index of the entry with the largest defined epoch not above `epoch`; None if no entry qualifies."""
         best = None
         for index, ours in enumerate(self._epochs):
             if ours != UNDEFINED and ours <= epoch:
@@ -319,7 +321,7 @@ class Lineage:
             topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: it is not known.
 
         Raises:
-            LineageError: `max_bytes` is too small for a single epoch, or the id is none.
+            LineageError: `max_bytes` is below 64, or the id does not have 16 bytes.
         """
         if max_bytes < MIN_METADATA_BYTES:
             raise LineageError(f"max_bytes is {max_bytes}; it must be {MIN_METADATA_BYTES} or more")
@@ -330,7 +332,7 @@ class Lineage:
         body = bytearray(topic_id or b"")
         _put(body, self._end)
         behind, above = self._end, MAX_EPOCH + 1
-        # Newest first: what is cut off is the oldest.
+        # Newest first, so that the oldest epochs are the ones left out.
         for epoch, start in reversed(self.entries):
             entry = bytearray()
             _put(entry, 0 if epoch == UNDEFINED else above - epoch)
@@ -437,10 +439,10 @@ def _numbers(body: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Everything that was read is in the leader's log, at its place.
+    """The leader's log contains every record that was read, at the same offset.
 
     Attributes:
-        until: Offset behind the last record that this is known of.
+        until: Offset after the last record for which this is known.
     """
 
     until: int
@@ -448,16 +450,17 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """Records that were read are not in the leader's log any more.
+    """The leader's log no longer contains records that were read.
 
     Attributes:
         divergent_offset: First differing offset.
-        rolled_back: First and last offset (inclusive) of records that were read and are gone.
-        replaced: First and last offset (inclusive), within `rolled_back`, where other records are known to stand now.
-            None: none are known, as when the log became shorter.
+        rolled_back: First and last offset (inclusive) of the records that were read and are no longer in the log.
+        replaced: First and last offset (inclusive), within `rolled_back`, that are known to hold other records now.
+            None: no such offsets are known, for instance because the log became shorter.
         common_epoch: The largest epoch that both logs have; None when they are not known to share one.
-        rolled_back_epochs: Epochs of the records that are gone, oldest first.
-        exact: False: the logs may differ before `divergent_offset` already, in what was not read or has no epochs.
+        rolled_back_epochs: Epochs of the rolled-back records, oldest first.
+        exact: False: the logs may already differ before `divergent_offset`, among records that were not read or have
+            no epochs.
     """
 
     divergent_offset: int
@@ -470,12 +473,12 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The answers do not tell. Not a loss.
+    """The answers do not decide whether the logs differ. This is not a loss.
 
     Attributes:
-        reason: For people.
+        reason: Human-readable text.
         same_until: Up to here (exclusive) the logs are the same; None when nothing is known.
-        log_start_offset: Where the leader's log begins, if the reason is that all that was read stood before it.
+        log_start_offset: Where the leader's log begins, if the leader has trimmed every record that was read.
     """
 
     reason: str
@@ -487,14 +490,14 @@ Outcome = Same | Diverged | Unknown
 
 
 class ReplyKind(enum.Enum):
-    """What a leader says of an epoch, in the words of KIP-279."""
+    """The kinds of answers that a leader gives about an epoch, named as in KIP-279."""
 
     END = "end"
     """Where an epoch ends, or, with `UNDEFINED` as epoch, where the leader's first epoch begins."""
     UNKNOWN = "unknown"
-    """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: it has epochs, and not this one (or none of these)."""
+    """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but not the requested ones."""
     UNDEFINED = "undefined"
-    """UNDEFINED_EPOCH_OFFSET: it cannot say of any epoch. The follower falls back to its high watermark at once."""
+    """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,8 +509,8 @@ class Step:
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
         reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when it knows none.
         truncate_to: Where our log would be cut after this step.
-        kind: What kind of answer it was. Brokers answer `UNKNOWN` and `UNDEFINED` alike: a live walk calls both the
-            latter.
+        kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; a live walk records both
+            as `UNDEFINED`.
     """
 
     request: tuple[tuple[int, int], ...]
@@ -528,10 +531,10 @@ _TRIMMED: Final = "what was read is no longer in the leader's log"
 class EpochWalk:
     """Finds the first differing offset by asking the leader about one epoch after the other.
 
-    Ask what `query()` says by OffsetForLeaderEpoch, give the answer to `answer()`, until `query()` is None; then
-    `outcome` is there. All answers must be of one leader: pass the current leader epoch with the request, so that
-    another one refuses, and begin a new walk when the leader changes. Ends after at most as many rounds as the
-    history has epochs. An error of the request is no answer: retry it, the walk stays where it is.
+    Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
+    `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
+    into each request, so that another leader refuses it, and begin a new walk when the leader changes. A walk takes at
+    most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
     """
 
     __slots__ = ("_asked", "_log_end", "_log_start", "_ours", "outcome", "steps")
@@ -547,35 +550,36 @@ class EpochWalk:
         """Begin a walk. The history is copied.
 
         Args:
-            lineage: What was read.
-            position: Next offset to read; of what is at or behind it nothing is claimed. None: the history's end.
-            log_start_offset: The leader's. Of what it trimmed nothing is claimed then; without it, what was trimmed
-                may pass for the same, since such a leader answers about epochs that it no longer has.
-            log_end_offset: The leader's end offset, when known: tells which lost records have successors.
+            lineage: The history of the records that were read.
+            position: Next offset to read; the outcome covers only records before it. None: the history's end.
+            log_start_offset: The leader's. The outcome does not cover records that the leader trimmed. Without this
+                offset, trimmed records may count as equal, because the leader also answers about epochs that it no
+                longer has.
+            log_end_offset: The leader's end offset, when known: decides which lost records were replaced.
         """
         self._ours = lineage.copy()
-        # Without a position too: an epoch without a record has nothing to lose.
+        # Also without a position: this drops an epoch without records, which has nothing to lose.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset
         self.steps: list[Step] = []
         self.outcome: Outcome | None = None
         self._asked = self._ours.floor(MAX_EPOCH)
-        """Number of the entry that is asked about; meaningless once there is an outcome."""
+        """Index of the entry that is asked about; meaningless once `outcome` is set."""
         if not self._ours.entries:
             self.outcome = Unknown("nothing is known of what was read before")
         elif self._asked is None:
             self.outcome = Unknown("the records that were read have no leader epoch")
 
     def query(self) -> int | None:
-        """The epoch to ask about; None when there is an outcome. Asking twice changes nothing."""
+        """The epoch to ask about; None once `outcome` is set. Does not change the walk."""
         if self.outcome is not None or self._asked is None:
             return None
         return self._ours.entries[self._asked][0]
 
     @property
     def round_trips(self) -> int:
-        """Questions that were answered."""
+        """Number of answered requests."""
         return len(self.steps)
 
     @property
@@ -599,7 +603,7 @@ class EpochWalk:
             The outcome, or None when another query is due.
 
         Raises:
-            LineageError: Nothing was asked.
+            LineageError: The walk already has its outcome.
         """
         asked, requested = self._asked, self.query()
         if asked is None or requested is None:
@@ -617,8 +621,8 @@ class EpochWalk:
     def _judge(self, asked: int, requested: int, epoch: int, end_offset: int) -> None:
         ours = self._ours
         if end_offset < 0:
-            # Not a loss: an epoch newer than any of the leader's (its metadata is old, or the topic is a new one),
-            # or a log without epochs.
+            # Not a loss: the requested epoch is newer than all of the leader's (the leader's metadata is old, or the
+            # topic was recreated), or the log has no epochs.
             self.outcome = Unknown(f"the leader has no answer about epoch {requested}")
             return
         if epoch > requested:
@@ -626,16 +630,16 @@ class EpochWalk:
             return
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
-            # All it has is newer than the epoch asked for (it may name that epoch all the same, and where its log
-            # starts). So nothing of ours is there; what stood before, nobody knows any more.
+            # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with
+            # the log start as its end). So the log holds none of our records; those before its start are unknown.
             if self._log_start < ours.end_offset:
-                # What was read before the log's start may differ as well: nothing there can be compared any more.
+                # Records that were read below the log start may differ as well, but can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
             return
         if epoch < 0:
-            # Brokers before 2.0 do not say which epoch it is about: an end below ours is a proof, above it is none.
+            # Brokers before 2.0 do not name the epoch of their answer: only an end offset below ours proves a loss.
             if end_offset < ours.end_of(asked):
                 self._diverged(end_offset, None, exact=False)
             else:
@@ -643,20 +647,20 @@ class EpochWalk:
             return
         at = ours.floor(epoch)
         if at is None:
-            # Not one of our epochs is in its log. What was before ours, nobody knows here.
+            # The leader's log has none of our epochs. Records before our first epoch are unknown here.
             cut = min(
                 end_offset, next(start for ours_epoch, start in ours.entries if ours_epoch != UNDEFINED)
             )
             self._diverged(cut, None, exact=cut == 0)
             return
         if ours.entries[at][0] != epoch:
-            self._asked = at  # an epoch that we never saw: ask about the next older one of ours
+            self._asked = at  # the leader named an epoch that we never read: ask about our next older one
             return
         end, following = ours.end_of(at), self._following(at)
         if end_offset < end:
             self._diverged(end_offset, epoch)
         elif following is not None:
-            # All of ours in this epoch is there, and of the newer ones nothing, though the log is as long as ours.
+            # The log holds all our records of this epoch and none of our newer ones, although it is at least as long.
             cut = min(end_offset, ours.entries[following][1])
             self._diverged(cut, epoch, exact=following == at + 1)
         elif end < ours.end_offset:
@@ -667,7 +671,7 @@ class EpochWalk:
             self.outcome = Same(end)
 
     def _following(self, at: int) -> int | None:
-        """Number of the next entry with a defined epoch."""
+        """Index of the next entry with a defined epoch."""
         behind = range(at + 1, len(self._ours.entries))
         return next((index for index in behind if self._ours.entries[index][0] != UNDEFINED), None)
 
@@ -693,7 +697,7 @@ class EpochWalk:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A leader's answer: an epoch and where it ends, `UNDEFINED` where it knows none, and then why."""
+    """A leader's answer: an epoch and its end offset, or `UNDEFINED`; `kind` says why."""
 
     epoch: int
     end_offset: int
@@ -715,8 +719,8 @@ class Leader:
     def kip279(self, epoch: int) -> Reply:
         """The largest epoch not above `epoch`, and its end.
 
-        When all of its epochs are newer, `UNDEFINED` and where its first one starts; with no epochs at all,
-        `UNDEFINED` twice.
+        If all of the leader's epochs are newer: `UNDEFINED` and the start of its first one. Without epochs: `UNDEFINED`
+        twice.
         """
         index = self._log.floor(epoch)
         if index is not None:
@@ -724,10 +728,10 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """As before KIP-279: where the next newer epoch begins, without a word about which epoch that ends.
+        """As before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
 
-        The leader's log end for its newest epoch. `UNDEFINED` for an epoch newer or older than all of its own (Kafka
-        1.1, LeaderEpochFileCache.endOffsetFor).
+        For the newest epoch, the leader's log end. `UNDEFINED` for an epoch newer or older than all of the leader's
+        (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
         """
         entries = self._log.entries
         index = self._log.floor(epoch)
@@ -736,7 +740,7 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative1(self, epoch: int) -> Reply:
-        """Where `epoch` ends; UNKNOWN when it has others but not this one, UNDEFINED when it has none."""
+        """The end of `epoch`; UNKNOWN if the leader has only other epochs, UNDEFINED if it has no epochs."""
         if not self._log.entries:
             return _UNDEFINED
         index = self._log.floor(epoch)
@@ -745,7 +749,7 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """Of the first epoch of a sequence (newest first) that it has, the lower of the two end offsets."""
+        """For the first epoch of the sequence (newest first) that the leader has: the lower of the two end offsets."""
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
             if reply.kind is ReplyKind.END:
@@ -753,10 +757,10 @@ class Leader:
         return _UNKNOWN if self._log.entries else _UNDEFINED
 
     def live(self, epoch: int) -> Reply:
-        """As brokers since 2.1 answer OffsetForLeaderEpoch.
+        """The answer of brokers since 2.1 to OffsetForLeaderEpoch.
 
-        Unlike the document's: an epoch newer than all of its own is unknown, one older than all of them ends where
-        its log starts.
+        It differs from KIP-279 in two cases: an epoch newer than all of the leader's is undefined, and an epoch older
+        than all of them ends where the log starts.
         """
         entries = self._log.entries
         if not entries or epoch < 0 or epoch > entries[-1][0]:
@@ -769,27 +773,27 @@ class Leader:
 
 
 class Strategy(enum.Enum):
-    """A protocol of KIP-279 between a follower and a leader: the accepted one and those it was chosen from."""
+    """The protocols of KIP-279 between a follower and a leader: the accepted one and its alternatives."""
 
     KIP279 = "kip279"
     """The accepted one: the response says which epoch it is about."""
     ALTERNATIVE1 = "alt1"
-    """An error for an epoch that the leader does not have; the follower asks about the next older one."""
+    """The leader returns an error for an epoch that it does not have; the follower asks about the next older one."""
     ALTERNATIVE2 = "alt2"
-    """A sequence of epochs and their ends; the leader takes the first that it has."""
+    """The follower sends a sequence of epochs and their ends; the leader takes the first that it has."""
     CLEAN_ONLY = "clean"
-    """One question, about the epoch of the follower's high watermark. Right only where all elections were clean."""
+    """One request, about the epoch of the follower's high watermark. Correct only if all elections were clean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a protocol came to.
+    """The result of a protocol, with its costs.
 
     Attributes:
-        truncate_to: First differing offset: what the follower would truncate its log to. Its log end when there is
-            nothing to truncate.
-        request_bytes: Of the partition's part of all requests, as the document counts.
-        response_bytes: The same of the responses.
+        truncate_to: First differing offset, to which the follower would truncate its log. The follower's log end if
+            the logs do not differ.
+        request_bytes: Bytes of the partition in all requests, counted as in KIP-279.
+        response_bytes: The same for the responses.
     """
 
     strategy: Strategy
@@ -800,7 +804,7 @@ class Comparison:
 
     @property
     def round_trips(self) -> int:
-        """Requests that were answered."""
+        """Number of answered requests."""
         return len(self.steps)
 
 
@@ -815,14 +819,14 @@ def compare(
     """Play one protocol to its end.
 
     Args:
-        strategy: Which.
+        strategy: The protocol.
         ours: The follower's history; all epochs defined.
         theirs: The leader's.
-        high_watermark: The follower's: where it truncates to when the leader knows none of its epochs, and how far
-            back the first sequence of Alternative 2 reaches. None: not known; then everything goes that the leader
-            does not know. `CLEAN_ONLY` needs it.
-        lengths: How many epochs Alternative 2 sends in the first round, the second ..., increasing; twice as many in
-            each round after the last of them. Empty: by the rule of `_first_width`.
+        high_watermark: The follower's. The follower truncates to it when the leader knows none of its epochs, and the
+            first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates everything
+            that the leader does not know. `CLEAN_ONLY` needs it.
+        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
+            twice as many as the one before. Empty: `_first_width` gives the first length.
 
     Raises:
         ValueError: `CLEAN_ONLY` without a high watermark, or lengths that do not increase from 1 or more.
@@ -839,7 +843,7 @@ def compare(
     fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
     index: int | None = len(ours.entries) - 1
     if strategy is Strategy.CLEAN_ONLY:
-        # Of what is below the high watermark; with nothing below it there is no epoch to ask about.
+        # The epoch of the last record below the high watermark. Without such a record there is no epoch to ask about.
         index = max((at for at, (_, start) in enumerate(ours.entries) if start < fallback), default=None)
     if not ours.entries or index is None:
         return Comparison(strategy, fallback, 0, 0, ())
@@ -869,7 +873,7 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# The document's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
+# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
 # two: pairs without a length, in place of the epoch.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: _ERROR + _PARTITION + _EPOCH + _OFFSET,
@@ -892,7 +896,7 @@ def _follow_kip279(
     if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
-        # All of the leader's epochs are newer: nothing of ours is in its log from where that begins.
+        # All of the leader's epochs are newer: from the start of its first one, the log holds none of our records.
         cut = min(reply.end_offset, ours.end_offset)
         return (cut if high_watermark is None else min(cut, high_watermark)), None
     at = ours.floor(reply.epoch)
@@ -912,18 +916,18 @@ def _follow_alternative1(ours: Lineage, index: int, reply: Reply, fallback: int)
 
 
 def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -> int:
-    """Where to cut: all newer epochs go, then what the leader does not have of this one."""
+    """Where to cut: drop all newer epochs, and the records of this epoch that the leader does not have."""
     if reply.kind is not ReplyKind.END:
         return fallback
     return min(reply.end_offset, ours.end_of(index))
 
 
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
-    """How many epochs the first sequence has; the document leaves it to be tuned.
+    """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
-    Those between high watermark and log end that follow each other without a gap. A gap means that others led in
-    between and left nothing with us, which is no clean hand-over. Without a high watermark two, the most that clean
-    elections need.
+    The epochs between high watermark and log end that follow each other without a gap. A gap means that leaders in
+    between wrote nothing that we have, so the elections were not clean. Without a high watermark: at most two, which
+    suffices for clean elections.
     """
     entries, width = ours.entries, 1
     while width < len(entries):
@@ -937,7 +941,7 @@ def _first_width(ours: Lineage, high_watermark: int | None) -> int:
 def _follow_alternative2(
     ours: Lineage, width: int, longer: int, reply: Reply, fallback: int
 ) -> tuple[int, int]:
-    """Where to cut, and how many epochs to send next (0: it is done)."""
+    """Where to cut, and how many epochs to send next (0: finished)."""
     if reply.kind is ReplyKind.END:
         return reply.end_offset, 0
     if width == len(ours.entries) or reply.kind is ReplyKind.UNDEFINED:
@@ -951,7 +955,7 @@ def _follow_alternative2(
 
 @dataclass(frozen=True, slots=True)
 class BatchMark:
-    """What is remembered of a batch.
+    """The offsets and checksum of a batch that was read.
 
     Attributes:
         last_offset: Inclusive.
@@ -977,12 +981,12 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Note a batch that was read; what it overlaps, or is behind it, is forgotten."""
+        """Note a batch that was read. Drops remembered batches that it overlaps or precedes."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 
     def truncate(self, offset: int) -> None:
-        """Forget batches with a record at or behind `offset`."""
+        """Drop batches that end at or after `offset`."""
         while self._marks and self._marks[-1].last_offset >= offset:
             self._marks.pop()
 
@@ -993,15 +997,16 @@ def first_difference(
     """Compare remembered batches with those of the leader.
 
     Args:
-        ours: What was read, in offset order.
+        ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
-        theirs_start: First offset that the range holds; the log start, or where the reading began.
-        theirs_end: Offset behind the last one that the range holds; the log end, when it was read up to there.
+        theirs_start: First offset of the range: the log start, or where the reading began.
+        theirs_end: Offset after the last one in the range; the log end, if the reading reached it.
 
     Returns:
-        Same up to the last batch compared. Diverged at the first batch that is not there with the same offsets and
-        CRC; inexact unless that batch has one record, since the first records of it may be the same. Unknown when no
-        batch lies behind `theirs_start`. Batches that compaction or a new compression rewrote look different.
+        Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
+        offsets and CRC; inexact unless the leader's log ends there or the batch has one record, since the leader may
+        still have the first records of that batch. Unknown if no batch starts at or after `theirs_start`. Batches that
+        compaction or another compression rewrote count as different.
     """
     standing = {mark.base_offset: mark for mark in theirs}
     compared = [mark for mark in ours if mark.base_offset >= theirs_start]
@@ -1012,7 +1017,7 @@ def first_difference(
         if standing.get(mark.base_offset) == mark:
             continue
         at = mark.base_offset
-        # A log that ends here, or one record against another, leaves no doubt.
+        # Exact if the leader's log ends here, or if the batch has a single record.
         exact = theirs_end <= at or mark.last_offset == at
         known = min(theirs_end - 1, last)
         return Diverged(at, (at, last), (at, known) if known >= at else None, None, (), exact)
@@ -1020,18 +1025,19 @@ def first_difference(
 
 
 MAX_REWRITTEN: Final = 16
-"""Batches that compaction rewrote, after which a walk gives up."""
+"""A walk gives up after more than this many batches that compaction rewrote."""
 
 _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
 
 class BatchWalk:
-    """Finds the first batch that was read and is not in the leader's log, by asking for single batches.
+    """Finds the first batch that was read and is not in the leader's log, by fetching single batches.
 
-    Ask for the batch that holds `query()`, give it to `answer()`, until `query()` is None. The newest comes first: when
-    it is there, so is what stands before it, as far as a client can tell (the same bytes at the same offset, behind
-    other ones, would take a writer who sends them again to just that place). Else the first one missing is searched for
-    by halving: at most 2 + log2 of the batches remembered, and one for each that compaction rewrote.
+    Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
+    starts with the newest batch: if the leader has it, the leader also has the batches before it, as far as a client
+    can determine. (Only a writer that resends the same bytes to the same offset, after different batches, breaks this.)
+    Otherwise a binary search finds the first missing batch: at most 2 + log2 of the remembered batches, plus one round
+    for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -1042,15 +1048,15 @@ class BatchWalk:
         """Begin.
 
         Args:
-            marks: What was read, in offset order.
-            position: Next offset to read; of what is at or behind it nothing is claimed.
-            log_start_offset: The leader's; what it trimmed is not compared.
-            log_end_offset: The leader's; what lies behind is gone.
+            marks: The batches that were read, in offset order.
+            position: Next offset to read; the outcome covers only records before it.
+            log_start_offset: The leader's; batches before it are not compared.
+            log_end_offset: The leader's; batches that reach past it are missing.
         """
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset
         self._good = -1
-        """Invariant: the marks up to here are there; those from `_bad` on are not."""
+        """Invariant: the leader has the batches up to this index, and does not have those from `_bad` on."""
         self._bad = next(
             (at for at, mark in enumerate(self._marks) if mark.last_offset >= log_end_offset),
             len(self._marks),
@@ -1063,7 +1069,7 @@ class BatchWalk:
         self._conclude()
 
     def query(self) -> int | None:
-        """An offset in the batch to look at; None when there is an outcome."""
+        """An offset in the batch to fetch; None once `outcome` is set."""
         return None if self.outcome is not None else self._marks[self._asked].last_offset
 
     @property
@@ -1072,15 +1078,15 @@ class BatchWalk:
         return newest if self._good < 0 and self._bad == len(self._marks) else (self._good + self._bad) // 2
 
     def answer(self, last_offset: int, crc: int, *, rewritten: bool = False) -> Outcome | None:
-        """The leader's batch there, or the next one behind.
+        """Take the leader's batch at the queried offset, or the next one after it.
 
         Args:
             last_offset: Offset of its last record.
             crc: Its CRC.
-            rewritten: Compaction has been there: nothing can be compared.
+            rewritten: Compaction rewrote the batch, so it cannot be compared.
 
         Raises:
-            LineageError: Nothing was asked.
+            LineageError: The walk already has its outcome.
         """
         if self.outcome is not None:
             raise LineageError("an answer, but nothing was asked: the walk has its outcome")
@@ -1109,7 +1115,7 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Whether the batch before was compared; and of a batch with several records the first may be the same.
+            # Exact only if the batch before was compared. The leader may also have the first of several records.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

@@ -1,8 +1,8 @@
-"""What became of each batch in a spool? From the outside: nothing is decided or sent, only told, with its proof.
+"""Reports the outcome of each batch in a spool, with its proof. It decides and sends nothing.
 
-`fates` says what the spool itself knows. Where that is "perhaps sent", the cluster is the witness, as for the journal:
-the log's batch headers first, because an offset is a proof that anybody can check; the leader's producer state where
-the log cannot be read (`Examination`). What neither of them shows is told as such.
+`fates` reports what the spool itself records. For batches that may have been sent, the cluster decides, as for the
+journal: first the log's batch headers, because anyone can check an offset, then the leader's producer state where the
+log cannot be read (`Examination`). A batch that neither of them shows is reported as undecidable.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Step", "Verdict", "fa
 
 
 class Fate(enum.Enum):
-    """What the spool knows of a batch."""
+    """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
     """The cluster acknowledged it, and that is durable."""
     IN_DOUBT = "in_doubt"
-    """It has a batch id: it may have been sent, nobody wrote down what became of it."""
+    """It has a batch id, so it may have been sent, and the spool does not record its outcome."""
     NOT_SENT = "not_sent"
     """It was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
@@ -31,11 +31,11 @@ class Fate(enum.Enum):
     RESENT = "resent"
     """The cluster rejected it, and it is not in `rejected/` any more: it was resent, or deleted by hand."""
     REPLACED = "replaced"
-    """Its records live on in other batches."""
+    """Other batches hold its records."""
     LOST = "lost"
     """The cluster acknowledged it, lost it, and it is not sent again."""
     UNKNOWN = "unknown"
-    """Marks about it are lost to damage in the spool."""
+    """Damage in the spool destroyed marks about it."""
 
 
 class Step(enum.Enum):
@@ -44,8 +44,8 @@ class Step(enum.Enum):
     PREPARED = "prepared"
     """1: it is staged; it has no batch id yet, without which it is not sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: it is staged under its id. Whether 3 has happened nobody wrote down: the cluster is asked, unless nothing was
-    sent to its partition yet."""
+    """2: it is staged under its id. The spool does not record whether 3 has happened: the cluster is asked, unless
+    nothing was sent to its partition yet."""
     COMMITTED = "committed"
     """3: the cluster has it; that was found by asking, and its offset is not known."""
     COMMIT_ACKNOWLEDGED = "commit_acknowledged"
@@ -53,19 +53,19 @@ class Step(enum.Enum):
 
     @property
     def number(self) -> int:
-        """1 to 4, as the document counts."""
+        """1 to 4, as KAFKA-156 counts."""
         return list(Step).index(self) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFate:
-    """What the spool knows of one batch.
+    """The outcome of one batch according to the spool.
 
     Attributes:
-        fate: See there.
-        base_offset: Where it was acknowledged, -1 when unknown.
-        note: For people: why it was refused.
-        identified: Of one that was not sent: it has its batch id.
+        fate: The outcome.
+        base_offset: Its acknowledged base offset, -1 when unknown.
+        note: Human-readable text: why it was refused.
+        identified: For a batch that was not sent: whether it has its batch id.
     """
 
     fate: Fate
@@ -75,7 +75,7 @@ class SpoolFate:
 
     @property
     def step(self) -> Step | None:
-        """The step of KAFKA-156 that is known to be done last; None where it ended otherwise, or marks are lost."""
+        """The last step of KAFKA-156 that is known to be done; None if it ended otherwise, or marks are lost."""
         match self.fate:
             case Fate.NOT_SENT:
                 return Step.PREPARE_ACKNOWLEDGED if self.identified else Step.PREPARED
@@ -94,12 +94,12 @@ def fates(
     unfinished: Mapping[int, bool],
     blind_before: int = -1,
 ) -> dict[int, SpoolFate]:
-    """By position, what the spool knows of the batches that its marks name, and of the unfinished ones.
+    """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
 
     Args:
         marks: (position, marks) of each group, in log order.
-        unfinished: By position, whether the batch may have been sent: what the journal has found to be unfinished.
-        blind_before: Marks that may have spoken of batches before this position are lost; -1: none are.
+        unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
+        blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
     """
     told: dict[int, SpoolFate] = {}
     staged: dict[bytes, tuple[m.Placed, ...]] = {}
@@ -153,7 +153,7 @@ def fates(
 
 
 class Finding(enum.Enum):
-    """What is known of a batch that may have been sent."""
+    """The outcome of a batch that may have been sent, according to the cluster."""
 
     COMMITTED = "committed"
     """It is in the log, and replicated."""
@@ -162,21 +162,21 @@ class Finding(enum.Enum):
     ABSENT = "absent"
     """It is not in the log."""
     UNDECIDABLE = "undecidable"
-    """Nobody can know: see the evidence."""
+    """The outcome cannot be determined: see the evidence."""
     NOT_ANSWERED = "not_answered"
-    """The cluster did not tell."""
+    """The cluster did not answer."""
     NOT_SENT = "not_sent"
     """It was never sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of one batch, and why.
+    """The outcome of one batch, with the evidence.
 
     Attributes:
-        finding: See there.
-        offsets: Where its records begin in the partition; more than one: it is there more than once.
-        evidence: For people: what was seen.
+        finding: The outcome.
+        offsets: Base offsets of the batch in the partition; several if the log has it more than once.
+        evidence: Human-readable text: the observations.
     """
 
     finding: Finding
@@ -186,14 +186,15 @@ class Verdict:
 
 @dataclass(slots=True)
 class Examination:
-    """Reads a partition's batch headers, page by page, and says of each batch whether it is there.
+    """Takes a partition's batch headers, page by page, and decides for each batch whether the log has it.
 
     Attributes:
         batches: In the order in which they would be sent.
-        start_offset: Where the first of them can be.
-        end_offset: The leader's log end, behind the high watermark too.
+        start_offset: The lowest offset at which the first of them can be.
+        end_offset: The leader's log end, including records above the high watermark.
         next_offset: Where the next page starts.
-        hidden_before: Up to here (exclusive) part of the range could not be seen: trimmed, or compacted; -1: all was.
+        hidden_before: Before this offset, a part of the range was trimmed or compacted and could not be read; -1: no
+            part was.
         log_start_offset: The log's start.
     """
 
@@ -208,7 +209,7 @@ class Examination:
     _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin at the start, or at the log's where that is later."""
+        """Begin at `start_offset`, or at the log's start if that is later."""
         self.next_offset = self.start_offset
         self.hidden_before = -1
         self._trim(self.log_start_offset)
@@ -256,10 +257,10 @@ class Examination:
         self.next_offset = max(self.next_offset, next_offset)
 
     def verdicts(self, views: Mapping[int, ProducerView]) -> list[Verdict]:
-        """Of each batch, in order.
+        """The verdict on each batch, in order.
 
         Args:
-            views: What the leader remembers, by producer id; nothing where it cannot be asked.
+            views: The leader's state by producer id; empty if the leader cannot be asked.
         """
         return [
             self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)

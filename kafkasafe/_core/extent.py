@@ -1,6 +1,6 @@
-"""Where a lane's log must begin and end, as claims that prove themselves: the file `extent` of `docs/spool-format.md`.
+"""Where a lane's log must begin and end, as claims with a checksum: the file `extent` of `docs/spool-format.md`.
 
-Files can vanish as a whole, and a log cannot tell that of its own first and last ones.
+Whole files can vanish, and the log itself does not show that its first or last files are missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 _SLOT_BYTES: Final = 512  # a sector: two claims are never torn by one write
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""Where the claims about the beginning stand: written in turn, so that a torn write leaves the other."""
+"""The slots of the claims about the beginning: they are written in turn, so that a torn write leaves the other."""
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
 _MAGIC: Final = b"KSX1"
@@ -37,11 +37,11 @@ class Claim:
     """One end of a log.
 
     Attributes:
-        lane_id: 16 bytes: the lane it speaks of.
-        number: Of two claims about the same end the larger counts.
-        position: Where the log begins (nothing at or behind it may be gone), or ends (exclusive: all before it was
-            durable).
-        records: Data records in front of it, counted from when the file was made.
+        lane_id: 16 bytes: the lane's id.
+        number: Of two claims about the same end, the one with the larger number is valid.
+        position: Where the log begins (nothing from there on may be missing), or ends (exclusive: everything before it
+            was durable).
+        records: Data records before it, counted from the creation of the file.
     """
 
     lane_id: bytes
@@ -52,19 +52,19 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is claimed of a lane; None where nothing is."""
+    """The claims about a lane; None where a claim is missing."""
 
     begin: Claim | None = None
     end: Claim | None = None
 
     @property
     def lane_id(self) -> bytes | None:
-        """Of the lane it speaks of."""
+        """Id of the lane; None without claims."""
         claim = self.begin or self.end
         return None if claim is None else claim.lane_id
 
     def of(self, lane_id: bytes | None) -> Extent:
-        """What of it is about this lane (None: about any)."""
+        """The claims about this lane (None: about any lane)."""
         if lane_id is None:
             return self
         begin, end = (c if c is not None and c.lane_id == lane_id else None for c in (self.begin, self.end))
@@ -72,13 +72,13 @@ class Extent:
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """A claim, as it stands at one of the slots."""
+    """Encode a claim for one of the slots."""
     body = _CLAIM.pack(_MAGIC, claim.lane_id, claim.number, claim.position, claim.records)
     return body + _CRC.pack(crc32c.crc32c(body))
 
 
 def decode_extent(content: bytes) -> Extent:
-    """What a file claims. A claim that is torn or damaged is none."""
+    """Read the claims of a file. A torn or damaged claim counts as missing."""
     begins = [claim for slot in BEGIN_SLOTS if (claim := _decode(content, slot)) is not None]
     begin = max(begins, key=lambda claim: claim.number, default=None)
     end = _decode(content, END_SLOT)
@@ -88,11 +88,11 @@ def decode_extent(content: bytes) -> Extent:
 
 
 def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
-    """Why a lane's `extent` proves less than it should; empty where it is whole.
+    """Why a lane's `extent` proves less than it should; empty if it is complete.
 
     Args:
-        content: Of the file, None where there is none.
-        lane_id: Of the lane's log, None where it has none.
+        content: Of the file, None if the file is missing.
+        lane_id: Of the lane's log, None if the log has none.
     """
     if content is None:
         return "the file extent is missing"

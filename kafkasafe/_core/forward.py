@@ -1,7 +1,8 @@
-"""Copying forward: how much of the front of a log is worth it.
+"""Copying forward: decides how much of the front of a log is worth copying.
 
-A log is deleted from the front only, so one batch that waits holds all that was written after it. The way out is that
-of log-structured stores: what still waits in the first segments is written once more at the end, and the segments go.
+The spool deletes a log only from the front, so one waiting batch keeps everything that was written after it. The remedy
+is that of log-structured stores: write the waiting batches of the first segments once more at the end, and delete the
+segments.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ class Segment:
 def copy_before(
     closed: Sequence[Segment], waiting: Iterable[tuple[int, int]], *, used_bytes: int, limit_bytes: int
 ) -> int:
-    """The position up to which what waits is to be copied to the log's end; -1: nothing is.
+    """The position up to which to copy waiting batches to the log's end; -1: copy nothing.
 
-    The less room there is the more is copied for it: while more than half is used, for the shortest front of the log
-    of which at most half waits; at most three quarters, while more than three quarters are used.
+    The less room is left, the more is copied. While more than half of the limit is used, copy for the shortest front of
+    the log in which at most half of the bytes wait; while more than three quarters are used, at most three quarters.
 
     Args:
-        closed: The log's segments from the first on that can go when nothing in them waits, without the last.
-        waiting: (position, bytes) of what keeps them, in order.
-        used_bytes: What the log takes.
-        limit_bytes: What it may take.
+        closed: The log's first segments, without the last one: each can be deleted once no batch in it waits.
+        waiting: (position, bytes) of the batches that keep them, in order.
+        used_bytes: Size of the log.
+        limit_bytes: Its limit.
     """
     if 2 * used_bytes <= limit_bytes:
         return -1

@@ -1,7 +1,7 @@
-"""Whether a producer can accept records, and whether a consumer reads: decided from what was seen at one moment.
+"""Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
 
-A producer is *ready* while it can accept records. Brokers have no part in that: in an outage records wait on disk,
-which is what a spool is for. What needs a look, and keeps nothing from being accepted, is a warning.
+A producer is *ready* while it can accept records. That does not depend on brokers: in an outage, records wait on disk,
+which is the purpose of a spool. A problem that needs attention but does not prevent accepting records is a warning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HealthReason:
 
     Attributes:
         name: For programs, such as "spool_full"; docs/operations.md lists the names.
-        text: For people.
+        text: Human-readable text.
     """
 
     name: str
@@ -89,22 +89,22 @@ class ProducerHealth:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeen:
-    """What a producer is at one moment.
+    """A snapshot of a producer.
 
     Attributes:
-        closed: Why it accepts nothing any more; empty while it is open.
-        forked: That is because it belongs to the parent process.
+        closed: Why it no longer accepts records; empty while it is open.
+        forked: It is closed because it belongs to the parent process.
         failure: The error that ended it, empty if none did.
-        wrong_cluster: What says that another cluster answers, empty while that is not so.
+        wrong_cluster: The evidence that another cluster answers, else empty.
         undecidable: Evidence of each batch that waits for a decision.
-        disk_trouble: Why nothing becomes durable for now, empty while it does.
-        disk_full: That is for lack of room.
-        displaced: That is because the spool is not where its path leads.
+        disk_trouble: Why the disk makes nothing durable at present, else empty.
+        disk_full: The disk trouble is a lack of space.
+        displaced: The disk trouble is that the spool's path leads elsewhere.
         undurable_s: How long the oldest record has waited for the disk, seconds.
         disk_patience_s: How long it may wait.
         capacity: Of the spool.
         needed_bytes: What the next batch may need, beside those that are open.
-        in_memory: There are no files.
+        in_memory: The spool has no files.
         spool_bytes: What counts against `spool_max_bytes`.
         spool_max_bytes: The option.
         callbacks_behind: `send` waits for callbacks of earlier records.
@@ -145,7 +145,7 @@ class ProducerSeen:
 def producer_health(seen: ProducerSeen) -> ProducerHealth:
     """The health of a producer that was opened."""
     ended = _reasons(_ENDS, seen)
-    # What has ended says nothing else: its disk and its cluster are not looked at any more.
+    # Report nothing else for an ended producer: its disk and its cluster are no longer checked.
     reasons = ended or _reasons(_STOPS, seen)
     return ProducerHealth(
         ready=not reasons,
@@ -302,7 +302,7 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSeen:
-    """What a consumer is at one moment.
+    """A snapshot of a consumer.
 
     Attributes:
         closed: `close` was called.

@@ -1,9 +1,9 @@
-"""Is a batch in the log? The decision, from what the cluster answered.
+"""Decides from the cluster's answers whether a batch is in the log.
 
-Two witnesses: the leader's producer state (DescribeProducers, KIP-664: up to which sequence it has batches of a
-producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The
-state is asked first; it is cheap. It forgets, so that its silence proves nothing: then the log is read. Where the
-log has been trimmed or compacted past the place where the batch could sit, nobody knows, and that is the answer.
+There are two sources: the leader's producer state (DescribeProducers, KIP-664: the last sequence that it has of a
+producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state
+is cheap, so the caller asks for it first. It expires, so a missing entry proves nothing, and the caller then reads the
+log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MAX_SEQUENCE: Final = 2**31 - 1
 
 
 def add_sequence(sequence: int, count: int) -> int:
-    """The sequence `count` behind `sequence`; after 2³¹−1 comes 0, as in Kafka."""
+    """The sequence `count` after `sequence`; after 2³¹−1 comes 0, as in Kafka."""
     return (sequence + count) & MAX_SEQUENCE
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is behind `start`, in −2³⁰ … 2³⁰: sequences wrap, windows are small."""
+    """How far `end` is after `start`, in −2³⁰ … 2³⁰: sequences wrap, windows are small."""
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """What names a batch for ever, on its partition."""
+    """The permanent identity of a batch on its partition."""
 
     producer_id: int
     producer_epoch: int
@@ -60,7 +60,7 @@ class BatchId:
 
 @dataclass(frozen=True, slots=True)
 class ProducerView:
-    """What the leader remembers of one producer id on one partition."""
+    """The leader's state of one producer id on one partition."""
 
     producer_epoch: int
     last_sequence: int
@@ -68,16 +68,16 @@ class ProducerView:
 
 
 class Verdict(enum.Enum):
-    """What is known of the batches in doubt, all together."""
+    """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
     """The first `present` of them are in the leader's log, the others are not."""
     GAP = "gap"
     """As DECIDED, and the leader misses a batch before the first absent one: the absent ones need a new id."""
     READ_LOG = "read_log"
-    """The state does not tell; the log must."""
+    """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """Nobody knows about the batch after the first `present` ones."""
+    """Whether the log has the batch after the first `present` ones cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ class Judgement:
     """The answer.
 
     Attributes:
-        verdict: What is known.
+        verdict: The conclusion.
         present: How many of the batches, from the first, are in the log.
-        evidence: For people: what was seen.
+        evidence: Human-readable text: the observations.
         offsets: Base offsets of batches that were found in the log itself, by index.
-        missing: With GAP: how many records stand between the leader's last one and the first absent batch.
-        of_state: The leader's producer state was asked: it knows whether it misses a batch.
+        missing: With GAP: how many records are missing between the leader's last one and the first absent batch.
+        of_state: The judgement uses the leader's producer state, which shows whether the leader misses a batch.
     """
 
     verdict: Verdict
@@ -102,7 +102,7 @@ class Judgement:
 
 
 def shows(view: ProducerView | None, identity: BatchId) -> bool:
-    """The leader's state has the batch, whatever an answer said of it."""
+    """Whether the leader's state has the batch, regardless of an answer to Produce."""
     return (
         view is not None
         and view.producer_epoch == identity.producer_epoch
@@ -132,7 +132,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch > first.producer_epoch:
         return Judgement(Verdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
-        # An epoch begins at sequence 0; what does not begin there follows something.
+        # An epoch begins at sequence 0; a batch with another base sequence follows earlier ones.
         verdict = Verdict.GAP if acked_before or first.base_sequence else Verdict.DECIDED
         nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
         return Judgement(verdict, 0, nothing, missing=first.base_sequence)
@@ -147,23 +147,23 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
         return Judgement(Verdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
-        # It has the beginning of a batch but not its end: boundaries are part of the identity, so this is not ours.
+        # The state ends inside our batch. Boundaries are part of the identity, so the leader has a foreign batch.
         return Judgement(Verdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
     return Judgement(Verdict.GAP if missing else Verdict.DECIDED, present, seen, missing=missing)
 
 
 @dataclass(slots=True)
 class Scan:
-    """Reads the log's batch headers for our batches, page by page.
+    """Searches the log's batch headers for our batches, page by page.
 
     Attributes:
-        doubt: The batches looked for.
+        doubt: The batches to find.
         next_offset: Where the next page starts.
         end_offset: The leader's log end when the scan began: it must get this far (exclusive).
         found: Base offset of each batch found, by index.
-        trimmed_to: Log start offset, where it was behind the place of the scan; else -1.
-        hidden_before: Offset (exclusive) up to which part of the range could not be seen: trimmed, or compacted (a
-            hole between offsets); -1 when all was seen.
+        trimmed_to: Log start offset, if it had advanced past the scan; else -1.
+        hidden_before: Offset (exclusive) before which a part of the range was trimmed or compacted (a gap between
+            offsets) and could not be read; -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -203,16 +203,16 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """The scan has seen everything up to the log end it was given, or found all it looked for."""
+        """Whether the scan has reached `end_offset`, or found all batches."""
         return self.next_offset >= self.end_offset or len(self.found) == len(self.doubt)
 
 
 def judge_by_log(scan: Scan) -> Judgement:
-    """Judge by what a finished scan saw: found is committed; not found is absent if nothing was hidden.
+    """Judge by a finished scan: found batches are committed; others are absent if no part of the log was hidden.
 
-    Batches are appended in order. So one that was not seen, before one that was found, sat in the part that could
-    not be seen; and one behind the newest found one is absent if everything from there on was seen. Anything else
-    means that part of the log is gone.
+    The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
+    batch after the newest found one is absent if the scan read everything from there on. Any other result means that
+    the log lost records.
     """
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
     if scan.trimmed_to >= 0:
@@ -221,8 +221,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # A later batch is there, this one is not, and its place was seen: it is gone, or a state-less leader
-            # took the later one out of order.
+            # The log has a later batch but not this one, and the scan read its place: the log lost it, or a leader
+            # without producer state appended the later one out of order.
             return Judgement(Verdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found))
         before = scan.found.get(index, before)
     present = newest + 1
@@ -236,16 +236,16 @@ def judge_by_log(scan: Scan) -> Judgement:
 def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
     """Judge by a finished scan and by the leader's producer state, as it was before the scan began.
 
-    What the log does not show any more the state may: an id belongs to one life, and the state comes from the log, so
-    what it has was appended, however old it is. Only its silence proves nothing. And since the scan went up to where
-    the log ended after the state was asked for, all of that is below the high watermark.
+    The state may prove batches that the log no longer shows: an id belongs to one incarnation, and the leader derives
+    the state from its log, so every sequence in the state was appended. Only a missing entry proves nothing. The scan
+    reached the log's end as it was after the state was read, so all batches in the state are below the high watermark.
 
     Args:
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
         acked_before: As for `judge_by_state`.
-        whole: The log was not cut since the last acknowledgement. One that was may have taken a late request alone, and
-            the state would speak for those before it.
+        whole: The log was not truncated since the last acknowledgement. After a truncation, the leader may have
+            appended a late request alone, and the state would wrongly count the batches before it as present.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]
@@ -270,20 +270,20 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
 
 
 def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
-    """What the producer state said, with the offsets that a finished scan for the present batches has found.
+    """Combine a judgement by the producer state with the offsets that a finished scan found.
 
     Args:
         by_state: DECIDED or GAP.
         scan: For its present batches only.
 
     Returns:
-        (judgement, whether the log has the present ones). Where it does not, though all of it was read, the state is
-        of a late request that an empty log took alone, and is not to be believed.
+        (judgement, whether the log has the present batches). If the scan read the whole log and did not find them, the
+        state comes from a late request that an empty log took alone: do not trust it.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # What was not found may be where the log is not readable any more; nothing that was found comes after it.
+    # The missing batches may be in the part that is no longer readable: no found batch comes after them.
     hidden = by_log.verdict is Verdict.UNDECIDABLE and all(index < by_log.present for index in by_log.offsets)
     return judgement, hidden or (by_log.verdict is Verdict.DECIDED and by_log.present == by_state.present)

@@ -1,13 +1,13 @@
-"""Which acknowledged batches are gone from the log? The decision, from what the log holds now.
+"""Decides which acknowledged batches the log has lost, from the batch headers that the log holds now.
 
-An acknowledged batch can vanish: an unclean election, a wiped disk, a topic that was created again. Brokers tell
-nobody (KAFKA-7190 and its kin end in plain successes at lower offsets), so suspicion is raised elsewhere (`Cause`), and
-here the log itself is read, batch headers only, and compared with what was acknowledged.
+An acknowledged batch can vanish: an unclean election, a wiped disk, a recreated topic. Brokers do not report this
+(KAFKA-7190 and its kin end in plain successes at lower offsets). So the journal raises suspicions from other signs
+(`Cause`), and a survey compares the batch headers of the log with the acknowledged batches.
 
-A batch is **lost** when it is not in the log and its place is taken by another batch, or is at or behind the log's end.
-Where its place was never learned, all of the log behind the batch before it must have been seen.
-It is not lost when retention deleted it (in front of the log's start) or compaction emptied it (nothing covers its
-place): those were meant to go.
+A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
+log's end. If the journal never learned its exact offset, the survey must have seen the log from the lowest possible
+offset on, without a gap. A batch is not lost when retention deleted it (it is before the log's start) or compaction
+emptied it (no batch covers its offset): Kafka removes those as configured.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from kafkasafe._core.identity import BatchId, add_sequence, sequence_distance
 __all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
 
 _RELEASED: Final = 1 << 15
-"""Offsets of batches that have left the spool: so many are kept at least."""
+"""How many offsets of released batches are kept at least."""
 
 _BEYOND: Final = 2**63 - 1
 """After every offset."""
 
 
 class Cause(enum.Enum):
-    """What raised the suspicion."""
+    """The sign that raised a suspicion."""
 
     ACK = "ack"
-    """A batch was acknowledged at or before an offset that was acknowledged before."""
+    """A broker acknowledged a batch at or before an offset that it had acknowledged earlier."""
     SEQUENCE = "sequence"
-    """The leader misses sequences that were acknowledged."""
+    """The leader misses acknowledged sequences."""
     UNKNOWN_PRODUCER = "unknown producer"
     """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
     LOG_END = "log end"
-    """The log ends before what was acknowledged."""
+    """The log ends before an acknowledged batch."""
     TOPIC_ID = "topic id"
-    """The topic was created again."""
+    """The topic was recreated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class AckedBatch:
 
     Attributes:
         identity: Its id.
-        base_offset: Where it was acknowledged; where only that it is there was learned, not before this.
-        exact: The offset is exact.
+        base_offset: Its first offset, or a lower bound of it.
+        exact: `base_offset` is exact; else it is a lower bound.
     """
 
     identity: BatchId
@@ -61,15 +61,15 @@ class AckedBatch:
 
     @property
     def next_offset(self) -> int:
-        """Behind its last record."""
+        """Offset after its last record."""
         return self.base_offset + self.identity.count
 
 
 class Released:
-    """Where acknowledged batches are that have left the spool, as far as marks of them are still in the log.
+    """Offsets of acknowledged batches that have left the spool but still have marks in it.
 
     Attributes:
-        complete_from: From this offset on each of them is known, beyond all while none is.
+        complete_from: From this offset on, every such batch is known. Beyond every offset while none is known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -79,53 +79,53 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """A mark says that a batch is at an offset, and the spool does not have it.
+        """Note the offset that a mark gives for a batch that has left the spool.
 
         Args:
             base_offset: The offset.
-            forgotten_offset: Before this there may be others that no mark names.
+            forgotten_offset: Before this offset there may be batches that no mark names.
         """
         offsets = self._offsets
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log was cut since, and that was looked into
+            offsets.pop()  # the log was truncated since then, which an earlier survey examined
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]
             self.complete_from = max(self.complete_from, offsets[0])
 
     def since(self, offset: int) -> Sequence[int] | None:
-        """The offsets from this one on, ascending; None where others may be there too."""
+        """The offsets from this one on, ascending; None if further batches may be unknown there."""
         if offset < self.complete_from:
             return None
         return self._offsets[bisect_left(self._offsets, offset) :]
 
     def cut(self, end_offset: int) -> None:
-        """The log ended there once: what was behind it is looked for no more."""
+        """Drop offsets from this one on: the log once ended there."""
         while self._offsets and self._offsets[-1] >= end_offset:
             self._offsets.pop()
 
     def forget(self) -> None:
-        """None of them is known any more."""
+        """Drop all offsets."""
         self.complete_from = _BEYOND
         del self._offsets[:]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a survey found.
+    """The result of a survey.
 
     Attributes:
         indexes: Which of the acknowledged batches are lost, ascending.
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
-        records: Records in the lost batches, and in those before them of which the sequences tell that they are lost.
-        moved: New base offset by index, of batches that are in the log at another place.
-        oldest_known: The oldest batch that was looked for is lost too, and nothing tells how many before it are.
-        released_there: Each batch of ours that was doubted, and is known by its offset alone, is at its offset.
-        ours_until: Up to here (exclusive) every offset of what was doubted is in a batch of ours; -1 when that was not
-            looked at, or the first one is not.
+        records: Records in the lost batches, and in older ones whose loss follows from the sequences.
+        moved: New base offset by index, of batches that the log holds at another offset.
+        oldest_known: The oldest batch searched for is lost too, and how many before it are lost is unknown.
+        released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
+        ours_until: From the first suspected offset up to here (exclusive), batches of this lane cover every offset. -1
+            if the survey did not check that, or no such batch covers the first one.
     """
 
     indexes: tuple[int, ...]
@@ -140,20 +140,20 @@ class Loss:
 
 @dataclass(slots=True)
 class Survey:
-    """Reads the log's batch headers and remembers which acknowledged batches are in it.
+    """Takes the log's batch headers and notes which acknowledged batches are in it.
 
     Attributes:
-        acked: What was acknowledged, in the order of its acknowledgement.
+        acked: The acknowledged batches, in the order of their acknowledgement.
         next_offset: Where the next page starts.
-        end_offset: The log's end, behind the high watermark too (exclusive).
+        end_offset: The log's end, including records above the high watermark (exclusive).
         log_start_offset: The log's start.
-        from_offset: From here on the log may not be what it was, -1 when unknown: batches may be here again, in front
-            of where the oldest one was.
+        from_offset: From here on the log may have changed, -1 when unknown. Batches may have been appended again here,
+            before the offset of the oldest one.
         ours: Producer ids that only this lane's batches have.
-        doubted_from: From here on each offset of the log is compared with `ours`, -1: none is.
-        released: Base offsets of batches of ours of which no more is known, ascending, from `doubted_from` on; None
-            where not all of them are known.
-        complete: No hole was seen between batches: nothing was compacted.
+        doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
+        released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
+            ascending; None if some of those offsets are unknown.
+        complete: The survey saw no gap between batches: nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
@@ -176,12 +176,12 @@ class Survey:
     _before: _Before | None = None
 
     def __post_init__(self) -> None:
-        """Begin right before the oldest batch, or at the log's start where that is later."""
+        """Begin right before the oldest batch, or at the log's start if that is later."""
         oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
-        # One batch more: how its sequences go on tells how many are missing before the oldest one.
+        # Include the batch before: its sequences show how many records are missing before the oldest batch.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
         if self.acked:
@@ -193,7 +193,7 @@ class Survey:
 
     @property
     def done(self) -> bool:
-        """Everything up to the log's end was seen."""
+        """Whether the survey has seen the log up to its end."""
         return self.next_offset >= self.end_offset
 
     def page(
@@ -228,7 +228,10 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """A batch of the log: what is said to begin before its end begins with it, and it is ours (or -1)."""
+        """Check released batches that begin before the end of this batch: each must begin at `base_offset`.
+
+        `base_offset` is -1 for a batch of another producer.
+        """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
             self._misses |= self.log_start_offset <= released[self._checked] != base_offset
@@ -236,7 +239,7 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # It was at this offset or behind it: all of that must have been seen.
+            # The batch was at or after this offset: the survey must have seen all of that range.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False
@@ -244,18 +247,18 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Something of before the loss is where it was acknowledged: the topic was not created again since."""
+        """Whether a batch from before the loss is still at its offset: then the topic was not recreated since."""
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
-                break  # acknowledged since then
+                break  # acknowledged after the loss
             if batch.exact and self._found.get(index) == batch.base_offset:
                 return True
             end = batch.next_offset
         return False
 
     def loss(self) -> Loss:
-        """What is lost, once the survey is done."""
+        """The result, once the survey is done."""
         lost = [
             index
             for index, batch in enumerate(self.acked)
@@ -285,9 +288,9 @@ class Survey:
 
 
 class _Before:
-    """How many of the records that were acknowledged before the oldest remembered batch are gone.
+    """Counts lost records among those acknowledged before the oldest remembered batch.
 
-    Sequences have no gaps: where one batch of that producer id is left, its sequence tells how many are missing.
+    Sequences have no gaps: if the log still has a batch of that producer id, its sequence shows how many are missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
@@ -299,7 +302,7 @@ class _Before:
         self._last_sequence: int | None = None
         self._elsewhere: dict[int, int] = {}
         self.end_offset = -1
-        """Behind the last batch that is left in its place."""
+        """Offset after the last older batch that is still in its place."""
 
     def _ours(self, identity: BatchId) -> bool:
         oldest = self._oldest.identity
@@ -309,7 +312,7 @@ class _Before:
         return sequence_distance(base_sequence, self._oldest.identity.base_sequence) > 0
 
     def see(self, identity: BatchId, base_offset: int) -> None:
-        """A batch of the log, in its order."""
+        """Take a batch of the log, in log order."""
         if not self._ours(identity) or not self._stands_before(identity.base_sequence):
             return
         end_offset = base_offset + identity.count
@@ -324,7 +327,7 @@ class _Before:
             self._elsewhere[identity.base_sequence] = identity.count
 
     def missing(self) -> int | None:
-        """None where the log does not tell."""
+        """The number of missing records; None if the log has no older batch of that producer id."""
         last = self._last_sequence
         if last is None:
             return None

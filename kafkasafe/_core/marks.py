@@ -85,7 +85,7 @@ class IdentityReason(enum.IntEnum):
 
 
 class Decision(enum.IntEnum):
-    """What the user decided about an undecidable batch."""
+    """The user's decision about an undecidable batch."""
 
     RESEND = 1
     SKIP = 2
@@ -93,7 +93,7 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """One data batch of a group: protects what Kafka's CRC leaves out.
+    """One data batch of a group. It protects the header fields that Kafka's CRC does not cover.
 
     Attributes:
         position: Its base offset in the spool.
@@ -110,7 +110,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What begins every group.
+    """The record at the beginning of every group.
 
     Attributes:
         format_version: 2; 1 before there was an extent.
@@ -135,7 +135,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What was last known of a topic.
+    """The last known id and partition count of a topic.
 
     Attributes:
         topic: Name.
@@ -165,15 +165,15 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a destination is.
+    """The progress of a destination.
 
-    One that knows nothing is a reset: the log that is written to from here on is another cluster's, or another topic's,
-    and what earlier marks say was acknowledged is not in it.
+    A mark that knows nothing is a reset: from here on, the lane writes to the log of another cluster or another topic,
+    which has none of the batches that earlier marks call acknowledged.
 
     Attributes:
         destination: Its number.
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
-        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 when nothing was.
+        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if there was none.
         leader_epoch: Leader epoch of that offset, -1 when unknown.
         topic_id: 16 bytes: the topic those offsets belong to.
     """
@@ -215,9 +215,9 @@ class Identified:
     Attributes:
         destination: Its number.
         reason: First id, or a new one.
-        void_from: Every unfinished batch of the destination at or behind this position that `entries` does
+        void_from: Every unfinished batch of the destination at or after this position that `entries` does
             not list loses its id; -1 for none.
-        entries: Who gets which id.
+        entries: Which batch gets which id.
     """
 
     destination: int
@@ -233,7 +233,7 @@ class Committed:
     Attributes:
         destination: Its number.
         leader_epoch: Leader epoch that acknowledged them, -1 when unknown.
-        entries: (position, base offset in the partition) of each; offset -1 when only known to be there.
+        entries: (position, base offset in the partition) of each; offset -1 if it is in the log at an unknown offset.
     """
 
     destination: int
@@ -243,7 +243,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The records of the batch at `position` live on in data batches of this group. Only in atomic groups.
+    """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
     Attributes:
         position: The replaced batch, in an earlier group.
@@ -283,10 +283,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """When the last request of this lane's owners is dead: it cannot be appended any more, nor can those before.
+    """The time from which on no broker can append the last request of this lane's owners, or an earlier one.
 
     Attributes:
-        until_ms: By the wall clock, ms since the epoch; -1: not known, requests are sent from here on.
+        until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests from here on.
         written_ms: When this was written, by the same clock.
         boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
         boot_ms: When it was written, ms since that run began, without the time it slept.
@@ -304,11 +304,11 @@ class Revived:
 
     Attributes:
         destination: Its number.
-        end_offset: Where the log ended when that was noticed (exclusive): what was acknowledged at or behind it is
-            gone.
-        positions: The batches that are sent again, in this order; none where the spool has nothing of it any more.
-        given_up: Lost ones that are not sent again though the spool has them.
-        moved: (position, base offset) of those that are in the log at another place than they were acknowledged at.
+        end_offset: The log's end when the journal noticed the loss (exclusive): acknowledged records from there on are
+            lost.
+        positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
+        given_up: Lost batches that are not sent again although the spool has them.
+        moved: (position, base offset) of batches that the log holds at another offset than the acknowledged one.
     """
 
     destination: int
@@ -320,9 +320,9 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """The records of a file in `rejected/` live on in the log.
+    """The lane's log holds the records of a file in `rejected/`.
 
-    In the data batches of this group, if it is atomic, otherwise where they were before.
+    The data batches of this group hold them, if the group is atomic; otherwise earlier batches do.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -335,21 +335,21 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster that a lane's offsets are of from here on; in `rejected/`, the one that batches were for."""
+    """The cluster to which a lane's offsets belong from here on; in `rejected/`, the one that the batches were for."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """These batches were torn by a crash, before anything was promised of them: what is there is no damage."""
+    """A crash tore these batches before any caller was promised their durability: their remains are not damage."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Partitions that were given with records of a data batch of this group, which is for partition -1.
+    """The partitions that callers gave with records of a data batch of this group; the batch is for partition -1.
 
     Attributes:
         index: Of the batch in this group's manifest.
@@ -363,12 +363,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """How far another lane of the directory was written by lives that were over.
+    """How far ended incarnations wrote another lane of the directory.
 
     Attributes:
         lane: Its number.
         lane_id: Its id.
-        before: Position behind the last of them (exclusive).
+        before: Position after their last batch (exclusive).
     """
 
     lane: int
@@ -378,11 +378,11 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """A life began: its batches come, per topic-partition, after what earlier lives still had to deliver.
+    """An incarnation began: per topic-partition, its batches follow the unfinished ones of earlier incarnations.
 
     Attributes:
-        position: What stands here or behind it in this lane is of that life, or of a later one.
-        debts: What comes first.
+        position: Positions from here on were written by this incarnation or a later one.
+        debts: The parts of other lanes that are delivered first.
     """
 
     position: int
@@ -391,7 +391,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a consumer group is to go on in one partition.
+    """Where a consumer group continues in one partition.
 
     Attributes:
         topic: Topic name.
@@ -414,8 +414,8 @@ class GroupOffsets:
 
     Attributes:
         group: Its name.
-        member_id: In whose name; empty: nobody's.
-        generation_id: In which generation it got its partitions, -1 for none.
+        member_id: The member that commits; empty: none.
+        generation_id: The generation in which it got its partitions, -1 for none.
         group_instance_id: Of a static member.
         positions: By partition.
     """
@@ -432,7 +432,7 @@ class Unit:
     """Batches of this group are delivered together or not at all. Only in atomic groups.
 
     Attributes:
-        unit_id: 16 bytes, never given twice.
+        unit_id: 16 bytes, never reused.
         first: Index of the first batch in this group's manifest.
         batches: How many, ≥ 0.
         transactional_id: Of its transaction; empty: one of the lane's own.
@@ -452,8 +452,8 @@ class Read:
 
     Attributes:
         unit_id: The unit's.
-        entries: (number, start) for each position of its UNIT mark, in their order. Units with the same number go on
-            from one another. Start is the group's offset when the reading began, -1 when that is not known.
+        entries: (number, start) for each position of its UNIT mark, in their order. Units with the same number continue
+            one another's reading. Start is the group's offset when the reading began, -1 when that is not known.
     """
 
     unit_id: bytes
@@ -462,7 +462,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction was begun for a unit: what an earlier `Staged` of it says is void.
+    """A transaction began for a unit. It voids an earlier `Staged` of the unit.
 
     Attributes:
         unit_id: The unit's.
@@ -481,7 +481,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a batch of a unit is, committed or not.
+    """The place of a unit's batch in the spool and in the log, whether committed or not.
 
     Attributes:
         destination: Its number.
@@ -500,10 +500,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """All of a unit is in the logs of its partitions, and its transaction may be committed, by anybody who reads this.
+    """The logs of a unit's partitions have all of its batches. Any reader of this mark may commit the transaction.
 
     Attributes:
-        begun: Under which transaction.
+        begun: The transaction.
         places: Of all its batches.
     """
 
@@ -532,9 +532,9 @@ class Move:
     """One batch of MOVED.
 
     Attributes:
-        position: Where it stood before.
-        origin: Where its records stood first, for AFTER.
-        rank: Its place among the batches of its destination: they come in the order of these.
+        position: Its position before.
+        origin: The position where its records were first written, for AFTER.
+        rank: Sorts the batches of its destination.
     """
 
     position: int
@@ -544,7 +544,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The data batches of this group, which is atomic, are batches that stood elsewhere before.
+    """The data batches of this group are copies of earlier batches and replace them. Only in atomic groups.
 
     Attributes:
         moves: One for each data batch, in their order.
@@ -619,7 +619,7 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""What a record has beside key and value, at most, in bytes: five numbers, attributes, the count of headers."""
+"""The most bytes that a record has besides key and value: five numbers, attributes, the count of headers."""
 _SHORT: Final = struct.Struct(">h")
 _TOPIC: Final = struct.Struct(">16si")
 _NUMBER: Final = struct.Struct(">i")
@@ -663,11 +663,11 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
     Args:
         group: The group record.
-        marks: What it marks, in the order in which it was decided.
+        marks: The marks, in the order in which they were decided.
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: A value that the format has no meaning for: what `decode_group` refuses is not written.
+        MarkError: A value has no meaning in the format. `decode_group` would refuse it, so it is not written.
     """
     _check(group, marks)
     try:
@@ -683,7 +683,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
 
 def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
-    """How many bytes a rejected batch takes of the group that keeps it, at most: what is written about it.
+    """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
 
     Args:
         message: Of its `Rejected`.
@@ -696,10 +696,10 @@ def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) ->
 
 
 def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:
-    """The group record and the marks of a control batch, all of it checked.
+    """The group record and the marks of a control batch, after all checks.
 
     Args:
-        buf: The control batch; bytes behind it are not looked at.
+        buf: The control batch; bytes after it are ignored.
 
     Raises:
         MarkError: Not an intact control batch of a spool.
@@ -971,12 +971,12 @@ def _read_mark(body: _Body) -> Mark:
 
 
 def _check(group: Group, marks: Sequence[Mark]) -> None:
-    """What the format demands of the values, the same for writing and for reading."""
+    """Check the values against the format, in the same way for writing and for reading."""
     position = group.position + 1 + len(marks)
     _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
     for index, entry in enumerate(group.manifest):
-        # A batch has one record at least, so each begins behind the one before; the first exactly behind us.
+        # Each batch has at least one record, so positions ascend. The first batch follows this group's marks directly.
         _demand(entry.position == position if index == 0 else entry.position > position, entry)
         _demand(entry.destination >= 1 and entry.size_bytes > batch.HEADER_BYTES, entry)
         position = entry.position

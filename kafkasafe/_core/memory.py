@@ -19,12 +19,12 @@ MAX_MARKS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Of one partition.
+    """The history of one partition.
 
     Attributes:
-        topic_id: 16 bytes; None where brokers tell none (before 2.8).
-        lineage: What was handed out.
-        marks: Newest batches, oldest first, where leader epochs do not tell enough.
+        topic_id: 16 bytes; None if brokers report none (before 2.8).
+        lineage: The history of the records that the consumer handed out.
+        marks: The newest batches, oldest first, if leader epochs do not suffice.
     """
 
     topic_id: bytes | None
@@ -33,7 +33,7 @@ class Remembered:
 
 
 def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
-    """As text, by (topic, partition)."""
+    """Encode the histories, by (topic, partition), as text."""
     return seal(
         _KIND,
         _VERSION,
@@ -57,16 +57,16 @@ MAX_LINEAGE_BYTES: Final = 16 * 1024
 
 
 def decode(text: str) -> dict[tuple[str, int], Remembered]:
-    """Read what `encode` wrote.
+    """Read the text of `encode`.
 
     Raises:
-        SealError: It is something else, was damaged, or is of a newer version.
+        SealError: The text has another format, was damaged, or is of a newer version.
     """
     return dict(_read(row) for row in unseal(_KIND, _VERSION, text))
 
 
 def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
-    # The checksum was right: what does not fit here was written by another program.
+    # The checksum was right, so another program wrote a row that does not fit.
     try:
         topic, partition, number = row["topic"], row["partition"], row["topic_id"]
         known = Remembered(

@@ -1,25 +1,26 @@
 """Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
-After a leader change a broker may know of fewer committed records than the one before did, for a moment. What it then
-says of the end of the log is too low, and right a moment later (answers 10, 0 and 10 again were measured). Brokers
-since 2.2 refuse meanwhile to answer about what lies behind their high watermark (OFFSET_NOT_AVAILABLE, 78; 5 to older
-clients); before them nothing tells.
+After a leader change, the new leader may briefly know a lower high watermark than its predecessor. The end offset that
+it then returns is too low, and correct a moment later (answers 10, 0 and 10 again were measured). Brokers since 2.2
+refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers
+give no such sign.
 
-So the highest answer is remembered, and a lower one is *held*: the old value stands. It is lowered only with a proof:
+So `EndOffsets` remembers the highest answer and *holds* a lower one: the remembered value stays valid. Only a proof
+lowers it:
 
-- the leader's epochs: asked where the epoch of the highest answer ends in its log (OffsetForLeaderEpoch), it says
-  below that answer. Then those records are gone, by an unclean election when it leads under a newer epoch. When the
-  epoch ends at or behind it, they are there and the answer was early.
-- another topic id: the topic is a new one.
+- the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
+  answer. Then the log has lost those records; if the leader has a newer epoch, by an unclean election. If the end
+  offset is at or after the highest answer, the log still has the records, and the lower answer came too early.
+- another topic id: the topic was recreated.
 
-Which of the two it is cannot be told without epochs (old brokers). There a lower answer that has been repeated for
-`hold_timeout_s` is reported as unproven; what to believe is then the caller's decision (`EndOffsets.accept`).
+Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that has repeated
+for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. Its proof is where the epoch of its first record ends: if below the remembered
-start, that record is gone, and what the log has in front of it is new. If not, this leader has merely not deleted yet
-what the former one had deleted.
+The same holds for the start of a log. Its proof is the end offset of the epoch of its first record. If that is below
+the remembered start, the log has lost that record, and the records that it now has before it are new. If not, this
+leader has merely not yet deleted records that its predecessor had deleted.
 
-Rules, one per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
+One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class BaselineFormatError(ValueError):
 
 
 class Isolation(enum.IntEnum):
-    """What counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
+    """Which offset counts as the end: the high watermark, or the last stable offset. Kafka's numbers."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
@@ -70,7 +71,7 @@ class Isolation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Ends are remembered apart per partition and isolation level."""
+    """A partition and an isolation level: each pair has its own end offset."""
 
     topic: str
     partition: int
@@ -78,49 +79,49 @@ class Key:
 
 
 class HeldReason(enum.Enum):
-    """Why an answer was not believed, or there was none."""
+    """Why an answer is held, or why the broker gave none."""
 
     OFFSET_NOT_AVAILABLE = "offset_not_available"
-    """78: the new leader catches up. Ask it again; metadata would tell nothing new."""
+    """78: the new leader is catching up. Ask it again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
-    """5: the same, from a broker (or to a client) before KIP-207's code; or an election is going on."""
+    """5: the same, from a broker (or to a client) that predates KIP-207; or an election is in progress."""
     LOWER = "lower"
-    """Lower than before; it is not known yet whether records are gone. `Held.ask_epoch` can tell."""
+    """Lower than before; whether the log lost records is still unknown. A request for `Held.ask_epoch` decides it."""
     CATCHING_UP = "catching_up"
-    """Lower than before, and the leader has the records all the same."""
+    """Lower than before, although the leader has the records."""
     NOT_DELETED = "not_deleted"
-    """A start lower than before: this leader has not deleted yet what the one before had deleted."""
+    """A start lower than before: this leader has not yet deleted records that its predecessor had deleted."""
     FORMER_LEADER = "former_leader"
-    """The answer is older than what is known: of a leader before the present one."""
+    """A leader with an older epoch gave the answer, which is therefore outdated."""
     FORMER_TOPIC = "former_topic"
-    """The answer is about the topic of this name that was deleted."""
+    """The answer is about a deleted topic of this name."""
     NOT_FOUND = "not_found"
-    """A record with such a timestamp was there before, and nothing shows that it is gone; a look-up of the earliest
-    offset may (`EndOffsets.observe_start`)."""
+    """An earlier look-up found a record with such a timestamp, and nothing shows that the log lost it. A look-up of the
+    earliest offset may show that (`EndOffsets.observe_start`)."""
 
 
 class RegressedReason(enum.Enum):
     """Why an offset is lower than before."""
 
     TRUNCATED = "truncated"
-    """The leader's log became shorter, under the same leader epoch or one that is not known."""
+    """The leader's log became shorter, under the same leader epoch or an unknown one."""
     UNCLEAN_ELECTION = "unclean_election"
     """A leader under a newer epoch never had the records."""
     RECREATED = "recreated"
-    """It is another topic of the same name."""
+    """The topic was deleted and created again."""
     ACCEPTED = "accepted"
     """Not proven: the caller decided an unproven case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the cluster said.
+    """The cluster's evidence for a lower offset.
 
     Attributes:
         requested_epoch: Epoch that was asked about.
         reply_epoch: Largest epoch of the leader not above it.
-        end_offset: Where that ends in its log; records from here on are gone.
-        leader_epoch: Under which epoch it leads, -1 when not known.
+        end_offset: Where `reply_epoch` ends in the leader's log; the log lost the records from here on.
+        leader_epoch: The leader's own epoch, -1 when not known.
         old_topic_id: Topic id before.
         topic_id: Topic id now.
     """
@@ -135,13 +136,13 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Believed.
+    """An accepted answer.
 
     Attributes:
-        offset: None: no record has such a timestamp, or is that new (look-ups by timestamp only).
+        offset: None: no record has this timestamp or a later one (look-ups by timestamp only).
         leader_epoch: Of the answer, -1 when it had none.
-        recreated: The topic is a new one since the last answer (its end happens not to be lower).
-        previous: Where the topic before began, if it is `recreated` and this is its start; may be above `offset`.
+        recreated: The topic was recreated since the last answer (its end happens not to be lower).
+        previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
     """
 
     offset: int | None
@@ -152,16 +153,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Not believed; `offset` stands. Ask again.
+    """An answer that is not accepted yet; `offset` stays valid. Ask again.
 
     Attributes:
-        offset: The remembered value; None when there is none yet.
-        answered: What the answer said; None when it said nothing.
+        offset: The remembered value; None before the first accepted answer.
+        answered: The offset in the answer; None when the broker returned none.
         reason: The reason.
         since_s: For how long answers have been held, seconds.
-        ask_epoch: OffsetForLeaderEpoch of this epoch tells whether records are gone (give the answer to
-            `EndOffsets.prove`, of a start to `EndOffsets.prove_start`); None where it cannot help.
-        refresh_metadata: The leader may be another one.
+        ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
+            to `EndOffsets.prove`, for a start to `EndOffsets.prove_start`. None: such a request cannot help.
+        refresh_metadata: The leader may have changed.
         leader_epoch: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
         timestamp_ms: Of the record at `offset`, -1 when not known (look-ups by timestamp only).
     """
@@ -178,12 +179,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Regressed:
-    """The offset went back, and why.
+    """The offset went back, with the reason.
 
     Attributes:
         offset: The new value.
         previous: The value before.
-        reason: Of an end: what happened to the records from `offset` to `previous` − 1. Of a start: what happened to
+        reason: For an end: what happened to the records from `offset` to `previous` − 1. For a start: what happened to
             the log that began at `previous`.
         proof: The evidence; None when `reason` is ACCEPTED.
     """
@@ -196,14 +197,14 @@ class Regressed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """A lower answer that stayed, on a broker without epochs: early for long, or records are gone.
+    """A lower answer that persists, on a broker without epochs: the broker is slow to catch up, or lost records.
 
-    The old value stands until the caller calls `EndOffsets.accept`, of a start `EndOffsets.accept_start`.
+    The remembered value stays valid until the caller calls `EndOffsets.accept`, for a start `EndOffsets.accept_start`.
 
     Attributes:
         offset: The remembered value.
-        answered: What was answered last.
-        since_s: For how long, seconds.
+        answered: The last answer.
+        since_s: For how long answers have been lower, seconds.
     """
 
     offset: int
@@ -216,7 +217,7 @@ Result = Value | Held | Regressed | Unproven
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What a look-up by timestamp found."""
+    """The result of a look-up by timestamp."""
 
     offset: int
     leader_epoch: int
@@ -225,7 +226,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of one key.
+    """The remembered answers for one key.
 
     Attributes:
         end: Highest end offset; -1 before the first answer.
@@ -233,15 +234,15 @@ class _Known:
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest earliest offset; -1 before the first answer.
         start_epoch: Leader epoch of the record there, -1 when not known.
-        start_held_since: As `held_since`, of starts.
-        start_answered: As `answered`, of starts.
-        start_before: `start` of the topic before, until the new one's start is observed; -1 when there is none.
-        held_since: Moment of the first lower answer that is still held; None when none is.
-        answered: The last lower answer; -1 when none is held.
+        start_held_since: As `held_since`, for starts.
+        start_answered: As `answered`, for starts.
+        start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
+        held_since: Moment of the first lower answer that is still held; None when no answer is held.
+        answered: The last lower answer; -1 when no answer is held.
         found: Timestamp → the first record at or after it.
-        former_ids: Ids of topics of this name that are gone.
-        recreated: The topic became a new one, and no end offset of it was observed yet.
-        end_before: `end` of the topic before, while `recreated` is set.
+        former_ids: Ids of deleted topics of this name.
+        recreated: The topic was recreated, and no end offset of the new one was observed yet.
+        end_before: `end` of the deleted topic, while `recreated` is set.
     """
 
     end: int = -1
@@ -277,7 +278,7 @@ class _Known:
         return max(0.0, now - self.start_held_since)
 
     def cut(self, offset: int) -> None:
-        """From this offset on the log is another one: nothing that was said of it there counts."""
+        """Drop remembered answers at or after this offset: the log has other records there now."""
         if self.start > offset:
             self.start, self.start_epoch = -1, UNDEFINED
             self.release_start()
@@ -286,13 +287,13 @@ class _Known:
 
 
 class EndOffsets:
-    """Remembers what was answered, and judges new answers. Pure: the moment is an argument. Not thread-safe."""
+    """Remembers answers and judges new ones. Pure: the time is an argument. Not thread-safe."""
 
     def __init__(self, *, hold_timeout_s: float = 30.0) -> None:
-        """Nothing is remembered.
+        """Start without remembered answers.
 
         Args:
-            hold_timeout_s: How long a lower answer without epochs is held before it is called unproven.
+            hold_timeout_s: How long a lower answer without epochs is held before it is reported as unproven.
         """
         self._hold_timeout_s = hold_timeout_s
         self._known: dict[Key, _Known] = {}
@@ -303,7 +304,7 @@ class EndOffsets:
         return None if known is None else _or_none(known.end)
 
     def forget(self, key: Key) -> None:
-        """As if nothing had been answered; for a partition that is given up."""
+        """Drop all answers for a key; for a partition that the caller no longer follows."""
         self._known.pop(key, None)
 
     # --- latest ---
@@ -317,18 +318,19 @@ class EndOffsets:
         leader_epoch: int = UNDEFINED,
         topic_id: bytes | None = None,
     ) -> Result:
-        """An answer to a look-up of the latest offset (or a high watermark from anywhere else).
+        """Judge an answer to a look-up of the latest offset (or a high watermark from another source).
 
         Args:
             key: The partition.
-            offset: What was answered.
-            now: The moment, seconds of a clock that does not go back.
+            offset: The offset in the answer.
+            now: The time in seconds, by a monotonic clock.
             leader_epoch: The answer's, -1 when it has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value: it is the end. Held: it is lower than before, the old value stands. Regressed: it is a new topic.
-            Unproven: it has been lower for `hold_timeout_s`, and nobody can be asked.
+            Value: `offset` is the end. Held: the answer is not accepted; the remembered value stays valid. Regressed:
+            the topic was recreated, and its end is lower. Unproven: answers have been lower for `hold_timeout_s`, and
+            epochs cannot decide the case.
 
         Raises:
             ValueError: `offset` is negative.
@@ -346,7 +348,7 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # However high: that leader is deposed, and an unclean election may have cut what it still counts.
+            # Even a higher answer: that leader is deposed, and an unclean election may have truncated its records.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.newest_epoch = max(known.newest_epoch, leader_epoch)
         if offset >= known.end:
@@ -356,7 +358,7 @@ class EndOffsets:
         return self._hold(known, offset, now, leader_epoch)
 
     def unavailable(self, key: Key, code: int, now: float) -> Held:
-        """A look-up of an offset was refused because the leader is not ready: 78 or 5. Ask again.
+        """Judge a refused look-up: the leader is not ready (78 or 5). Ask again.
 
         Raises:
             ValueError: The code means something else.
@@ -373,7 +375,7 @@ class EndOffsets:
     def _hold(self, known: _Known, offset: int, now: float, leader_epoch: int) -> Result:
         since_s = known.since(now)
         known.answered = offset
-        # An answer without epoch comes from a broker that cannot be asked about epochs either.
+        # A broker whose answer has no epoch cannot answer requests about epochs either.
         ask = known.end_epoch if known.end_epoch >= 0 and leader_epoch >= 0 else None
         if ask is None and since_s >= self._hold_timeout_s:
             return Unproven(known.end, offset, since_s)
@@ -389,18 +391,19 @@ class EndOffsets:
         *,
         leader_epoch: int = UNDEFINED,
     ) -> Result:
-        """The leader's answer to OffsetForLeaderEpoch of `Held.ask_epoch`.
+        """Judge the leader's response to OffsetForLeaderEpoch for `Held.ask_epoch`.
 
         Args:
             key: The partition.
             requested_epoch: The epoch that was asked about.
             reply_epoch: `leader_epoch` of the response.
             end_offset: `end_offset` of the response.
-            now: The moment.
-            leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
+            now: The time in seconds, by a monotonic clock.
+            leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: records are gone. Held: they are not, or the answer tells nothing. Value: nothing is held.
+            Regressed: the log lost records. Held: it did not, or the response does not decide. Value: no answer is
+            held.
         """
         known = self._of(key)
         if known.held_since is None:
@@ -416,7 +419,7 @@ class EndOffsets:
                 refresh_metadata=True,
             )
         if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
-            # Another question, or no answer: "unknown" is not a loss.
+            # The response is about another epoch, or undefined, which does not prove a loss.
             return Held(known.end, known.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
             return Held(known.end, known.answered, HeldReason.CATCHING_UP, since_s, known.end_epoch)
@@ -427,14 +430,14 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The answer itself may be early as well: only what the proof says is gone is given up.
+        # The held answer may be too low as well: give up only the records that the proof shows to be lost.
         return self._lower(known, max(known.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
-        """Believe the lower answer that is held; the caller's decision in an unproven case.
+        """Accept the held lower answer; the caller's decision in an unproven case.
 
         Returns:
-            None when none is held.
+            None when no answer is held.
         """
         known = self._of(key)
         return (
@@ -446,7 +449,7 @@ class EndOffsets:
     def _lower(self, known: _Known, offset: int, reason: RegressedReason, proof: Proof | None) -> Regressed:
         previous = known.end
         known.end, known.end_epoch = offset, known.newest_epoch
-        # The new log may have grown past the place where it parted from the old one.
+        # The new log may have grown past the offset at which it diverged from the old one.
         known.cut(offset if proof is None else proof.end_offset)
         known.release()
         return Regressed(offset, previous, reason, proof)
@@ -462,21 +465,22 @@ class EndOffsets:
         leader_epoch: int = UNDEFINED,
         topic_id: bytes | None = None,
     ) -> Result:
-        """An answer to a look-up of the earliest offset.
+        """Judge an answer to a look-up of the earliest offset.
 
-        A replica deletes what retention allows on its own, so a new leader may begin earlier than the one before:
-        the highest start stands, as long as it is the same log.
+        Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's.
+        The highest start stays valid as long as the log is the same.
 
         Args:
             key: The partition.
-            offset: What was answered.
-            now: The moment, seconds of a clock that does not go back.
+            offset: The offset in the answer.
+            now: The time in seconds, by a monotonic clock.
             leader_epoch: The answer's: that of the first record. -1 when it has none.
             topic_id: Id of the topic that was asked, None when not known.
 
         Returns:
-            Value: it is the start; of a new topic it may be lower. Held: it is lower than before. Unproven: it has
-            been lower for `hold_timeout_s`, and nothing can prove whether it is the same log.
+            Value: `offset` is the start; that of a recreated topic may be lower. Held: the answer is lower than before,
+            or about a deleted topic. Unproven: answers have been lower for `hold_timeout_s`, and nothing can prove
+            whether the log is the same.
 
         Raises:
             ValueError: `offset` is negative.
@@ -508,19 +512,19 @@ class EndOffsets:
         *,
         leader_epoch: int = UNDEFINED,
     ) -> Result:
-        """The leader's answer to OffsetForLeaderEpoch of the `Held.ask_epoch` of a start.
+        """Judge the leader's response to OffsetForLeaderEpoch for the `Held.ask_epoch` of a start.
 
         Args:
             key: The partition.
             requested_epoch: The epoch that was asked about.
-            reply_epoch: `leader_epoch` of the response, -1 where the broker does not tell.
+            reply_epoch: `leader_epoch` of the response, -1 where the broker does not return it.
             end_offset: `end_offset` of the response.
-            now: The moment.
-            leader_epoch: Under which epoch the leader that answered leads (the request's current leader epoch).
+            now: The time in seconds, by a monotonic clock.
+            leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: it is another log. Held: it is the same one, or the answer tells nothing. Unproven: see
-            `observe_start`. Value: nothing is held.
+            Regressed: the log is another one. Held: the log is the same, or the response does not decide. Unproven: see
+            `observe_start`. Value: no answer is held.
         """
         known = self._of(key)
         if known.start_held_since is None:
@@ -535,20 +539,20 @@ class EndOffsets:
         if end_offset >= known.start:
             if known.topic_id is not None:
                 return Held(known.start, known.start_answered, HeldReason.NOT_DELETED, since_s)
-            # A topic that was recreated counts its epochs from 0 again.
+            # Without topic ids, the topic may have been recreated: its epochs then count from 0 again.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
         reason = RegressedReason.UNCLEAN_ELECTION if leader_epoch > newest else RegressedReason.TRUNCATED
         return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
     def accept_start(self, key: Key) -> Regressed | None:
-        """Believe the lower start that is held; the caller's decision in an unproven case.
+        """Accept the held lower start; the caller's decision in an unproven case.
 
-        Other than an end, a start that is too low does no harm: what it names can be read. One that is held although
-        the log is another one hides records.
+        Unlike an end, a start that is too low does no harm: the leader has the records from there on. Holding it
+        although the log is another one hides records.
 
         Returns:
-            None when none is held.
+            None when no answer is held.
         """
         known = self._of(key)
         return (
@@ -585,18 +589,19 @@ class EndOffsets:
         leader_epoch: int = UNDEFINED,
         found_timestamp_ms: int = -1,
     ) -> Value | Held:
-        """An answer to a look-up by timestamp.
+        """Judge an answer to a look-up by timestamp.
 
         Args:
             key: The partition.
-            timestamp_ms: What was looked for.
-            offset: First record at or after it; None (Kafka's -1) when there is none.
+            timestamp_ms: The requested timestamp.
+            offset: First record at or after it; None (Kafka's -1) when the broker found none.
             topic_id: Id of the topic that was asked, None when not known.
             leader_epoch: Of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:
-            Held when a record was found before, is not found now, and retention cannot have removed it.
+            Held if an earlier look-up found a record that this one does not find and retention cannot have removed, or
+            if the answer is about a deleted topic.
 
         Raises:
             ValueError: `offset` is negative.
@@ -625,14 +630,14 @@ class EndOffsets:
 
     @staticmethod
     def _identify(known: _Known, topic_id: bytes | None) -> bool:
-        """Note the topic id; whether it is a new one, which makes everything before void."""
+        """Note the topic id. Whether it changed, which voids all remembered answers."""
         if topic_id is None or topic_id == known.topic_id:
             return False
         old, known.topic_id = known.topic_id, topic_id
         if old is None:
             return False
         known.former_ids = [*known.former_ids[1 - MAX_FORMER_IDS :], old]
-        # The next end offset says whether it is lower, even if the change was noticed by another look-up.
+        # Keep the old end: the next end offset is compared with it, even if another look-up noticed the change.
         known.end_before = max(known.end, known.end_before) if known.recreated else known.end
         known.recreated = Proof(old_topic_id=old, topic_id=topic_id)
         known.start_before = max(known.start, known.start_before)
@@ -646,7 +651,7 @@ class EndOffsets:
     # --- as text ---
 
     def encode(self) -> str:
-        """What is remembered, as JSON, for the next life of the process. What is held is not part of it."""
+        """The remembered answers as JSON, for the next incarnation of the process. Held answers are not included."""
         rows = [
             {
                 "topic": key.topic,
@@ -665,10 +670,10 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Remember what `encode` wrote; replaces what is known of the same partitions.
+        """Restore the text of `encode`; replaces the answers for the same partitions.
 
         Raises:
-            BaselineFormatError: It is something else, damaged, or of a newer version. Nothing was changed.
+            BaselineFormatError: The text has another format, is damaged, or is of a newer version. Nothing was changed.
         """
         try:
             rows = unseal(_KIND, _VERSION, text)

@@ -9,8 +9,8 @@ from typing import Final
 
 __all__ = ["hint_for", "size_of", "snake"]
 
-# Each line: our options, then names that mean them. The first of ours that a client has is its hint; what follows a
-# colon is said as well.
+# Each line: our options, then names that mean them. The hint is the first of our options that the client has, with the
+# text after the colon.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir
@@ -75,7 +75,7 @@ on_divergence = on_truncation divergence
 
 _HOOK: Final = "a function that gets each rejected record, and can produce it to a dead-letter topic"
 
-# No option at all, and what there is.
+# Names that are no options, with the alternatives.
 _ELSEWHERE: Final = {
     "durable": "`future.durable()` and `producer.durable()` wait until records are on disk",
     "flush_spool": "`producer.durable()` waits until all accepted records are on disk",
@@ -128,13 +128,13 @@ def snake(name: str) -> str:
 
 
 def hint_for(name: str, known: Collection[str], *, others: Collection[str], other: str, page: str) -> str:
-    """What was meant by an option that is not known.
+    """A hint at the intended option, for an unknown one.
 
     Args:
         name: As it was given.
         known: The client's options.
         others: Those of the other client.
-        other: What that is called.
+        other: The name of the other client.
         page: Where the options are listed.
     """
     plain = snake(name)

@@ -1,13 +1,13 @@
-"""Order belongs to the directory: what its earlier lives still have to deliver goes first, per topic-partition.
+"""Order across the lanes of a directory: batches of earlier incarnations are delivered first, per topic-partition.
 
-A *life* is one owner of a lane, from its opening to its end. When a life begins, the other lanes may hold batches of
-lives that are over. It writes down (mark AFTER) how far each of those lanes reached; its own batches wait, per
-topic-partition, until nothing of the same topic-partition in front of those positions is unfinished.
+An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
+hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. Its
+own batches wait, per topic-partition, until every batch of that topic-partition before those positions is finished.
 
-Nothing waits in a circle: a life waits only for what was written before it began, and its own batches are written
-after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time, whoever
-carries which lane. What an owner writes that goes on living beside a new one is not waited for: lanes whose owners live
-side by side promise no order between them.
+There are no circular waits: an incarnation waits only for batches that were written before it began, and writes its own
+after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
+regardless of which producer delivers which lane. An incarnation does not wait for batches of owners that are still
+running: lanes whose owners run at the same time promise no order between them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Address: TypeAlias = tuple[str, int]
 """Topic and partition; partition -1 while it is not chosen."""
 
 NEVER: Final = 1 << 62
-"""A position that no batch has: nothing is held back."""
+"""After every position. As a limit, it holds back no batch."""
 _UNCHOSEN: Final = -1
 
 
 class Owed:
-    """What a lane's owner, or whoever comes after it, still has to deliver: told by the control batches alone.
+    """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
 
     Attributes:
         lane_id: Of the lane, empty before the first group.
-        damaged: Something in it cannot be read, and nobody knows what that was.
-        synced_position: What stands before it was durable; a crash may have torn what stands behind it.
-        open: By position, what is not finished: its destination, and where its records stood first.
+        damaged: A part of the lane cannot be read, and its contents are unknown.
+        synced_position: Everything before this position was durable; a crash may have torn batches after it.
+        open: The unfinished batches, by position: (destination, position where the records were first written).
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Owed:
         self.open: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}
         self._units: dict[bytes, set[int]] = {}
-        """Positions of units that are not finished."""
+        """Positions of the batches of unfinished units, by unit id."""
 
     def copy(self) -> Owed:
-        """Another one that knows the same."""
+        """An independent copy."""
         other = Owed()
         other.lane_id, other.damaged, other.synced_position = self.lane_id, self.damaged, self.synced_position
         other._addresses, other.open = dict(self._addresses), dict(self.open)
@@ -55,12 +55,12 @@ class Owed:
         return other
 
     def begins(self, position: int) -> None:
-        """What stood in front of this is finished, and was deleted."""
+        """Note where the lane begins: batches before this position are finished, and were deleted."""
         for old in [at for at in self.open if at < position]:
             del self.open[old]
 
     def group(self, group: m.Group, marks: Sequence[m.Mark]) -> None:
-        """The next group of the log."""
+        """Take the next group of the log."""
         self.lane_id = group.lane_id
         self.synced_position = max(self.synced_position, group.synced_position)
         origins: dict[int, int] = {}
@@ -77,7 +77,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        origins.setdefault(index, origin)  # of those that became one, the first
+                        origins.setdefault(index, origin)  # of merged batches, the first one's
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))
@@ -112,23 +112,23 @@ class Owed:
                     | m.Topic()
                     | m.Undecidable()
                 ):
-                    pass  # says nothing of what is finished
+                    pass  # does not finish batches
         for index, entry in enumerate(group.manifest):
             self.open[entry.position] = entry.destination, origins.get(index, entry.position)
             if index in members:
                 self._units[members[index]].add(entry.position)
 
     def drop(self, position: int) -> None:
-        """It is damaged: nobody delivers it."""
+        """Drop a damaged batch: it will not be delivered."""
         del self.open[position]
 
     @property
     def end_position(self) -> int:
-        """Behind the last batch that is not finished, 0 if none is."""
+        """The position after the last unfinished batch, 0 if all are finished."""
         return max(self.open, default=-1) + 1
 
     def addresses(self, before: int) -> frozenset[Address]:
-        """Of what is owed of the records that stood in front of a position."""
+        """Addresses of unfinished batches whose records were first written before a position."""
         numbers = {number for number, origin in self.open.values() if origin < before}
         return frozenset(self._addresses[number] for number in numbers if number in self._addresses)
 
@@ -136,14 +136,14 @@ class Owed:
 def holds(
     afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
 ) -> Mapping[Address | None, int]:
-    """What a lane holds back.
+    """The positions from which on a lane holds its batches back.
 
     Args:
         afters: The lane's marks.
-        owed: What is still owed of each debt; None while that is not known.
+        owed: The addresses with unfinished batches of each debt; None while they are not known.
 
     Returns:
-        By address, from which position on nothing is sent; by None, the same for every address.
+        For each address, the position from which on nothing is sent; under None, the same for every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:
@@ -155,9 +155,9 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """From which position on nothing is sent to a partition, `NEVER` if everything may be.
+    """The position from which on nothing is sent to a partition, `NEVER` if everything may be sent.
 
-    Records whose partition is not chosen yet may be for any.
+    Records whose partition is not chosen yet may go to any partition of the topic.
     """
     return min(
         held.get((topic, partition), NEVER),

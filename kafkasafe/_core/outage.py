@@ -1,4 +1,4 @@
-"""How long nothing was delivered, so that a log shows the end of an outage as well as its begin."""
+"""Measures how long nothing was delivered, so that a program's log shows the end of an outage as well as its start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 __all__ = ["Outage"]
 
 _SHORT_S: Final = 10.0
-"""Elections and restarts of brokers take less; nobody looks for their end."""
+"""Elections and restarts of brokers take less time, and their end is not worth a message."""
 
 
 class Outage:
-    """From the first request that failed until the next acknowledgement, of all partitions together.
+    """The time from the first failed request to the next acknowledgement, over all partitions together.
 
     Args:
         now: Seconds. A producer that starts in an outage sends nothing that could fail, so its outage begins here.
@@ -22,16 +22,16 @@ class Outage:
         self._start: float | None = now
 
     def failed(self, now: float) -> None:
-        """A batch was refused, or its request had no answer."""
+        """Note that a broker refused a batch, or a request had no answer."""
         if self._began is None:
             self._began = now
 
     def acked(self, now: float, sealed_at: float) -> float:
-        """A batch was acknowledged: how long nothing was delivered, 0 where that was too short to be told.
+        """Note an acknowledgement. Returns for how long nothing was delivered, 0 if that is too short to report.
 
         Args:
             now: Seconds.
-            sealed_at: Since when the batch waits, of the same clock.
+            sealed_at: Since when the batch waits, by the same clock.
         """
         began = self._began
         if began is None and self._start is not None:

@@ -1,7 +1,7 @@
-"""Which partition a key goes to: Kafka's murmur2, the same for every client.
+"""Chooses the partition for a key: Kafka's murmur2, the same for every client.
 
 kafka-python, the Java client and librdkafka's `murmur2` partitioner agree on it, so records of one key stay
-together whoever sends them.
+together regardless of the client that sends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long `close()` waits for deliveries, and what callers say how long anything may take."""
+"""How long `close()` waits for deliveries, and the conversion of callers' time-outs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Patience", "closing_timeout", "seconds_of", "timeout_of"]
 
 
 def seconds_of(timeout_ms: float) -> float:
-    """What somebody gave as a time-out in ms, in seconds.
+    """Convert a caller's time-out from ms to seconds.
 
     Raises:
         TypeError: It is not a number.
@@ -24,10 +24,10 @@ def seconds_of(timeout_ms: float) -> float:
 
 
 def timeout_of(timeout: Any) -> float:
-    """What somebody gave as a time-out in seconds, other than None, as a number that can be reckoned with.
+    """Convert a caller's time-out in seconds, other than None, to a float.
 
-    Also what only becomes one, as numpy's numbers do: KafkaProducer takes them. Not nan, which is neither before nor
-    after any time: a wait with it ends at once, or never.
+    Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not: it is neither
+    before nor after any time, so a wait with it ends at once, or never.
 
     Raises:
         TypeError: It is not a number.
@@ -35,7 +35,7 @@ def timeout_of(timeout: Any) -> float:
     """
     said = "timeout must be a number of seconds, or None, not"
     if isinstance(timeout, (str, bytes, bytearray)):
-        raise TypeError(f"{said} {timeout!r}")  # of which float() makes one
+        raise TypeError(f"{said} {timeout!r}")  # float() would accept them
     try:
         seconds = float(timeout)
     except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def timeout_of(timeout: Any) -> float:
 
 
 def closing_timeout(timeout: Any) -> float | None:
-    """What `close` was given as its time-out in seconds.
+    """Check the time-out of `close`, in seconds.
 
     Raises:
         TypeError: It is not a number.
@@ -64,21 +64,21 @@ class Patience:
     """When waiting for deliveries ends.
 
     Attributes:
-        idle_s: How long nothing may happen.
-        pause_s: How long a pause may be whose end is known; one that was announced as longer is not waited for to its
-            end. 0: no pause is waited for.
+        idle_s: How long the wait goes on without progress.
+        pause_s: The longest wait for the known end of a pause; `close` does not wait for the end of a longer one. 0:
+            it does not wait for pauses.
     """
 
     idle_s: float
     pause_s: float
 
     def ends_at(self, began: float, last_progress: float, pause_until: float) -> float:
-        """When to give up, unless something happens before.
+        """When to give up, unless there is progress before.
 
         Args:
-            began: When the waiting began. What happened before, or did not, says nothing about it.
-            last_progress: When the fate of a batch came nearer for the last time.
-            pause_until: The end of the pause that something waits for; in the past when nothing does.
+            began: When the waiting began; earlier progress does not count.
+            last_progress: When a batch last made progress towards its fate.
+            pause_until: The end of the current pause; in the past if there is none.
         """
         since = max(began, last_progress)
         return max(since, min(pause_until, since + self.pause_s)) + self.idle_s

@@ -1,4 +1,4 @@
-"""Where the batches of a segment are: a mapping from positions that takes 28 bytes for each."""
+"""The places of a segment's batches: a mapping from positions that takes 28 bytes per batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Places", "Stored"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a data batch is: byte offset in its segment, size, and what proves it."""
+    """The place of a data batch: byte offset in its segment, size, and the CRC that proves it."""
 
     at: int
     size_bytes: int
@@ -31,7 +31,7 @@ class Places(Mapping[int, Stored]):
         self._rest = array("I")
 
     def add(self, position: int, stored: Stored) -> None:
-        """One more, as a rule behind all others; in the place of one that is there at the same position."""
+        """Add a batch, usually after all others. It replaces a batch at the same position."""
         positions = self._positions
         index = len(positions)
         if index and position <= positions[-1]:
@@ -43,7 +43,7 @@ class Places(Mapping[int, Stored]):
         self._rest[3 * index : 3 * index] = array("I", (stored.size_bytes, stored.crc, stored.destination))
 
     def cut(self, position: int) -> None:
-        """Keep those in front of this position only."""
+        """Keep only the batches before this position."""
         count = bisect_left(self._positions, position)
         del self._positions[count:], self._at[count:], self._rest[3 * count :]
 

@@ -1,8 +1,8 @@
 """What a consumer does about the position in one partition, and what it knows of it: `ACTIVITY` and `STANDING`.
 
 A position is at a pair of both (`At`). An event looks up one row in each table. The row of `ACTIVITY` must exist: an
-event that it does not have is a bug, and raises. `STANDING` has rows only for the events that change what is known. The
-actions of both rows are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
+event without a row is a bug, and raises. `STANDING` has rows only for the events that change the standing. The actions
+of both rows are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
 
 A consumer has read a log up to its position. As soon as another broker leads, the log may be another one. So nothing is
 fetched until the position is known to be valid under the present leader:
@@ -42,7 +42,7 @@ class IllegalEventError(RuntimeError):
 
 
 class Activity(enum.Enum):
-    """What is done about a position. At most one procedure runs."""
+    """The procedure that runs for a position; at most one runs at a time."""
 
     IDLE = "idle"
     """No procedure runs."""
@@ -53,9 +53,9 @@ class Activity(enum.Enum):
     LOCATING = "locating"
     """The leader is asked whether the position is in remote storage."""
     RESETTING = "resetting"
-    """There is no position, and the target of a reset is looked up."""
+    """The partition has no position, and the consumer looks up the target of a reset."""
     DIVERGED = "diverged"
-    """Records that were read are no longer in the log. The application decides."""
+    """The log no longer has records that the consumer read. The application decides."""
     STRANDED = "stranded"
     """The position is out of range, and no reset is allowed. The application decides."""
 
@@ -63,7 +63,7 @@ class Activity(enum.Enum):
 
 
 class Standing(enum.Enum):
-    """What is known of a position."""
+    """How far a position is confirmed by the log."""
 
     UNCHECKED = "unchecked"
     """It was not compared with a log yet."""
@@ -95,7 +95,7 @@ class PositionEvent(enum.Enum):
     NEW_TOPIC = "new topic"
     """Another topic has the name, and nothing was read of the former one."""
     CONTRADICTED = "contradicted"
-    """A batch or a broker contradicts what was read before."""
+    """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
     """The broker does not know the topic. When it is back, it may be another one."""
     OUT_OF_RANGE = "out of range"
@@ -113,7 +113,7 @@ class PositionEvent(enum.Enum):
     LOCATED = "located"
     """Whether the position is in remote storage is known."""
     RESET_DUE = "reset due"
-    """There is no position."""
+    """The partition has no position."""
     RESET_FOUND = "reset found"
     """The target of the reset is the position now."""
     FAILED = "failed"
@@ -125,7 +125,7 @@ class PositionEvent(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What is to be done. Offsets and strategies come with the event."""
+    """The consumer's next step. Offsets and strategies come with the event."""
 
     HOLD = "hold"
     """Fetch nothing from the partition."""
@@ -173,7 +173,7 @@ class At(NamedTuple):
     standing: Standing
 
     def after(self, event: PositionEvent) -> tuple[At, tuple[Action, ...]]:
-        """Return the next state, and what is to be done.
+        """Return the next state and the actions to carry out.
 
         Raises:
             IllegalEventError: The event cannot happen in this state.

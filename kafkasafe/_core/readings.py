@@ -1,11 +1,12 @@
-"""Where a consumer is, and where atomic batches have moved its group to: when it has to be moved back.
+"""Compares a consumer's position with the offsets to which atomic batches moved its group, and decides when to go back.
 
-A *reading* is one run of a consumer through a partition: from where it is placed to where it is moved away. Each atomic
-batch with the consumer's offsets goes on from the one before. When one of them is dropped the later ones of the reading
-are dropped with it (`units`), and the consumer has to be moved back to the group's offset: another reading begins.
+A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
+Each atomic batch with the consumer's offsets continues the one before. If one of them is dropped, `units` drops the
+later ones of the reading as well, and the consumer has to return to the group's offset: another reading begins.
 
-A consumer keeps its position through a rebalance, though another member may have had the partition in between. So after
-one the group's offset is compared with what the reading's own batches have committed (`Readings.goes_on`).
+A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
+after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
+(`Readings.goes_on`).
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class Fate(enum.Enum):
-    """What became of a batch with a consumer's offsets, as far as its process knows."""
+    """The fate of a batch with a consumer's offsets, as far as its process knows."""
 
     OPEN = "open"
-    """It is not committed yet by the program."""
+    """The program has not committed it yet."""
     FORGOTTEN = "forgotten"
     """The program dropped it before it was committed."""
     WAITING = "waiting"
-    """It was accepted, and is not decided."""
+    """The producer accepted it, and its outcome is open."""
     COMMITTED = "committed"
     REJECTED = "rejected"
-    """It was given up, and its records are kept: the group was not moved by it, and its consumer goes on."""
+    """The producer gave it up and kept its records. It did not move the group, and its consumer continues."""
     DROPPED = "dropped"
-    """It was given up, and its records are nowhere: they are to be read again."""
+    """The producer gave it up without keeping its records: the consumer has to read them again."""
     LEFT = "left"
-    """Its producer was closed before it was decided: another one may deliver it."""
+    """The program closed its producer before its outcome: another producer may deliver it."""
 
 
 class Numbers:
@@ -55,10 +56,10 @@ class Numbers:
     def __init__(self, first: int) -> None:
         self._next = itertools.count(first)
         self.newest = 0
-        """The number that was drawn last."""
+        """The last number that was drawn."""
 
     def draw(self) -> int:
-        """One for a reading that begins. Before the group is asked for its offset."""
+        """Draw the number of a new reading. Call it before asking the group for its offset."""
         self.newest = max(self.newest, number := next(self._next))
         return number
 
@@ -69,7 +70,7 @@ class Claim:
 
     Attributes:
         offset: Of the next record to be read.
-        fate: What became of the batch. From any thread.
+        fate: Returns the fate of the batch. From any thread.
         void: The consumer was moved back: the batch must not be committed any more.
     """
 
@@ -82,10 +83,10 @@ class Run:
     """One reading of a partition, and the batches with its offsets, in the order in which they were made.
 
     Attributes:
-        reading: What batches say of it.
+        reading: The number and start that batches record for it.
         reached: The group's offset, as far as this reading moved it; None: not known.
-        sent: The offset that was accepted last; None: none, and it is not known where the reading began.
-        first: The position where it began, where the group's offset does not say it; None: not known.
+        sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
+        first: The position where it began, if the group's offset does not give it; None: not known.
         broken: A batch of it was dropped, or left undecided.
     """
 
@@ -98,15 +99,15 @@ class Run:
         self._claims: deque[Claim] = deque()
 
     def place(self, first: int) -> None:
-        """It begins at this position, which the group's offset does not say."""
+        """Set the position where it begins, which differs from the group's offset."""
         self.first = first
 
     def claim(self, claim: Claim) -> None:
-        """A batch is about to move the group to this offset."""
+        """Add a batch that is about to move the group to an offset."""
         self._claims.append(claim)
 
     def look(self) -> None:
-        """What became of the batches."""
+        """Evaluate the fates of the batches, in order, up to the first without a final one."""
         while self._claims:
             claim = self._claims[0]
             match claim.fate():
@@ -125,7 +126,7 @@ class Run:
 
     @property
     def waits(self) -> bool:
-        """Whether a batch was accepted and is not decided."""
+        """Whether an accepted batch has no outcome yet."""
         return any(claim.fate() is Fate.WAITING for claim in self._claims)
 
     @property
@@ -135,13 +136,13 @@ class Run:
 
     @property
     def handed(self) -> int | None:
-        """Up to where batches that were accepted take the group; None: not known."""
+        """The offset to which all batches, also uncommitted ones, would move the group; None: not known."""
         taken = (claim.offset for claim in self._claims if claim.fate() is not Fate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
-        """As `handed`, without what the program has not committed yet."""
+        """As `handed`, without batches that the program has not committed yet."""
         taken = (claim.offset for claim in self._claims if claim.fate() not in {Fate.FORGOTTEN, Fate.OPEN})
         return max(taken, default=self.sent)
 
@@ -149,20 +150,20 @@ class Run:
         """Whether the program may hold records that are in no batch.
 
         Args:
-            consumed: Up to where records were handed out.
+            consumed: Up to which offset records were handed out.
         """
         handed = self.handed
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """The consumer goes on from `accepted` once more: what the program has not committed is void."""
+        """Void batches that the program has not committed: the consumer continues from `accepted` again."""
         for claim in self._claims:
             if claim.fate() is Fate.OPEN:
                 claim.void = True
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
-        """The consumer is moved away: what the program has not committed is void."""
+        """Void the batches of the reading: the consumer is moved away."""
         for claim in self._claims:
             claim.void = True
 
@@ -175,45 +176,45 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, Run] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """A batch with its offsets is made, or was. Other consumers move their groups themselves."""
+        """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
 
     def use(self) -> None:
-        """A batch with the consumer's offsets is made."""
+        """Note that a batch with the consumer's offsets is made."""
         self.used = True
 
     def get(self, partition: _Partition) -> Run | None:
-        """The present one."""
+        """The current reading of a partition."""
         return self._runs.get(partition)
 
     def draw(self) -> int:
-        """A number for `begin`. Before the group is asked for its offset."""
+        """Draw a number for `begin`. Call it before asking the group for its offset."""
         return self._numbers.draw()
 
     def begin(self, partition: _Partition, number: int, start: int | None) -> Run:
-        """Another reading begins.
+        """Begin another reading.
 
         Args:
-            partition: Whose.
+            partition: The partition.
             number: From `draw`.
-            start: The group's offset, NONE where it has none; None: not known.
+            start: The group's offset, NONE if it has no offset; None: not known.
         """
         self.end(partition)
         run = self._runs[partition] = Run(number, start)
         return run
 
     def end(self, partition: _Partition) -> None:
-        """The consumer does not read it any more."""
+        """End the reading of a partition."""
         self._suspects.discard(partition)
         run = self._runs.pop(partition, None)
         if run is not None:
             run.end()
 
     def suspect(self) -> None:
-        """The group was rebalanced: others may have had what this consumer has kept."""
+        """Suspect all readings after a rebalance: other members may have had the consumer's partitions meanwhile."""
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
-        """Those whose positions are to be compared with the group's offsets."""
+        """The partitions whose positions have to be compared with the group's offsets."""
         found = []
         for partition in assigned if self.used else ():
             run = self._runs.get(partition)
@@ -224,19 +225,19 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """What the group has is not final: a batch with the consumer's offset is not decided."""
+        """Whether the group's offset may still change, because a batch with the consumer's offsets has no outcome."""
         run = self._runs.get(partition)
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading goes on: nothing of it was dropped, and nothing else has moved the group.
+        """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
 
-        Else another one begins, at the group's offset; also where the consumer is there already, since what it has
-        handed out and is in no batch was processed by others.
+        Otherwise another one begins at the group's offset, even if the consumer is already there: other members have
+        processed the records that it handed out and that are in no batch.
 
         Args:
-            partition: Which. Nothing of it waits.
-            group_offset: As the group has it, none pending; NONE for none.
+            partition: The partition. No batch of it waits.
+            group_offset: The group's final offset; NONE if it has no offset.
         """
         run = self._runs[partition]
         run.look()

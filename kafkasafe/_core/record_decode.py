@@ -1,8 +1,8 @@
 """The records of a RecordBatch v2 → rows of Python objects, many records at once and without I/O.
 
-What is not exactly as Kafka writes it is not read here but left to a reader that goes record by record: which records
-stand before the damage, and which error follows them, is decided there. So all that is given here has passed the same
-checks, and for the whole piece.
+This module reads only bytes that are exactly as Kafka writes them. It leaves others to a reader that goes record by
+record, and decides which records precede the damage and which error follows them. So every piece from here has passed
+the same checks as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row: TypeAlias = tuple[Any, ...]
 
 _MANY: Final = 64  # from here on numpy's fixed cost is the smaller one
 _SAFE: Final = 1 << 61  # numbers below it can be added without an overflow
-_LAST_SHIFT: Final = 56  # of a varint of nine bytes; what Kafka writes is shorter
+_LAST_SHIFT: Final = 56  # of a varint of nine bytes; Kafka writes shorter ones
 _FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long they are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
@@ -44,7 +44,7 @@ class Place:
         timestamp_type: 0: the producer's time; 1: the broker's.
         base_offset: The batch's.
         base_timestamp: The batch's.
-        append_timestamp: The broker's time, which stands for all records; None: each has its own.
+        append_timestamp: The broker's time, which applies to all records; None: each record has its own.
     """
 
     topic: str
@@ -62,10 +62,10 @@ class Piece:
 
     Attributes:
         end: Where the next record begins.
-        sizes: Bytes of each record, without the length in front of it.
-        rows: To be gone through once. Of each record topic, partition, leader epoch, offset, timestamp (ms since the
-            epoch), timestamp type, key, value, headers (a new list), None, and the bytes of key, value (-1 for null)
-            and headers (-1 without headers): what kafka-python's ConsumerRecord has.
+        sizes: Bytes of each record, without the length before it.
+        rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
+            timestamp type, key, value, headers (a new list), None, and the bytes of key, value (-1 for null) and
+            headers (-1 without headers), as in kafka-python's ConsumerRecord.
     """
 
     end: int
@@ -94,11 +94,11 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
 
 
 def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
-    """Records that have the same layout as the first one: each field is as many bytes as there, none has headers.
+    """Records with the layout of the first one: each field has the same size as there, and no record has headers.
 
-    The bytes at the same place of all records are a column, so no record is looked at by itself, and `body` may be
-    a memoryview: it is not copied. Each record begins where the one before it ends, because each has the first one's
-    length: that the lengths are the same is compared, as everything is that makes the layout.
+    The bytes at the same place of all records form a column, so the function never handles a single record, and does
+    not copy `body`, which may be a memoryview. All records have the first one's length, so each begins where the one
+    before it ends. The function compares these lengths, and all other bytes that define the layout.
 
     Args:
         body: The records of the batch, decompressed.
@@ -107,7 +107,7 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
         place: What they have in common.
 
     Returns:
-        At least `_MANY` records; None: there are fewer of this layout, and `read` has to read what is here.
+        At least `_MANY` records; None: fewer records have this layout, and `read` has to read them.
     """
     if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -205,13 +205,13 @@ def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int)
     """Fields of this size, at places that are as far from each other as `step`."""
     if size <= 0:
         return repeat(None if size < 0 else b"")
-    # numpy makes bytes of what has no type ("void") faster than slices do.
+    # numpy converts untyped items ("void") to bytes faster than slicing does.
     copies: list[bytes | None] = np.ndarray((count,), np.dtype((np.void, size)), body, at, (step,)).tolist()
     return copies
 
 
 def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
-    """Record by record. Numbers of one byte are written out: they are nearly all there is."""
+    """Read record by record. Numbers of one byte are decoded inline, because nearly all numbers are of that kind."""
     topic, partition, epoch = place.topic, place.partition, place.leader_epoch
     base_offset, base_timestamp = place.base_offset, place.base_timestamp
     timestamp_type, append_timestamp = place.timestamp_type, place.append_timestamp
@@ -328,9 +328,9 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Where each record begins, and where the last one ends: each must be read to know the next.
+    """Where each record begins, and where the last one ends. Each length locates the next record.
 
-    A negative length is taken for a positive one here: the caller, who reads all lengths again, finds it.
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
     """
     starts: list[int] = []
     append = starts.append

@@ -1,4 +1,4 @@
-"""Files of `rejected/` ⇄ what is in them, exactly as `docs/spool-format.md` says."""
+"""Encodes and decodes files of `rejected/`, exactly as `docs/spool-format.md` specifies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Refused:
         position: In the lane's log.
         data: Its bytes; the address in them means nothing.
         code: Kafka's error code, or `OPERATOR`.
-        reason: For people.
+        reason: Human-readable text.
         given: See `journal.Batch`.
     """
 
@@ -62,7 +62,7 @@ class Entry:
         header: Of the batch.
         at: Byte offset in the file.
         code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
-        reason: For people; empty when it is not known.
+        reason: Human-readable text; empty if unknown.
         given: See `journal.Batch`.
     """
 
@@ -76,16 +76,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Empty in a file of an earlier version: the lane's log knows it by the number.
+        topic: Empty in a file of an earlier version: the lane's log names it by the number.
         partition: -1 when it was never chosen.
-        cluster_id: Of the cluster that they were for, empty when that was not known.
+        cluster_id: Of the cluster that the batches were for, empty if unknown.
         lane_id: Empty in a file of an earlier version.
-        rejected_ms: When, ms since the epoch; -1 when that is not known.
+        rejected_ms: When they were rejected, ms since the epoch; -1 if unknown.
     """
 
     entries: tuple[Entry, ...]
@@ -98,7 +98,7 @@ class Content:
 
 
 def is_full(used_bytes: int, limit_bytes: int) -> str:
-    """Why nothing more is put there, for people."""
+    """Why `rejected/` takes no more batches, as human-readable text."""
     return (
         f"rejected/ is full ({used_bytes:,} bytes of rejected_max_bytes={limit_bytes:,}):"
         " resend or remove what is there, or raise the limit"
@@ -106,7 +106,7 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 
 def most_bytes(batch: Batch) -> int:
-    """By how much the file that keeps a batch is longer for it, at most: its bytes, and what is written about it."""
+    """Upper bound of the bytes that a batch adds to the file that keeps it: its own, and those of its marks."""
     return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
 
 
@@ -140,14 +140,14 @@ def encode(
 
 
 def decode(content: codec.Buffer, name_position: int) -> Content:
-    """What is in a file, every byte of it checked.
+    """Read a file, and check every byte of it.
 
     Args:
-        content: All of it.
+        content: The whole file.
         name_position: The number in its name: the position, in a file of an earlier version.
 
     Raises:
-        ValueError: It is not whole, or something else.
+        ValueError: The file is incomplete, or has another format.
     """
     header = codec.verify(content)
     if not header.is_control:
@@ -212,7 +212,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: Content, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count: not those whose REJECTED mark never became durable, which the log has as unfinished."""
+    """The valid entries: without those whose REJECTED mark never became durable, which are unfinished in the log."""
     if content.lane_id and content.lane_id != lane_id:
         return content.entries
     return tuple(

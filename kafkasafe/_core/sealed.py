@@ -1,7 +1,7 @@
-"""Small text files that are remembered from one life of a process to the next: JSON with a version and a checksum.
+"""Small text files that outlive an incarnation of a process: JSON with a version and a checksum.
 
-What is remembered decides later whether records are gone, so a damaged file must never pass for a shorter or another
-memory.
+Their contents later decide whether a log lost records, so a damaged file must never pass for a shorter or different
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a producer could accept records in a spool directory, and what there needs an operator: seen from outside."""
+"""Decides from outside whether a producer could accept records in a spool directory, and what needs an operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafkasafe._core.health import HealthReason
 __all__ = ["NEEDED_BYTES", "LaneSeen", "SpoolHealth", "SpoolSeen", "spool_health"]
 
 NEEDED_BYTES: Final = 2 * 1024 * 1024
-"""Room that a producer with default options wants for its next batch."""
+"""Room that a producer with default options needs for its next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SpoolSeen:
     Attributes:
         lanes: Those that can be read.
         unreadable: One sentence for each lane, or file of the directory, that cannot be.
-        free_bytes: What the volume has left.
+        free_bytes: Free space of the volume.
         read_only: The volume cannot be written to.
         limit_bytes: How large the log of a lane may become; None where that is not known.
         max_age_s: How old a record may be that waits; None: any age.

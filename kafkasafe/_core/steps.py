@@ -13,12 +13,12 @@ __all__ = ["BatchTimes", "UnitLog", "steps_of"]
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the steps of a plain batch were written down, ms since the epoch; -1: not yet, or not known any more.
+    """When the spool recorded the steps of a plain batch, ms since the epoch; -1: not yet, or no longer known.
 
     Attributes:
-        prepared_ms: It was written to the spool.
-        prepare_acknowledged_ms: That was so with its batch id, under which it may be sent.
-        commit_acknowledged_ms: Its offset was written down. Step 3 happens before that, at the broker.
+        prepared_ms: The batch was written to the spool.
+        prepare_acknowledged_ms: The batch id under which it may be sent was written to the spool.
+        commit_acknowledged_ms: Its offset was written to the spool. Step 3 happens before that, at the broker.
     """
 
     prepared_ms: int = -1
@@ -28,21 +28,22 @@ class BatchTimes:
 
 @dataclass(slots=True)
 class UnitLog:
-    """An atomic batch, as the marks tell of it.
+    """An atomic batch, as recorded by the marks.
 
     Attributes:
         unit_id: 16 bytes.
-        transactional_id: Of its latest transaction; before there is one, as the user gave it.
-        producer_id: Of that transaction, -1 before there is one.
-        producer_epoch: Of that transaction, -1 before there is one.
-        positions: Of its batches; what one was divided into is in its place.
+        transactional_id: Of its latest transaction; before the first one, as the user gave it.
+        producer_id: Of that transaction, -1 before the first one.
+        producer_epoch: Of that transaction, -1 before the first one.
+        positions: Of its batches; the parts of a divided one take its place.
         groups: Consumer groups whose offsets are part of it.
-        outcome: None while it has none.
+        outcome: None until it is decided.
         reason: Why it was dropped.
-        prepared_ms: It was written to the spool, as a whole.
-        prepare_acknowledged_ms: It was written down that all of it is at the brokers. From then on it may be committed.
-        ended_ms: Its outcome was written down.
-        offsets: By position, where the batch is.
+        prepared_ms: When the whole batch was written to the spool.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have all of it. From then on it may be
+            committed.
+        ended_ms: When the spool recorded its outcome.
+        offsets: By position, the base offset of the batch.
     """
 
     unit_id: bytes
@@ -95,7 +96,7 @@ def steps_of(
                     if unit is None:
                         unit = UnitLog(unit_id, transactional_id, names, prepared_ms=written_ms)
                         units[unit_id] = unit
-                    # What a batch was divided into is named by the mark before, too.
+                    # The mark before also names the parts of a divided batch.
                     members = dict.fromkeys(range(first, first + count), (unit, -1)) | members
                 case m.Replaced(position, first, count) if position in unit_of:
                     unit = unit_of.pop(position)
@@ -167,7 +168,7 @@ def steps_of(
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Positions of batches about which somebody has to decide, and of the group that says so.
+    """Positions of batches that wait for an operator's decision, each with the position of the group that records it.
 
     Args:
         groups: Of each: its position, its marks, and (position, has an id) of its batches.

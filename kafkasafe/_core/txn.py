@@ -310,7 +310,7 @@ class MarkerVerdict(enum.Enum):
     COUNT = "count"
     """The batch's plan or the marker's is not known, so the number of rows must decide."""
     MISSING = "missing"
-    """There is no marker, though earlier batches must have written one."""
+    """The marker is missing, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
     """Another query wrote the marker: the checkpoint does not belong to this application id."""
     OTHER_ROWS = "other rows"

@@ -1,8 +1,8 @@
-"""How much goes to a broker before it answers, and how long an answer takes at most on a slow link.
+"""Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-A link is described by what was delivered over it: bytes that the broker answered, per second. What is out at a time is
-what the link carries in a part of the request timeout, so that the last of it is answered in time; one batch, or a few
-small ones, may always be out, and no more than that while nothing is known of a link.
+`Link` measures the rate of a link: bytes per second that the broker answered. The bytes in flight are limited to what
+the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One batch,
+or a few small ones, may always be in flight, and no more than that before the first measurement.
 
 No clock: `now` is an argument, in seconds.
 """
@@ -19,31 +19,31 @@ __all__ = ["MEMORY_BYTES", "Link", "Ticket"]
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""Of batches that are on disk, what one producer has in memory at most: those that were not sent yet, and those that
-were read back to be sent. One batch may always be read."""
+"""The most memory that one producer uses for batches that are on disk: those not sent yet, and those read back to be
+sent. One batch may always be read."""
 
 _SHARE: Final = 0.25
-"""What is out takes this part of the request timeout."""
+"""The bytes in flight may take this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The fastest of so many answers, and of so many seconds, is what the link carries: most samples are of a link that had
-nothing to do."""
+"""The rate of a link is that of the fastest sample within so many answers and seconds: most samples come from a link
+that was idle for a part of the time."""
 _FEW_BYTES: Final = 256 * 1024
-"""So much may be out in any case, until something times out: brokers that are slow to answer need not be slow links."""
+"""This many bytes may be in flight in any case, until a request times out: a slow broker need not have a slow link."""
 _SLOWER: Final = 2.0
 """How many times slower than measured the link may have become before a request is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A batch that is out.
+    """A batch in flight.
 
     Attributes:
         node: The broker's id, -1 when it is not known.
         size_bytes: Its size.
-        read_bytes: How much of that was read from disk for it.
+        read_bytes: How many of its bytes were read back from disk.
         sent_at: Seconds.
-        delivered_bytes: What had been delivered over the link before.
+        delivered_bytes: How many bytes the link had delivered before.
     """
 
     node: int
@@ -54,7 +54,7 @@ class Ticket:
 
 
 class Link:
-    """What is out to one broker.
+    """The bytes in flight to one broker, and the rate of the link.
 
     Args:
         timeout_s: The request timeout, seconds.
@@ -70,34 +70,34 @@ class Link:
         self.out_bytes = 0
         """Bytes without an answer."""
         self.ready = False
-        """A request would be written at once, as far as is known."""
+        """Whether the connection is expected to write a request at once."""
 
     def open(self) -> None:
-        """The broker can be written to."""
+        """Note that the broker can be reached."""
         self.ready = True
 
     def close(self) -> None:
-        """The broker cannot be reached."""
+        """Note that the broker cannot be reached."""
         self.ready = False
 
     @property
     def bytes_per_s(self) -> float:
-        """What the link carries; 0 while nothing is known."""
+        """The rate of the link; 0 before the first measurement."""
         return max(map(_RATE, self._samples), default=0.0)
 
     @property
     def window_bytes(self) -> float:
-        """How much may be out, one batch apart."""
+        """How many bytes may be in flight; a single batch may exceed it."""
         return max(self._few_bytes, self.bytes_per_s * self._timeout_s * _SHARE)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether one more batch of this size may go out."""
+        """Whether another batch of this size may be sent."""
         return not self.out_bytes or self.out_bytes + size_bytes <= self.window_bytes
 
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
         """How much longer than the request timeout the answer to a batch may take.
 
-        It may lie in buffers on its way, behind what is out already, long after the last byte was written.
+        The batch may wait in buffers, after earlier bytes in flight, long after its last byte was written.
 
         Args:
             size_bytes: Of the batch.
@@ -110,12 +110,12 @@ class Link:
         return patience_s
 
     def send(self, node: int, size_bytes: int, read_bytes: int, now: float) -> Ticket:
-        """A batch goes out."""
+        """Note that a batch is sent."""
         self.out_bytes += size_bytes
         return Ticket(node, size_bytes, read_bytes, now, self._delivered)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """The broker has it, whatever it says."""
+        """Note that the broker answered, whether with success or an error: it has received the batch."""
         self.out_bytes -= ticket.size_bytes
         self._delivered += ticket.size_bytes
         self.ready = True
@@ -127,15 +127,15 @@ class Link:
         samples.append((now, (self._delivered - ticket.delivered_bytes) / took_s))
 
     def failed(self, ticket: Ticket, *, timed_out: bool) -> None:
-        """There is no answer.
+        """Note that a batch got no answer.
 
         Args:
-            ticket: Of what was out.
-            timed_out: The link was too slow for what was out, or the broker hangs.
+            ticket: Of the batch.
+            timed_out: The request timed out: the link was too slow for the bytes in flight, or the broker hangs.
         """
         self.out_bytes -= ticket.size_bytes
         self.ready = False
         if timed_out:
-            # What it once carried says nothing any more: again one batch goes alone.
+            # Earlier measurements no longer apply: send one batch alone again.
             self._samples.clear()
             self._few_bytes //= 2

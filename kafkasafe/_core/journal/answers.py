@@ -1,6 +1,6 @@
-"""What came of a request or a question: acknowledged, lost, refused, damaged, or a pause that is over.
+"""Outcomes of requests and questions: acknowledged, lost, refused, damaged; and the end of a pause.
 
-What a batch in doubt is judged to be is in `verdicts`, what a survey finds in `losses`.
+`verdicts` handles the judgement of batches in doubt, and `losses` the result of a survey.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kafkasafe._core.loss import Cause
 __all__ = ["Answers"]
 
 _TIMEOUTS: Final = 2
-"""After so many time-outs in a row, and once it is proven that the log does not have it, a batch is divided."""
+"""After this many time-outs in a row, the journal divides a batch once the log is proven not to have it."""
 
 _INVALID_TIMESTAMP: Final = 32
 
 
 class Answers:
-    """Answers, and their absence."""
+    """Handles answers, and requests without an answer."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class Answers:
         self._request_timeout_s = request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
-        """The cluster acknowledged a batch.
+        """Note that the cluster acknowledged a batch.
 
         Args:
-            batch: What was sent.
+            batch: The batch.
             base_offset: Offset of its first record, -1 when the broker does not say.
             leader_epoch: Of the leader that answered, -1 when unknown.
             now: Seconds.
@@ -102,15 +102,15 @@ class Answers:
     def lost(
         self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
     ) -> None:
-        """No answer came.
+        """Note that a request got no answer.
 
         Args:
-            batch: What was sent.
+            batch: The batch.
             sent: It may have reached a broker.
-            code: 3, 17 or 29 when the metadata itself says so, else 0.
-            message: For people.
+            code: 3, 17 or 29 if the metadata has this error, else 0.
+            message: Human-readable text.
             now: Seconds.
-            timed_out: The link is slow, or the broker hangs: the next one that times out may be smaller.
+            timed_out: The request timed out: the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
         partition.queue.answered()
@@ -135,11 +135,11 @@ class Answers:
         self._settle(partition, message)
 
     def damaged(self, batch: Batch, message: str) -> None:
-        """It cannot be sent, or divided: its bytes are damaged on disk. Nothing of it goes to the cluster.
+        """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided.
 
         Args:
-            batch: What was to be sent, or divided; its damaged bytes are kept elsewhere, durably.
-            message: For people.
+            batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
+            message: Human-readable text.
         """
         partition = self._partitions[batch.destination]
         batch.blame(DAMAGED, message)
@@ -153,7 +153,7 @@ class Answers:
             return
         partition.queue.answered()
         if batch.unanswered or partition.flow is Flow.PROBING:
-            # It may have been appended, when it was whole: the cluster is asked.
+            # A broker may have appended it before it was damaged: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             self._refuse(batch, DAMAGED, message)
@@ -170,14 +170,14 @@ class Answers:
         now: float,
         now_ms: int,
     ) -> None:
-        """The broker answered with an error.
+        """Note that the broker answered with an error.
 
         Args:
-            batch: What was sent.
+            batch: The batch.
             code: Kafka's error code.
-            message: What the broker said.
-            bad_records: (index, message) of the records it named.
-            log_start_offset: Where the log starts, -1 from brokers that do not say.
+            message: The broker's message.
+            bad_records: (index, message) of the records that the broker named.
+            log_start_offset: Where the log starts, -1 from brokers that do not return it.
             now: Seconds.
             now_ms: Wall clock, ms since the epoch.
         """
@@ -192,8 +192,8 @@ class Answers:
         final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer speaks of its own request. While an older one, whose answer was lost, may still be appended, or
-        # the leader is said to have the batch, it proves nothing.
+        # An answer is about its own request only. It proves nothing while the broker may still append an older request
+        # whose answer was lost, or while a probe runs because the leader has the batch.
         alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
         if code in {47, 90}:
             partition.doubt.fence()
@@ -202,7 +202,7 @@ class Answers:
             and partition.log.last_acked_offset >= 0
             and log_start_offset <= partition.log.last_acked_offset
         ):
-            # Retention forgets a producer only with its last record (KAFKA-5793); -1: an old broker does not say.
+            # Retention drops a producer's state only with its last record (KAFKA-5793). Old brokers return -1.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -212,7 +212,7 @@ class Answers:
         if scope is Scope.DESTINATION:
             lasting = self._refusals.note_refusal(partition, code, text, scope, now)
         elif batch is partition.queue.head:
-            # Nothing before it waits for an answer: what the broker says is about it, and nothing else.
+            # No earlier batch waits for an answer, so the error is about this batch alone.
             if scope is Scope.BATCH:
                 lasting = batch.overdue or self._refusals.note_refusal(
                     partition, code, text, scope, now, handle=batch.handle
@@ -226,7 +226,7 @@ class Answers:
             batch.check_absence(wanted=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request had it, and this one was not appended.
+            # No other request contained it, and the broker did not append this one.
             or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
             or (code == 59 and not batch.unanswered)
         ):
@@ -243,14 +243,14 @@ class Answers:
         self._settle(partition, text)
 
     def retry(self, destination: int) -> None:
-        """The pause that a Wait asked for is over."""
+        """Note that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
         if partition.flow is Flow.WAITING:
             partition.progress.decide()
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """The end offset of a partition before anything of ours is in it; the first send waits until it is durable."""
+        """Note a partition's end offset before our first batch; the first send waits until it is durable."""
         partition = self._partitions[destination]
         if partition.flow is not Flow.ASKING:
             return
@@ -263,12 +263,12 @@ class Answers:
         self._out.ready.persist.after.append(Begun(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """The cluster did not answer a question; it is asked again after a pause.
+        """Note that the cluster did not answer a question; the journal asks again after a pause.
 
         Args:
             destination: Destination number.
-            reason: For people.
-            code: Kafka's error code where the cluster gave one, else 0.
+            reason: Human-readable text.
+            code: Kafka's error code if the cluster gave one, else 0.
             now: Seconds.
         """
         partition = self._partitions[destination]
@@ -281,7 +281,7 @@ class Answers:
             )
         else:
             partition.refusal.no_answer()
-        # Not allowed to ask is no proof of anything; a topic that is gone for good holds no batch of ours.
+        # A missing permission to ask proves nothing about batches in doubt; a deleted topic has no batch of ours.
         if lasting and not (partition.queue.has_doubt and code in {17, 29}):
             self._rejecter.reject_all(partition, code, reason)
         else:
@@ -289,11 +289,11 @@ class Answers:
             self._out.pause(partition, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """The answer to an Ask with `confirm`.
+        """Take the answer to an `Ask` with `confirm`.
 
         Args:
             destination: Destination number.
-            view: The leader's state of the batch's producer id; None when it has none, or does not tell.
+            view: The leader's state of the batch's producer id; None if it has none, or cannot return it.
         """
         partition = self._partitions[destination]
         if partition.flow is not Flow.ASKING:
@@ -318,6 +318,6 @@ class Answers:
         batch.blame(code, message)
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Its timestamps are too far ahead, not too old, and time will cure that within the timeout."""
+        """Whether its timestamps are too new, not too old, and the broker will accept them within the timeout."""
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

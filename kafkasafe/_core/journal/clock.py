@@ -1,4 +1,4 @@
-"""What time it is for two lives of a lane, and how long requests of the earlier one may still arrive."""
+"""The time, comparable between two incarnations of a lane, and how long requests of the earlier one stay alive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kafkasafe._core import marks as m
 __all__ = ["Clock", "alive_s"]
 
 _CLOCKS_DIFFER_MS: Final = 60_000
-"""How far the wall clocks of two machines, or of one before and after it was set, may lie apart."""
+"""How far the wall clocks of two machines, or of one machine before and after a correction, may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What time it is, also for another life.
+    """The current time, comparable with that of another incarnation.
 
     Attributes:
         wall_ms: Ms since the epoch. It may be set, also back.
@@ -29,12 +29,12 @@ class Clock:
 
 
 def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
-    """How long requests of earlier lives may still be appended, at most.
+    """Upper bound of the time for which brokers may still append requests of earlier incarnations.
 
     Args:
-        quiet: What the last one wrote down at its end, None if it did not, or sent something after that.
-        clock: Now; None: nothing is known about the time since.
-        request_timeout_s: After this a request without an answer is dead.
+        quiet: The mark of the last incarnation's end, None if it wrote none, or sent something after that.
+        clock: Now; None: the time since then is unknown.
+        request_timeout_s: After this time, no broker can append a request without an answer any more.
     """
     if quiet is None or clock is None:
         return request_timeout_s
@@ -44,7 +44,7 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
     else:
         passed_ms = clock.wall_ms - quiet.written_ms
         if passed_ms >= 0:
-            # Another machine's clock, or one that was set meanwhile.
+            # The clock may be another machine's, or may have been corrected meanwhile.
             passed_ms = max(0, passed_ms - _CLOCKS_DIFFER_MS)
     if passed_ms < 0:
         return max(request_timeout_s, left_ms / 1000)

@@ -1,4 +1,4 @@
-"""All destinations of a lane by number and by address, and the topics that are known."""
+"""All destinations of a lane by number and by address, and the known topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Destinations:
     # -- destinations --------------------------------------------------------------------------------------------------
 
     def declare(self, number: int, topic: str, partition: int) -> None:
-        """A destination has this number."""
+        """Add a destination with this number."""
         made = self.partitions[number] = Partition(number, topic, partition)
         self._numbers[topic, partition] = number
         self._last_number = max(self._last_number, number)
@@ -37,26 +37,26 @@ class Destinations:
             self._unchosen.append(made)
 
     def add(self, topic: str, partition: int) -> int:
-        """The number of a destination that is new."""
+        """Add a new destination. Returns its number."""
         number = self._last_number + 1
         self.declare(number, topic, partition)
         return number
 
     def number(self, topic: str, partition: int) -> int | None:
-        """The number of a destination, None while it has none."""
+        """The number of a destination, None if it is not declared."""
         return self._numbers.get((topic, partition))
 
     def at(self, topic: str, partition: int) -> Partition:
-        """The destination with this address; raises KeyError while there is none."""
+        """The destination with this address; raises KeyError if it is not declared."""
         return self.partitions[self._numbers[topic, partition]]
 
     def find(self, topic: str, partition: int) -> Partition | None:
-        """The destination with this address, None while there is none."""
+        """The destination with this address, None if it is not declared."""
         number = self._numbers.get((topic, partition))
         return None if number is None else self.partitions[number]
 
     def declared(self, number: int) -> Partition:
-        """The destination that a mark names. Raises MarkError if none has this number."""
+        """The destination that a mark names. Raises MarkError if no destination has this number."""
         if number not in self.partitions:
             raise m.MarkError(f"A mark speaks of destination {number}, never declared")
         return self.partitions[number]
@@ -70,9 +70,9 @@ class Destinations:
 
     @property
     def topics(self) -> Mapping[str, m.Topic]:
-        """What is remembered of each topic."""
+        """All known topics by name."""
         return self._topics
 
     def learn(self, topic: m.Topic) -> None:
-        """A topic is like this."""
+        """Set the id and partition count of a topic."""
         self._topics[topic.topic] = topic

@@ -1,6 +1,6 @@
-"""One batch becomes several, which stand where it stood: all of them or none, in a group of their own.
+"""Divides one batch into several, which take its place: all of them or none, in a separate group.
 
-Whether it has to be is decided where the reason is known: `machine`, `rejecting`, `members`.
+`machine`, `rejecting` and `members` decide when a batch has to be divided.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Divider"]
 
 
 class Divider:
-    """What a batch is divided into."""
+    """Replaces a divided batch by its parts."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Divider:
         self._units = units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """A batch was divided (see `Divide`): its children take its place, all or none.
+        """Note that a batch was divided (see `Divide`): its children take its place, all or none.
 
         Args:
             batch: The divided batch.
@@ -61,7 +61,7 @@ class Divider:
         place = partition.queue.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
             if refused:
-                # They stand where their parent stood, in front of all behind it.
+                # The parts take their parent's place, before all later batches.
                 child = self._sealer.make(destination, count, size_bytes, max_timestamp)
                 child.inherit(batch, doomed=doomed)
                 child.owe(owed=batch.durable)
@@ -75,7 +75,7 @@ class Divider:
                     child.come_from(batch.written_at)
                 if batch.unit is not None:
                     if destination == batch.destination:
-                        # As above: too large, and its parts stand where it stood.
+                        # As above: the batch is too large, and its parts take its place.
                         child.join(batch.unit)
                         child.stand_for(batch)
                         partition.queue.insert(place + index, child)
@@ -93,7 +93,7 @@ class Divider:
             persist.keep_whole()
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # The segment with the first one may be gone before these are.
+                # The spool may delete the segment with the first UNIT mark before these batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)

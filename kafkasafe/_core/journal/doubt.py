@@ -1,6 +1,6 @@
-"""Batches whose outcome is unknown: since when, where the log has to be read, and how long a request may still arrive.
+"""Unanswered requests of a partition: where to read the log, and how long the broker may still append a late request.
 
-What an answer means is decided in `verdicts`.
+`verdicts` decides what an answer of the cluster means for the batches in doubt.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ __all__ = ["Doubt"]
 
 @dataclass(slots=True)
 class Doubt:
-    """What is known of the requests of one partition that had no answer.
+    """The state of one partition's unanswered requests.
 
     Attributes:
-        fenced: A newer epoch of our producer id is there: what the log does not show is undecidable.
-        sequence_refused: The leader does not take the sequence of a batch in doubt.
-        dead_at: From then on (seconds) no request of ours whose answer was lost can still be appended.
-        asked_at: When the question under way was asked: what the cluster answers is what it knew then, or later.
-        asked_from: Where the log is read from for its answer.
-        rescan_from: The log was seen to end before what was acknowledged: a batch in doubt may be anywhere behind this.
+        fenced: A newer epoch of our producer id exists: a batch that the log does not have is undecidable.
+        sequence_refused: The leader refuses the sequence of a batch in doubt.
+        dead_at: From then on (seconds), no broker can append a request of ours whose answer was lost.
+        asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
+        asked_from: The offset from which the log is read for the answer.
+        rescan_from: If the log was seen to end before an acknowledged batch: a batch in doubt may be anywhere from this
+            offset on. -1: it was not.
     """
 
     fenced: bool = False
@@ -32,65 +33,65 @@ class Doubt:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the log was seen to end before what was acknowledged."""
+        """Whether the log may have been truncated below an acknowledged batch."""
         return self.rescan_from >= 0
 
     @property
     def is_early(self) -> bool:
-        """Whether a request could still be appended when the question was asked."""
+        """Whether the broker could still append a late request when the question was asked."""
         return self.asked_at < self.dead_at
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer is not about all of the log that matters by now."""
+        """Whether the answer covers only a part of the log that has to be read by now."""
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """A question about batches in doubt is asked."""
+        """Note that a question about batches in doubt begins."""
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
-        """The log is searched for what was acknowledged."""
+        """Note that a survey of the log begins."""
         self.asked_at = now
 
     def begin_at(self, offset: int) -> int:
-        """Where the log has to be read from, where otherwise this offset would do."""
+        """The offset from which to read the log: `offset`, or lower if the log may have been truncated."""
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """A request had no answer: it may be appended until then."""
+        """Note a request without an answer: the broker may append it until then."""
         self.dead_at = dead_at
 
     def sleep(self, seconds: float, before: float) -> None:
-        """The machine slept so long, and requests that were alive before that are so for longer."""
+        """Extend `dead_at` by the time for which the machine slept, if requests were alive before that."""
         if self.dead_at > before:
             self.dead_at += seconds
 
     def fence(self) -> None:
-        """A newer epoch of our producer id was seen."""
+        """Note that a newer epoch of our producer id exists."""
         self.fenced = True
 
     def unfence(self) -> None:
-        """What was in doubt then is judged."""
+        """Reset `fenced`: the batches that were in doubt then are judged."""
         self.fenced = False
 
     def refuse_sequence(self) -> None:
-        """The leader does not take the sequence of a batch in doubt."""
+        """Note that the leader refuses the sequence of a batch in doubt."""
         self.sequence_refused = True
 
     def end(self) -> None:
-        """Nothing is in doubt any more."""
+        """Note that no batch is in doubt any more."""
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """What was behind this offset may be gone; -1: nothing is known of where."""
+        """Note that the log may have lost records from this offset on; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """The log ends before what was acknowledged: it is read again from where it was read, or from further ahead."""
+        """Note that the log ends before an acknowledged batch. It is read again from this offset, or a lower one."""
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """What was sent before is where it was looked for, or nowhere."""
+        """Forget `rescan_from`: batches sent earlier are at the offsets that were searched, or not in the log."""
         self.rescan_from = -1

@@ -1,4 +1,4 @@
-"""What is durable now, and what follows from that: batches are finished here, and nowhere before."""
+"""Applies the consequences of durable groups. Batches are finished here, and never earlier."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Durability"]
 
 
 class Durability:
-    """Groups that were written, and batches that end."""
+    """Takes durable groups, and finishes batches."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Durability:
         self._revivals = revivals
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
-        """The group is durable.
+        """Note that the group is durable.
 
         Args:
-            persist: What `ready()` gave.
+            persist: The group from `ready()`.
             positions: Position of each of its batches.
             end_position: The spool's next position.
         """
@@ -66,7 +66,7 @@ class Durability:
                 batch.on(BatchEvent.DURABLE)
             self._packer.touch(self._partitions[batch.destination])
             if batch.state is State.ACKED and batch.unit is None:
-                # Acknowledged while it was being written.
+                # The broker acknowledged it while the disk was writing it.
                 self.finish(self._partitions[batch.destination], batch)
         for group in persist.units:
             self._units.written(
@@ -96,7 +96,7 @@ class Durability:
                 self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:
-                    # Unless it was taken back meanwhile.
+                    # Unless the journal took the id back meanwhile.
                     if batch.state is State.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])
@@ -117,10 +117,10 @@ class Durability:
                 self._out.ready.sends.extend(self._quiescence.taken_back())
 
     def finish(self, partition: Partition, batch: Batch) -> None:
-        """An acknowledged batch is finished when its commit mark is durable."""
+        """Commit an acknowledged batch. It is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
-            return  # `persisted` goes on: the mark needs its position
+            return  # `persisted` continues: the mark needs its position
         if batch.position < 0:
             self._leave(batch)
             return
@@ -133,7 +133,7 @@ class Durability:
 
     @staticmethod
     def dequeue(partition: Partition, batch: Batch) -> None:
-        """It is in the log, and that is durable."""
+        """Remove a batch whose commit mark is durable from its queue."""
         if partition.queue[0] is not batch:
             partition.queue.remove(batch)
             return
@@ -141,7 +141,7 @@ class Durability:
         partition.log.clear(batch.base_offset, batch.count)
 
     def _leave(self, batch: Batch) -> None:
-        """It is in the log, and that is durable: it is finished."""
+        """Finish a batch whose commit mark is durable."""
         batch.on(BatchEvent.COMMITTED)
         partition = self._partitions[batch.destination]
         self.dequeue(partition, batch)
@@ -152,10 +152,10 @@ class Durability:
         self._packer.touch(partition)
 
     def remember(self, partition: Partition, batch: Batch) -> None:
-        """A batch of which the log has its place, and its fate: it may be lost, and be looked for."""
+        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
         if batch.identity is None or batch.state is not State.COMMITTED:
             return
-        # Where no offset is known, it is only known to be there.
+        # Without a known offset, use the lowest possible one.
         batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
         partition.log.remember(batch, self._index.released)
 

@@ -1,6 +1,6 @@
-"""Copying forward: unfinished batches that hold the front of the spool stand somewhere else from now on.
+"""Copies unfinished batches from the front of the spool to its end, so that its first segments can be deleted.
 
-How much is worth being copied is decided in `kafkasafe._core.forward`.
+`kafkasafe._core.forward` decides how much is worth copying.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kafkasafe._core.journal.states import Batch, State
 __all__ = ["CopyForward"]
 
 _MOVED_BATCHES: Final = 1000
-"""How many batches are moved with one mark."""
+"""How many batches one mark moves at most."""
 
 _MOVABLE: Final = frozenset(
     {State.SEALED, State.PREPARED, State.SENT, State.IN_DOUBT, State.REFUSED, State.UNDECIDABLE}
 )
-"""In these a batch may be copied to another place in the spool."""
+"""The states in which a batch may be copied."""
 
 
 class CopyForward:
-    """Which batches are moved in the spool."""
+    """Selects the batches to copy, and notes their new positions."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class CopyForward:
         self._revivals = revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """Unfinished batches that hold the front of the spool, to be copied: one at least, unless one cannot be now.
+        """Unfinished batches at the front of the spool, to be copied: at least one, unless one cannot be copied now.
 
         Args:
-            before_position: Those in front of it.
-            most_bytes: Not more than this, or one.
+            before_position: Only batches before this position.
+            most_bytes: Upper bound of their size; a single batch may exceed it.
         """
         if self._out.is_writing:
-            return []  # what is about to be written speaks of their positions
+            return []  # the marks about to be written may name their positions
         found: dict[int, Batch] = {}
         size = 0
-        # What is packed there is needed, a part of it now.
+        # Unpack the packed batches there, a limited number at a time.
         for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
                 self._packer.unpack(self._partitions[number], WINDOW)
@@ -67,7 +67,7 @@ class CopyForward:
         for position, pinning in self._index.items():
             if position >= before_position or len(found) >= _MOVED_BATCHES:
                 break
-            # The place of a divided batch is kept for its parts.
+            # The index keeps the position of a divided batch for its parts.
             parts = [pinning]
             if pinning.state is State.REPLACED:
                 parts = [
@@ -83,7 +83,7 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """Unfinished batches in a part of the spool that was lost, as far as they can be copied; None: ask again."""
+        """Unfinished batches in a lost part of the spool that can be copied; None: call again later."""
         if self._out.is_writing:
             return None
         return [
@@ -105,7 +105,7 @@ class CopyForward:
         )
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
-        """What stands in front of their copies, in one atomic group."""
+        """The marks to write before the copies of these batches, in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
             mark for number in numbers for mark in self._snapshots.states(self._partitions[number])
@@ -117,13 +117,13 @@ class CopyForward:
         return marks
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
-        """The copies are durable: they are the batches from now on."""
+        """Note that the copies are durable: they replace the originals."""
         self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
             self.place(batch, position)
 
     def place(self, batch: Batch, position: int) -> None:
-        """It stands somewhere else, and its rank tells that it is as old as it was."""
+        """Note a batch's new position. Its rank keeps its place in the order."""
         self._index.drop(batch)
         batch.copied(position)
         self._index.place(batch)

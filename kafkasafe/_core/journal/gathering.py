@@ -1,4 +1,4 @@
-"""Several batches become one: small ones that wait one behind the other, and were never sent."""
+"""Merges consecutive small batches that wait and were never sent."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from kafkasafe._core.journal.states import Batch, Fate, State, id_fields
 __all__ = ["GATHER_LEAST", "Gatherer"]
 
 GATHER_LEAST: Final = 8
-"""So many batches that wait behind those under way are worth a group in the spool, to become one."""
+"""The least number of batches that wait after those in flight for which a merge is worth a group in the spool."""
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
-"""A batch that takes more than this part of the room for all of them is large enough by itself."""
+"""A batch larger than this fraction (1/8) of the merged size limit is not merged."""
 
 
 class Gatherer:
-    """Which small batches may become one, and what that is."""
+    """Selects small batches to merge, and makes the merged batch."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Gatherer:
         self._gather_bytes = gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Batches that waited (see `Ready.gathers`) become one: it has their records, their sequences and their place.
+        """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
 
-        None of them was ever sent, and none is from now on: the new one is sent when the group that says so is durable.
+        None of them was ever sent, and none will be: the journal sends the new one once its group is durable.
 
         Args:
             batches: The batches, in order.
@@ -73,7 +73,7 @@ class Gatherer:
         made = self._sealer.make(
             first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches)
         )
-        # As with the parts of a refused one: the first one's position tells recovery where it stands.
+        # As with the parts of a refused batch, recovery derives its place from the first batch's position.
         made.gather(first, BatchId(*id_fields(first.identity), count))
         partition.queue.insert(partition.queue.index(first), made)
         place = len(persist.batches)
@@ -88,11 +88,11 @@ class Gatherer:
         return made
 
     def keep_apart(self, destination: int) -> None:
-        """Batches of this destination go as they are."""
+        """Stop merging batches of this destination."""
         self._partitions[destination].keep_apart()
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """A leader takes one batch after the other, each when the replicas have it: so few go faster."""
+        """Select batches to merge: the leader confirms each batch separately, so fewer batches are delivered faster."""
         if not (self._gather_bytes and partition.gathers):
             return
         queue = partition.queue

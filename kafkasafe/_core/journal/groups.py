@@ -1,4 +1,4 @@
-"""What is written together, and what is true once that is durable: `Persist`, and its consequences."""
+"""Groups of batches and marks to write together, and their consequences once they are durable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ended:
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: It stays in the spool: the parts of a refused batch stand in its place.
+        kept: It stays in the spool: the parts of a refused batch take its place in the order.
     """
 
     batch: Batch
@@ -40,7 +40,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The end offset of a partition before anything of ours is in it is durable.
+    """The baseline of a partition is durable: its end offset before the first batch of this lane.
 
     Attributes:
         destination: Destination number.
@@ -51,7 +51,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """Ids of batches that were durable already are durable too.
+    """The ids of already durable batches are durable too.
 
     Attributes:
         destination: Destination number.
@@ -79,14 +79,14 @@ class UnitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SilenceBroken:
-    """The log does not say any more that nothing is sent."""
+    """The spool no longer records that the owner sends nothing."""
 
 
 Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
 
 
 def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
-    """What a group says of a unit, some batches of which are in it.
+    """The marks with which a group declares batches of a unit.
 
     Args:
         unit: The unit.
@@ -106,24 +106,24 @@ class UnitGroup:
     unit: u.Unit
     batches: tuple[Batch, ...]
     handle: int
-    """Batches with a lower one were accepted before it."""
+    """The journal accepted batches with a lower handle before this unit."""
 
     @property
     def marks(self) -> list[m.Mark]:
-        """What makes them a unit."""
+        """The marks that make the batches a unit."""
         return unit_marks(self.unit, 0, len(self.batches))
 
 
 @dataclass(slots=True)
 class Persist:
-    """What is to be written and made durable together: groups of batches, and one group for each new unit.
+    """Groups to write and make durable together: groups of batches, and one group for each new unit.
 
     Attributes:
         batches: To be written, in this order.
-        marks: To be written in front of them.
-        atomic: All or nothing.
-        after: What is true once it is durable; `persisted()` acts on it.
-        units: New ones, each a group of its own.
+        marks: To be written before the batches.
+        atomic: Write all or nothing.
+        after: The consequences once the groups are durable; `persisted()` applies them.
+        units: New units, each in a separate group.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -137,13 +137,13 @@ class Persist:
 
     @property
     def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
-        """Batches and units in the order in which they were accepted: nothing overtakes on its way to the disk."""
+        """Batches and units in the order in which the journal accepted them, which is also the order on disk."""
         if not self.units:
             return [(None, self.batches)] if self.batches else []
         runs: list[tuple[UnitGroup | None, list[Batch]]] = []
         batches, at = self.batches, 0
         for group in self.units:
-            # A division is written as it is, before everything that came later.
+            # A division is written unchanged, before all later batches.
             begin = at
             while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
                 at += 1
@@ -155,11 +155,11 @@ class Persist:
         return runs
 
     def keep_whole(self) -> None:
-        """All of it is written, or nothing."""
+        """Make the group atomic."""
         self.atomic = True
 
     def leave_to(self, rest: Persist) -> None:
-        """A division is written alone; other batches, and units, come with the next group.
+        """Keep only the division in this group; leave other batches, and units, to the next group.
 
         The shell may write decisions before batches that a failing disk did not take: a batch in the same group would
         overtake those before it.
@@ -168,7 +168,7 @@ class Persist:
         places: dict[int, int] = {}
         for index, mark in enumerate(self.marks):
             if isinstance(mark, m.Replaced):
-                # Several marks name the batch that was made of several.
+                # A merged batch is named by several marks.
                 place = places.setdefault(mark.first_child, len(parts))
                 if place == len(parts):
                     parts += self.batches[mark.first_child : mark.first_child + mark.children]
@@ -183,7 +183,7 @@ class Persist:
         self.batches[:] = parts
 
     def leave_out_void(self) -> None:
-        """Units that ended before they were written are not written any more."""
+        """Leave out units that ended before they were written."""
         if any(group.unit.void for group in self.units):
             self.units = [group for group in self.units if not group.unit.void]
 

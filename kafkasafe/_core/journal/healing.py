@@ -1,7 +1,4 @@
-"""Lost batches on their way back into the log.
-
-Which batches are lost is decided in `losses`.
-"""
+"""Lost batches that are sent again. `losses` decides which batches are lost."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class Healing:
     """Batches that are sent again after a loss, until the last of them is finished.
 
     Attributes:
-        keep_from: Spool position of the first of them. Nothing from there on is released before the last one is back:
-            batches that are in the log again may be lost again, and the next incarnation has to know all of them.
+        keep_from: Spool position of the first of them. The spool releases nothing from there on before the last one is
+            finished: the cluster may lose healed batches again, and the next incarnation has to know all of them.
         left: How many are not finished.
         records: How many records are in the log again.
         first_offset: Where the first of them is, -1 when not known.
@@ -34,16 +31,16 @@ class Healing:
     last_offset: int = -1
 
     def add(self, batches: int, keep_from: int) -> None:
-        """So many batches are sent again; the first of them is at this position."""
+        """Add batches that are sent again; the first of them is at this position."""
         self.keep_from = min(self.keep_from, keep_from)
         self.left += batches
 
     def divide(self, parts: int) -> None:
-        """One of them is sent in parts, and finished when it is divided."""
+        """Add the parts of a divided batch, which itself is finished by the division."""
         self.left += parts
 
     def finish(self, batch: Batch) -> bool:
-        """One of them is finished. Whether it was the last one."""
+        """Note that one of them is finished. Returns whether it was the last one."""
         self.left -= 1
         if batch.state is State.COMMITTED:
             self.records += batch.count
@@ -54,14 +51,14 @@ class Healing:
         return not self.left
 
     def report(self, destination: int) -> Healed | None:
-        """What is in the log again; None where nothing is."""
+        """The notice about the records that are in the log again; None if all were rejected."""
         if not self.records:
             return None
         return Healed(destination, self.records, self.first_offset, self.last_offset)
 
 
 class Revivals:
-    """Lost batches on their way back, by destination."""
+    """Lost batches that are sent again, by destination."""
 
     __slots__ = ("_healing",)
 
@@ -75,21 +72,21 @@ class Revivals:
         return destination in self._healing
 
     def get(self, destination: int) -> Healing | None:
-        """What is on its way back to this destination."""
+        """The batches of this destination that are sent again; None if no batch is."""
         return self._healing.get(destination)
 
     @property
     def pins(self) -> Iterable[int]:
-        """Spool positions from which on all is kept."""
+        """Spool positions from which on the spool keeps everything."""
         return (healing.keep_from for healing in self._healing.values())
 
     def add(self, destination: int, batches: Sequence[Batch]) -> None:
-        """These batches are sent again, one at least."""
+        """Add batches that are sent again, at least one."""
         keep_from = min(batch.position for batch in batches)
         self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """What was to be sent again is sent in parts."""
+        """Note that a batch was divided. If it was to be sent again, its parts are sent again instead."""
         healing = self._healing.get(parent.destination)
         if parent.revived and healing is not None:
             healing.divide(len(parts))
@@ -97,7 +94,7 @@ class Revivals:
                 part.revive_part()
 
     def finish(self, batch: Batch) -> Healed | None:
-        """A batch is finished. If it was sent again after a loss, and is the last of them: what is in the log again."""
+        """Note that a batch is finished. Returns the notice if it was the last one to be sent again after a loss."""
         healing = self._healing.get(batch.destination)
         if not batch.revived or healing is None:
             return None
@@ -107,5 +104,5 @@ class Revivals:
         return healing.report(batch.destination)
 
     def forget(self, destination: int) -> None:
-        """Nothing is on its way back to this destination: another log is written to."""
+        """Drop the batches of this destination: the lane writes to another log."""
         self._healing.pop(destination, None)

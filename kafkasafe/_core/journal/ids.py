@@ -1,6 +1,6 @@
-"""Batch ids: given in the order of the queue, taken back when each batch that has one is known not to be in the log.
+"""Gives batch ids in queue order, and takes them back once every batch that has one is proven absent from the log.
 
-What the cluster's answers prove about them is in `kafkasafe._core.identity`.
+`kafkasafe._core.identity` decides what the cluster's answers prove about them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Identities:
         self._window = window
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
-        """A producer id of this life's own."""
+        """Note the producer id that the cluster granted to this incarnation."""
         self._ids.grant(producer_id, producer_epoch)
         self._home.granted(producer_id)
         self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
@@ -60,7 +60,7 @@ class Identities:
     def prepare(self, partition: Partition) -> None:
         """Give ids to the next batches that have none; they may be sent when the mark is durable."""
         if not self._ids.is_granted or partition.ids.stale:
-            # Sequences ascend in queue order: what stands behind still has ids that are to be given back.
+            # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
             return
         near = list(islice(partition.queue, self._window))
         if all(batch.identity is not None for batch in near):
@@ -91,16 +91,16 @@ class Identities:
         self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
-        """Every waiting batch gives its id back: each is proven absent, or was never sent.
+        """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
 
-        What takes their place begins at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
+        The next ids begin at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
         """
         partition.ids.renew(self._ids)
         kept = []
         partition.queue.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {State.PREPARED, State.REFUSED}:
-                # A refused one is refused again in its turn, or not: the answer was to another id.
+                # The broker judges a refused batch again in its turn: its answer was for the old id.
                 if batch.state is State.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)
@@ -108,7 +108,7 @@ class Identities:
             elif batch.state is State.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # Acknowledged ones too: their commit mark comes behind this one, and they may have to be found again.
+                # Also acknowledged batches: their commit mark follows this one, and recovery may have to find them.
                 kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

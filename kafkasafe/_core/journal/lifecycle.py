@@ -1,6 +1,6 @@
-"""What a batch can be, what can happen to it, and what it is then: `STATE`.
+"""The states and events of a batch, and the table of transitions: `STATE`.
 
-Nothing is decided in here. An event that `STATE` does not have in a state is a bug, and raises.
+This module decides nothing. An event that `STATE` does not have in a state is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["STATE", "BatchEvent", "State"]
 
 
 class State(enum.Enum):
-    """Where a batch is between `send()` and the end."""
+    """The state of a batch between `send()` and its end."""
 
     SEALED = "sealed"
     JOINED = "joined"
@@ -25,7 +25,7 @@ class State(enum.Enum):
     COMMITTED = "committed"
     """The mark that it is acknowledged is durable."""
     REFUSED = "refused"
-    """It waits until everything that was sent beside it has its answer."""
+    """It waits until all batches that were in flight with it have their answers."""
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
@@ -35,7 +35,7 @@ class State(enum.Enum):
 
 
 class BatchEvent(enum.Enum):
-    """What can happen to a batch."""
+    """The events of a batch."""
 
     DURABLE = "durable"
     """It is on disk, with an id."""
@@ -46,16 +46,16 @@ class BatchEvent(enum.Enum):
     ID_TAKEN_BACK = "id taken back"
     """It was not appended under its id, and gets another one."""
     SENDS = "sends"
-    """A request with it begins: also with one in doubt, as a probe of what the leader says it has."""
+    """A request with it begins; for a batch in doubt, a probe whether replicas have it."""
     ACKNOWLEDGED = "acknowledged"
     NOT_APPENDED = "not appended"
-    """The answer proves that it was not appended, for a reason that passes."""
+    """The answer proves that it was not appended, for a temporary reason."""
     UNCERTAIN = "uncertain"
-    """No answer came, or one that does not say whether it was appended."""
+    """No answer came, or one that does not show whether it was appended."""
     REFUSED = "refused"
-    """It was not appended, for a reason that does not pass."""
+    """It was not appended, for a permanent reason."""
     PASSED_BY = "passed by"
-    """It was refused, and is sent again in its turn: the answer was to another id, or to a gap before it."""
+    """It was refused, and is sent again in its turn: the answer was about another id, or a gap before it."""
     MAY_BE_THERE = "may be there"
     """A request with it, of this or an earlier incarnation, may have been appended."""
     FOUND = "found"
@@ -63,9 +63,9 @@ class BatchEvent(enum.Enum):
     ABSENT = "absent"
     """It is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
-    """It is not in the log, and was only to be looked for before it is refused."""
+    """It is not in the log, and the journal searched for it only before rejecting it."""
     UNKNOWABLE = "unknowable"
-    """Nothing can tell whether it is in the log."""
+    """Whether it is in the log cannot be determined."""
     RESENT = "resent"
     """The user wants an undecidable batch sent."""
     RESENT_UNCHOSEN = "resent without a partition"

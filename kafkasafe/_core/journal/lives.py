@@ -1,6 +1,6 @@
-"""Other incarnations of the lane, and other lanes: which batches go first, and what the next incarnation has to find.
+"""Order relative to other incarnations and lanes, and the marks for the next incarnation.
 
-How marks of earlier incarnations are read back is in `recovery`.
+`recovery` reads the marks of earlier incarnations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Incarnations"]
 
 
 class Incarnations:
-    """What is sent before batches of this lane, and when all its requests are dead."""
+    """Holds batches back for those of other lanes, and announces when all requests of this lane are dead."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Incarnations:
         self._request_timeout_s = request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Batches that are written from this position on come after these debts.
+        """Deliver batches that are written from this position on only after these debts.
 
-        An incarnation begins with this call. It is also made when another producer of the directory was dropped.
+        An incarnation begins with this call. The caller repeats it when another producer of the directory is dropped.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
@@ -65,9 +65,9 @@ class Incarnations:
                 self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
-        """The machine slept; `now` has that in it.
+        """Note for how long the machine slept; `now` includes that time.
 
-        Brokers went on forgetting meanwhile. Our own sockets slept as well: what was in their buffers is sent only now.
+        Producer state at the brokers aged meanwhile. The sockets slept as well, and send their buffers only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -75,14 +75,14 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """For the last group of an owner that sends nothing any more: when all its requests are dead.
+        """The mark for the last group of an owner that has stopped sending: when all its requests are dead.
 
-        None where nothing is unfinished or suspected to be lost, so that the next incarnation will ask nothing, and
-        where the log says it already.
+        None if no batch is unfinished or suspected to be lost, so that the next incarnation asks nothing, or if the log
+        already has the mark.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None
-        # A request without an answer yet was sent until just now.
+        # Requests in flight may have been sent just now.
         dead_at = [
             now + self._request_timeout_s if partition.queue.in_flight else partition.doubt.dead_at
             for partition in self._partitions.values()

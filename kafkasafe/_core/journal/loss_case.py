@@ -1,6 +1,6 @@
-"""That acknowledged batches may be gone: what says so, what is asked about it, and what is missing anyway.
+"""A partition whose log may have lost acknowledged batches: the suspicion, the checks, and known gaps.
 
-What raises a suspicion is decided in `suspicions`, what a survey of the log finds in `losses`.
+`suspicions` decides what raises a suspicion, and `losses` what the result of a survey means.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["LossCase", "Suspicion"]
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Why acknowledged batches may be gone.
+    """Why the log may have lost acknowledged batches.
 
     Attributes:
-        cause: What raised it.
+        cause: The sign that raised it.
         evidence: Human-readable.
-        last_acked_offset: How far was acknowledged before (inclusive).
-        from_offset: From here on (at least) it is gone, if it is; -1 when unknown.
-        leader_epoch: Of the leader that had acknowledged it, -1 when unknown.
-        overlaps: A batch was acknowledged, or found, where an earlier one had been acknowledged, or before that.
+        last_acked_offset: The last acknowledged offset before that (inclusive).
+        from_offset: If the log lost records, then at least those from this offset on; -1 when unknown.
+        leader_epoch: Of the leader that acknowledged them, -1 when unknown.
+        overlaps: A batch was acknowledged, or found, at or before the offset of an earlier acknowledged batch.
     """
 
     cause: Cause
@@ -37,15 +37,14 @@ class Suspicion:
 
 @dataclass(slots=True)
 class LossCase:
-    """What is suspected of one partition.
+    """The suspicions about one partition.
 
     Attributes:
-        suspicion: The first one; later ones add to it. None: there is none.
-        checks: To be made, one by one, each for a leader that came. What is answered after a survey says nothing new.
-        check_asked: The first of them is under way.
-        explained: Something is known to be missing: damage, or what was rejected, skipped or lost. A hole says nothing
-            new then.
-        hole: Reported if the log turns out to have everything that was acknowledged.
+        suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
+        checks: Pending checks, one per change of leader, made one at a time. A survey makes them unnecessary.
+        check_asked: The first of them is in progress.
+        explained: A gap is expected: batches were damaged, rejected, skipped or lost. A hole is not reported then.
+        hole: Reported if the log turns out to have every acknowledged batch.
     """
 
     suspicion: Suspicion | None = None
@@ -56,73 +55,73 @@ class LossCase:
 
     @property
     def is_open(self) -> bool:
-        """Whether what was acknowledged may have to be sent again."""
+        """Whether acknowledged batches may have to be sent again."""
         return self.suspicion is not None or bool(self.checks)
 
     def open(self, suspicion: Suspicion) -> None:
-        """The first suspicion."""
+        """Set the first suspicion."""
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Another one, while there is one."""
+        """Extend the open suspicion by another one."""
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """A batch was found there: perhaps where an earlier one had been acknowledged."""
+        """Note where a batch was found, possibly at or before the offset of an earlier acknowledged batch."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
     def close(self) -> None:
-        """The log was searched: neither the suspicion nor a check is about anything else."""
+        """Drop the suspicion and all checks: a survey has answered them."""
         self.suspicion = None
         self.checks.clear()
         self.check_asked = False
 
     def forget(self) -> None:
-        """Another log is written to."""
+        """Drop everything: the lane writes to another log."""
         self.close()
         self.hole = None
 
     # -- leaders that came ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
-        """Another leader acknowledges: also while the check of an earlier one, which may have lost some, is open."""
+        """Add a check for a change of leader, even while one for an earlier change is open."""
         self.checks.append(check)
 
     def next_check(self) -> EpochCheck | None:
-        """What is to be asked now."""
+        """The check to begin now; None if one is in progress or none is pending."""
         if not self.checks or self.check_asked:
             return None
         self.check_asked = True
         return self.checks[0]
 
     def is_asked(self, check: EpochCheck) -> bool:
-        """Whether an answer to this one is waited for."""
+        """Whether this is the check in progress."""
         return check in self.checks[:1]
 
     def passed(self) -> None:
-        """The check under way found nothing."""
+        """Note that the check in progress found no loss."""
         del self.checks[0]
         self.check_asked = False
 
     def keep_newest_check(self) -> None:
-        """Earlier incarnations had answers about the leaders before."""
+        """Keep only the newest check: earlier incarnations had answers to the ones before."""
         del self.checks[:-1]
 
-    # -- what is missing anyway ----------------------------------------------------------------------------------------
+    # -- known gaps ----------------------------------------------------------------------------------------------------
 
     def explain(self) -> None:
-        """Something is known to be missing."""
+        """Note that a gap is expected."""
         self.explained = True
 
     def miss(self, hole: Hole) -> None:
-        """Records in front of an unfinished batch are nowhere."""
+        """Note that records before an unfinished batch are neither in the log nor in the spool."""
         self.explained = True
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """What is reported if nothing is lost."""
+        """Take the hole, to report it: the log has lost nothing."""
         hole, self.hole = self.hole, None
         return hole

@@ -1,6 +1,6 @@
-"""Acknowledged batches: remembered, looked for in the log where one may be gone, and sent again where it is.
+"""Surveys a log that may have lost acknowledged batches, and sends lost ones again.
 
-Why one may be gone is decided in `suspicions`.
+`suspicions` decides what raises a suspicion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Losses"]
 
 
 class Losses:
-    """Surveys of a log, what is lost, and its way back."""
+    """Starts surveys, evaluates their results, and queues lost batches again."""
 
     def __init__(
         self,
@@ -62,29 +62,29 @@ class Losses:
         self._missing = missing
         self._heal = heal
         self._heal_recreated = heal_recreated
-        # Partitions that are surveyed as soon as nothing of a unit is on its way into them.
+        # Partitions whose survey begins as soon as no request of a unit to them is in flight.
         self._vacating: dict[int, None] = {}
 
     @property
     def waits_for_units(self) -> bool:
-        """Whether a survey begins as soon as nothing of a unit is on its way into its partition."""
+        """Whether a survey waits for requests of a unit that are in flight to its partition."""
         return bool(self._vacating)
 
     def look_again(self) -> None:
-        """Surveys that wait for units are looked at in this turn."""
+        """Re-evaluate, in this turn, the surveys that wait for units."""
         for number in self._vacating:
             self._packer.touch(self._partitions[number])
         self._vacating.clear()
 
     def released(self, before_position: int) -> None:
-        """The spool deleted everything before this position: it cannot be sent again."""
+        """Note that the spool deleted everything before this position: the journal cannot send it again."""
         self._index.release(before_position)
         for partition in self._partitions.values():
             partition.log.trim(self._index.released)
 
     def start_survey(self, partition: Partition, now: float) -> None:
         if any(batch.state is State.ACKED for batch in partition.queue):
-            return  # when its mark is durable
+            return  # the survey begins once its mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
         if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
@@ -114,12 +114,12 @@ class Losses:
         )
 
     def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
-        """The log could not be read; it is tried again after a pause.
+        """Note that the log could not be read; the journal tries again after a pause.
 
         Args:
             destination: Destination number.
-            reason: For people.
-            code: Kafka's error code where the cluster gave one, else 0.
+            reason: Human-readable text.
+            code: Kafka's error code if the cluster gave one, else 0.
         """
         partition = self._partitions[destination]
         if code in MISSING_CODES:
@@ -140,17 +140,17 @@ class Losses:
         same_topic: bool = True,
         leader_epoch: int = -1,
     ) -> None:
-        """The answer to a SurveyAsk.
+        """Take the answer to a `SurveyAsk`.
 
         Args:
             destination: Destination number.
-            loss: What is gone.
+            loss: The result of the survey.
             end_offset: Where the log ends now.
             epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
             topic_id: The topic's id now.
-            same_topic: False where neither topic ids nor a batch that is still there prove that the topic was not
-                created again.
-            leader_epoch: Under which the log is as it was found, -1 when unknown.
+            same_topic: False if neither topic ids nor a batch that is still in the log prove that the topic was not
+                recreated.
+            leader_epoch: Of the leader whose log was surveyed, -1 when unknown.
         """
         partition = self._partitions[destination]
         if partition.flow is not Flow.SURVEYING or partition.loss.suspicion is None:
@@ -164,7 +164,7 @@ class Losses:
         heal = self._heal and (self._heal_recreated or not recreated)
         late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
         if heal and partition.doubt.asked_at < late:
-            # A request with it, older than the one that was acknowledged, may still be appended in its place.
+            # The broker may still append an older request with this batch than the acknowledged one.
             self._out.pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
             return
         partition.loss.close()
@@ -177,14 +177,14 @@ class Losses:
             partition.log.name_topic(topic_id)
         partition.progress.decide()
         self._packer.touch(partition)
-        # What ends there may be what has taken the place of one that is not remembered.
+        # Another batch that ends at this offset may have replaced a batch that is not remembered.
         forgotten_offset = partition.log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= partition.log.known_from <= epoch_end_offset:
-            forgotten_offset = partition.log.known_from  # it has all that is not remembered
+            forgotten_offset = partition.log.known_from  # the log has all batches that are not remembered
         ends = {batch.place + batch.count - 1 for batch in acked}
         remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in ends
         if suspicion.leader_epoch >= 0 and not (recreated or suspicion.overlaps):
-            # All that is there is ours, or all of ours that is not remembered is where it was acknowledged.
+            # All records there are ours, or all our batches that are not remembered are at their offsets.
             remembered = remembered or suspicion.last_acked_offset < loss.ours_until
             remembered = remembered or (loss.released_there and suspicion.last_acked_offset in ends)
         moved = []
@@ -202,10 +202,10 @@ class Losses:
         # Lost offsets whose batches are not remembered.
         more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
         if not remembered:
-            # The last ones are not remembered; how far they went is.
+            # The last batches are not remembered, but their last offset is.
             bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
             begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
-            # Before that nothing of ours was ever there.
+            # Before the baseline, the log never had a batch of this lane.
             begin = max(begin, partition.log.baseline_offset)
             if begin <= suspicion.last_acked_offset:
                 first = begin if first < 0 else min(first, begin)
@@ -214,7 +214,7 @@ class Losses:
                 more = _between(first, last, lost)
                 evidence += others
         elif loss.oldest_known:
-            # What was acknowledged behind the end of that leader epoch is gone, remembered or not.
+            # The log lost all records acknowledged after the end of that leader epoch, remembered or not.
             until = min(first, forgotten_offset)
             begin = max(epoch_end_offset, partition.log.baseline_offset)
             if recreated and until > max(0, partition.log.baseline_offset):
@@ -229,8 +229,8 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             partition.log.confirm_until(end_offset)
-            # Also where nothing moved: or the next life, whose batches may be gone from the spool, finds the same cause
-            # to suspect a loss in its marks, and nothing that speaks against it.
+            # Written even if no batch moved: otherwise the next incarnation would find the same cause for a suspicion
+            # in the marks, and possibly no batch in the spool that refutes it.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -254,14 +254,14 @@ class Losses:
             partition.ids.expire()
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:
-        """From then on no request with this acknowledged batch can be appended any more."""
+        """The time from which on no broker can append a request with this acknowledged batch."""
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 
     def revive(
         self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
-        """Batches that were finished are unfinished again, in front of all that never were."""
+        """Queue finished batches again, before all batches that were never finished."""
         back = partition.log.take_out(positions, given_up)
         for batch in reversed(back):
             batch.revive()
@@ -273,7 +273,7 @@ class Losses:
 
 
 def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """(first offset, last offset, records) of what is lost and not sent again."""
+    """(first offset, last offset, records) of the lost records that are not sent again."""
     found = [span for span in spans if span[0] <= span[1]]
     if records <= 0 or not found:
         return -1, -1, 0
@@ -281,7 +281,7 @@ def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int
 
 
 def _between(first: int, last: int, lost: Sequence[Batch]) -> list[tuple[int, int]]:
-    """(first offset, last offset) of what no lost batch that is remembered stands for, before and after them."""
+    """(first offset, last offset) of the lost ranges before and after the lost batches that are remembered."""
     if not lost:
         return [(first, last)]
     begin, end = min(batch.place for batch in lost), max(batch.place + batch.count for batch in lost)

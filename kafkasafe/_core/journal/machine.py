@@ -1,4 +1,4 @@
-"""The machine: what a partition does next. Rules are in one order, here."""
+"""Decides what a partition does next, by an ordered list of rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from kafkasafe._core.journal.topics import Topics
 __all__ = ["Machine"]
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""How much is divided at a time: what waited through a long outage does not fit into memory, nor twice on disk."""
+"""Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
 
 
 class _Rule(NamedTuple):
-    """What is done where something holds; unless it `ends` it, the rules that follow are looked at as well."""
+    """An action for partitions where a condition holds. Unless the rule `ends` the turn, later rules apply as well."""
 
     holds: Callable[[Partition, float], bool]
     then: Callable[[Partition, float, int], None]
@@ -39,7 +39,7 @@ class _Rule(NamedTuple):
 
 
 class Machine:
-    """What each partition does next."""
+    """Advances each partition that changed."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Machine:
         self._window = window
 
     def turn(self, now: float, now_ms: int) -> None:
-        """Each partition that changed goes on as far as it can."""
+        """Advance each partition that changed as far as possible."""
         touched = self._out.touched
         while touched:
             number = next(iter(touched))
@@ -123,7 +123,7 @@ class Machine:
                 self._flow(partition, now, now_ms)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """What follows when every request in flight has an outcome: in this order, up to the first that ends it."""
+        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`."""
         return (
             _Rule(quiet.is_suspected, self._survey),
             _Rule(quiet.has_late_requests, self._wait_for_late),
@@ -139,7 +139,7 @@ class Machine:
         )
 
     def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Every request in flight has an outcome: what now?"""
+        """Apply the rules: every request in flight has an outcome."""
         for rule in self._quiet_rules():
             if rule.holds(partition, now):
                 rule.then(partition, now, now_ms)
@@ -154,7 +154,7 @@ class Machine:
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
-        """It is looked for once more, when that is certain."""
+        """Put batches in doubt again that were judged while a broker could still append a request with them."""
         for batch in partition.queue:
             if batch.state is State.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
@@ -165,7 +165,7 @@ class Machine:
         partition.doubt.end()
 
     def _confirm(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        """What the broker says is checked once against what it has."""
+        """Compare the broker's refusal once with its producer state."""
         head = partition.queue.head
         if head is None or head.identity is None:
             return
@@ -189,7 +189,7 @@ class Machine:
 
     @staticmethod
     def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
-        """What is before it was not appended either: it is sent again in its turn."""
+        """Send refused batches again in their turn: the broker did not append the batch before them either."""
         for batch in partition.queue:
             if batch.state is State.REFUSED:
                 batch.on(BatchEvent.PASSED_BY)
@@ -222,7 +222,7 @@ class Machine:
                 and batch.identity is not None
                 and id_fields(batch.identity)[:2] in asked
             ):
-                # What was late may have come, as what is behind it may have.
+                # The broker may have appended a late request meanwhile, or one with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
         partition.progress.ask()
@@ -238,7 +238,8 @@ class Machine:
                 acked_before=last is not None
                 and first is not None
                 and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
-                # A log that was cut may have taken a late request out of order: its leader would speak for the others.
+                # After a truncation, the log may have taken a late request out of order: the producer state would then
+                # wrongly count the batches before it as present.
                 read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=partition.doubt.is_cut,
@@ -246,7 +247,7 @@ class Machine:
         )
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Send what the window and the order allow."""
+        """Send the batches that the window and the order allow."""
         old_in_flight = False
         for batch in islice(partition.queue, self._window):
             if batch.state in {State.SENT, State.ACKED}:
@@ -262,8 +263,8 @@ class Machine:
                 break
             old = self._clock.is_old(batch, now_ms)
             if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
-                # Once it is appended the leader may forget us, and would then append what is still on its way: what was
-                # lost, and what may get lost together with this one.
+                # After this append, the leader may drop our producer state, and would then append requests that are
+                # still in transit: those that were lost, and those that may get lost together with this one.
                 if not partition.queue.in_flight:
                     self._hold(partition, batch, now)
                 break
@@ -274,7 +275,7 @@ class Machine:
             self._gatherer.gather(partition, now_ms)
 
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
-        """Nothing is sent before all that is on its way is dead; the batch is then looked for once more."""
+        """Send nothing until no broker can append a late request; then search for the batch once more."""
         if now < partition.doubt.dead_at:
             reason = "a request whose answer was lost may still arrive"
             self._out.pause(partition, reason, at_least_s=partition.doubt.dead_at - now)

@@ -1,7 +1,4 @@
-"""Batches of units: what `units` decides about a unit, done to its batches.
-
-How a unit is delivered is decided in `kafkasafe._core.units`.
-"""
+"""Applies the decisions of `kafkasafe._core.units` about units to their batches."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """Before their ENDED marks: of which topics partitions are whose baseline is not known yet."""
+        """The STATE marks, written before ENDED, with the topic ids of partitions without a known baseline."""
         partitions = {
             destination: self._partitions[destination]
             for unit in units
@@ -88,7 +85,7 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """Behind its ENDED mark: where its batches are, for lives that find neither them nor the STAGED mark."""
+        """The marks after ENDED with the offsets of its batches, in case those and STAGED have left the spool."""
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
             if batch.base_offset >= 0:
@@ -99,7 +96,7 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """The cluster finds a batch of a unit too large: so are those of its topic that are about as large."""
+        """Divide the batch that the cluster found too large, and those of its topic that are about as large."""
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._partitions[refused.destination].topic
         too_large = members[refused.handle].size_bytes
@@ -113,7 +110,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """A batch of a unit is committed: it may be lost, and found, by its id and its offset as any other."""
+        """Note that a unit's batch is committed. Like other batches, it may be lost, and a survey may find it."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -122,12 +119,12 @@ class UnitBatches:
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
         self._suspicions.check_offset_order(partition, base_offset)
-        # Unknown where an earlier life staged it: that of what was acknowledged before would be a false one.
+        # Unknown if an earlier incarnation staged it: the epoch of the last acknowledgement would be wrong.
         self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
         partition.log.acknowledge(base_offset, batch.count)
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # It was prepared before that was known, perhaps in the old one.
+            # The unit was staged before the new id was known, possibly in the old topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
         self._suspicions.stop_if_suspected(partition)

@@ -1,4 +1,4 @@
-"""What the journal wants done, as data: `Ready`, and what is in it but for groups and notices."""
+"""The actions that the journal requests, as data: `Ready` and its parts, except groups and notices."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Ask:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in order, of one producer id and epoch; empty: only the end offset is wanted
-            (answer with `baseline`).
-        from_offset: Where our batches can begin in the log; -1 when not even that is known.
-        read_log: The producer state must not be believed (it may expire any moment): read the log.
-        fenced: A newer epoch of our id is there: what the log does not show is undecidable.
-        confirm: The broker refused it. Only its state is wanted, once: answer with `confirmed`.
-        cut: The log was seen to end before what was acknowledged.
+        doubt: The batches in doubt, in order, of one producer id and epoch. Empty: the journal only needs the end
+            offset (answer with `baseline`).
+        from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
+        read_log: The producer state is not reliable (it may expire at any moment): read the log.
+        fenced: A newer epoch of our id exists: a batch that the log does not have is undecidable.
+        confirm: The broker refused the batch. The journal only needs the producer state, once: answer with `confirmed`.
+        cut: The log may have been truncated below an acknowledged batch.
     """
 
     destination: int
@@ -53,15 +53,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A destination wants `retry()` after a pause.
+    """A pause of one destination, after which the caller calls `retry()`.
 
     Attributes:
         destination: Destination number.
         attempt: How many failures in a row, ≥ 1.
         refresh_metadata: The leader may have moved.
         at_least_s: Shortest pause in seconds.
-        reason: For people.
-        refused: It waits for somebody to mend what the cluster refuses it for: pauses may grow long.
+        reason: Human-readable text.
+        refused: The cluster refuses the destination until an operator removes the cause: pauses may grow long.
     """
 
     destination: int
@@ -74,11 +74,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """The batch must become several: its partitions are known now, or the broker finds it too large.
+    """The batch must be divided: its topic's partitions are known now, or the broker refused it.
 
     Attributes:
         batch: The batch.
-        refused: False: by partition. True: the broker refused it; `bad_records` it named, or halves.
+        refused: False: divide it by partition. True: the broker refused it; separate the `bad_records` that the broker
+            named, or else divide it into halves.
     """
 
     batch: Batch
@@ -90,7 +91,7 @@ class Resolution:
     """A batch whose fate is final and durable.
 
     Attributes:
-        batch: The batch; `base_offset` is -1 where it is only known to be in the log.
+        batch: The batch; `base_offset` is -1 if it is in the log at an unknown offset.
         fate: How it ended.
     """
 
@@ -100,14 +101,14 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """Another leader acknowledges: does the log of the one before end behind what that one acknowledged?
+    """Another leader acknowledges: does the former leader's epoch end after its last acknowledged offset?
 
-    The answer "no", or "nobody knows that leader epoch, though the log begins before", goes to `suspect()`.
+    Call `suspect()` if it does not, or if the leader does not know that epoch although its log begins earlier.
 
     Attributes:
         destination: Destination number.
-        leader_epoch: Of the leader before.
-        last_acked_offset: How far it acknowledged (inclusive).
+        leader_epoch: Of the former leader.
+        last_acked_offset: The last offset that it acknowledged (inclusive).
     """
 
     destination: int
@@ -117,16 +118,17 @@ class EpochCheck:
 
 @dataclass(frozen=True, slots=True)
 class SurveyAsk:
-    """Acknowledged batches may be gone: what does the log hold? Answered by `surveyed()` or `survey_failed()`.
+    """The log may have lost acknowledged batches: survey it. Answered by `surveyed()` or `survey_failed()`.
 
     Attributes:
         destination: Destination number.
-        acked: What is known to have been acknowledged, oldest first.
+        acked: The acknowledged batches that are remembered, oldest first.
         leader_epoch: Of the last acknowledgement, -1 when unknown.
-        from_offset: From here on the log is not what it was, -1 when unknown: what was acknowledged may be here again.
-        baseline_offset: Before this there is nothing of ours, -1 when unknown.
+        from_offset: From here on the log may have changed, -1 when unknown. Acknowledged batches may have been appended
+            again here.
+        baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
-        released: Where batches are that are not in `acked`.
+        released: Offsets of batches that are not in `acked`.
     """
 
     destination: int
@@ -140,11 +142,11 @@ class SurveyAsk:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Rejected batches: to be made durable in `rejected/` before they are finished. Answered by `set_aside()`.
+    """Rejected batches: make them durable in `rejected/` before they are finished. Answered by `set_aside()`.
 
     Attributes:
         destination: Destination number.
-        batches: In the order of the queue; each is in the spool. Not more than is written with one fsync.
+        batches: In the order of the queue; each is in the spool. Not more than one fsync makes durable.
     """
 
     destination: int
@@ -153,7 +155,7 @@ class Aside:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What is packed of a partition.
+    """The packed batches of a partition.
 
     Attributes:
         destination: Its number.
@@ -172,13 +174,13 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A batch that was packed is needed again.
+    """The journal needs a packed batch again and unpacked it.
 
     Attributes:
         batch: The batch.
-        number: What the shell gave to `pack`.
-        sealed_at: The same.
-        next_number: That of the next one of the destination that is packed, -1 for none.
+        number: The number that the shell passed to `pack`.
+        sealed_at: The time that the shell passed to `pack`.
+        next_number: Number of the destination's next packed batch, -1 for none.
     """
 
     batch: Batch
@@ -189,7 +191,7 @@ class Unpacked:
 
 @dataclass(slots=True)
 class Ready:
-    """What must be done now; see the module's contract."""
+    """The actions that are due now; see the package's contract."""
 
     persist: Persist
     sends: list[Batch]
@@ -206,7 +208,7 @@ class Ready:
     wants_producer_id: bool
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
-    """By destination, small batches that wait one behind the other: they may become one, see `Journal.gathered`."""
+    """By destination, consecutive small batches that wait: they may be merged, see `Journal.gathered`."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
         """Whether batches wait for a producer id of this incarnation."""

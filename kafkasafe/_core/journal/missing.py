@@ -1,4 +1,4 @@
-"""Destinations of which the cluster says that they are not there."""
+"""Destinations that, according to the cluster, do not exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Missing"]
 
 
 class Missing:
-    """What the journal knows of partitions that may not exist. What proves it is decided in `kafkasafe._core.absence`.
+    """Partitions that may not exist, or are proven not to. `kafkasafe._core.absence` decides what proves it.
 
     Written by the journal. Read from its thread.
     """
@@ -20,24 +20,24 @@ class Missing:
         self._proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """An answer said so."""
+        """Note an answer that a destination does not exist."""
         self._said[destination] = None
 
     def take_back(self, destination: int) -> None:
-        """Another answer came, or nothing waits for it any more. What was proven stays proven."""
+        """Withdraw `say`: another answer came, or no batch waits for the destination. Proofs stay valid."""
         self._said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """It does not exist, until `exists`."""
+        """Note a proof that the destination does not exist; it holds until `exists`."""
         self._proven[destination] = reason
 
     def exists(self, destination: int) -> None:
-        """It is there now."""
+        """Note that the destination exists now."""
         self._said.pop(destination, None)
         self._proven.pop(destination, None)
 
     def clear(self) -> None:
-        """Another cluster is spoken to."""
+        """Drop everything: the lane writes to another cluster."""
         self._said.clear()
         self._proven.clear()
 
@@ -52,5 +52,5 @@ class Missing:
         return tuple(self._proven)
 
     def reason(self, destination: int) -> str:
-        """Why it is known not to exist, for people; nothing where it is not."""
+        """The proof that it does not exist, as human-readable text; empty without a proof."""
         return self._proven.get(destination, "")

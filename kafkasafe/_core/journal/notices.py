@@ -1,4 +1,4 @@
-"""What people are to know: losses and their repair, refusals, batches that nobody can decide about."""
+"""Notices for users: losses and their repair, refusals, batches whose outcome cannot be determined."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AckedLoss:
-    """Acknowledged records are gone from the log.
+    """The log has lost acknowledged records.
 
     Attributes:
         destination: Destination number.
         first_offset: First lost offset, -1 when not known.
         last_offset: Last lost offset (inclusive).
         records: How many of them were ours.
-        cause: What raised the suspicion.
-        evidence: For people.
+        cause: The sign that raised the suspicion.
+        evidence: Human-readable text.
         revived: Records that are sent again.
-        gone: (first offset, last offset, records) of what is not sent again; no records: all of it is.
+        gone: (first offset, last offset, records) of those that are not sent again; 0 records: all are sent again.
         recreated: The topic was, or may have been, deleted and created again.
     """
 
@@ -51,11 +51,11 @@ class AckedLoss:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """What was sent again after a loss is in the log, all of it that was not rejected.
+    """The log has all lost records that were sent again, except rejected ones.
 
     Attributes:
         destination: Destination number.
-        records: How many, in earlier lives too.
+        records: How many, including those of earlier incarnations.
         first_offset: Where the first of them is now, -1 when not known.
         last_offset: Where the last of them is now (inclusive), -1 when not known.
     """
@@ -95,12 +95,12 @@ class Undecidable:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Records in front of an earlier life's first unfinished batch are neither in the cluster's log nor in the spool.
+    """Neither the log nor the spool has the records before an earlier incarnation's first unfinished batch.
 
     Attributes:
         destination: Destination number.
         records: How many.
-        evidence: For people: what was seen.
+        evidence: Human-readable text: the observations.
     """
 
     destination: int
@@ -117,19 +117,19 @@ class Refusal:
 
 @dataclass(slots=True)
 class Denial:
-    """The cluster refuses a destination, or the batch at its head, for a reason that may pass.
+    """The cluster refuses a destination, or the batch at its head, for a reason that may be temporary.
 
     Attributes:
         code: Kafka's error code of the last such answer.
-        reason: For people.
-        scope: What is given up in the end.
-        handle: Of the batch that is refused, -1 where all of the destination is.
-        since: Seconds: when it began.
-        counted_from: Seconds: since then it lasted without a break; -1 when the last request had no answer.
-        last_at: Seconds: when the last answer came.
-        answers: How many came.
-        told: It was confirmed, so that it was worth a notice.
-        asking: What is refused is an answer to a question about batches in doubt.
+        reason: Human-readable text.
+        scope: What the journal gives up if the refusal lasts too long.
+        handle: Of the refused batch, -1 if the cluster refuses the whole destination.
+        since: When the refusal began, in seconds.
+        counted_from: Since when it has lasted without interruption, in seconds; -1 after a request without an answer.
+        last_at: When the last answer came, in seconds.
+        answers: How many such answers came.
+        told: The refusal was reported by a notice.
+        asking: The cluster refuses to answer a question about batches in doubt.
     """
 
     code: int
@@ -144,24 +144,24 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """It was refused once more; after a silence that long its time begins again."""
+        """Note another refusal; after more than `silence_s` without an answer, its duration counts from now."""
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
         self.code, self.reason, self.last_at, self.asking = code, reason, now, asking
         self.answers += 1
 
     def interrupt(self) -> None:
-        """A request had no answer: the time begins again with the next one."""
+        """Note a request without an answer: the duration counts from the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:
-        """It is reported."""
+        """Note that a notice reports the refusal."""
         self.told = True
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A destination is refused, and what waits for it goes on waiting."""
+    """The cluster refuses a destination; its batches keep waiting."""
 
     destination: int
     denial: Denial
@@ -169,12 +169,13 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Relented:
-    """What `Denied` told is over.
+    """A refusal that `Denied` reported is over.
 
     Attributes:
         destination: Destination number.
-        denial: What is over.
-        accepted: True: the cluster takes it now. False: nothing waits for it any more, or for another reason.
+        denial: The refusal.
+        accepted: True: the cluster accepts the destination now. False: no batch waits for it any more, or the cluster
+            refuses it for another reason.
     """
 
     destination: int

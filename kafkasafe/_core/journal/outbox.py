@@ -1,4 +1,4 @@
-"""What is decided, until `ready` takes it, and which partitions have to be looked at before that."""
+"""Collects decided actions until `ready` takes them, and the partitions to re-evaluate before that."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Effects as data, in the order in which they were decided.
+    """Actions as data, in the order in which the journal decided them.
 
     Attributes:
-        ready: What was decided since the last time.
-        touched: Numbers of partitions that changed, in this order: each is looked at in the next `ready`.
-        committing: Partitions of which something is acknowledged and not in a mark yet, by number.
+        ready: The actions decided since the last `take`.
+        touched: Numbers of partitions that changed, in this order: the next `ready` evaluates each of them.
+        committing: Partitions with acknowledged batches that no mark names yet, by number.
     """
 
     __slots__ = ("committing", "ready", "touched")
@@ -29,16 +29,16 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is decided, and nothing has to be looked at."""
+        """Whether there are neither decided actions nor partitions to evaluate."""
         return not (self.touched or self.committing or self.ready)
 
     @property
     def is_writing(self) -> bool:
-        """Whether something is about to be written, which may speak of positions in the spool."""
+        """Whether marks or batches are about to be written, which may name positions in the spool."""
         return bool(self.ready.persist or self.committing)
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """What was decided since the last time, in the order of effects: a division is written alone, then the rest."""
+        """Take the actions decided since the last call. A division is written alone; the rest follows next time."""
         ready, self.ready = self.ready, _nothing()
         ready.want_producer_id(wanted=wants_producer_id)
         if ready.persist.atomic:
@@ -51,16 +51,16 @@ class Outbox:
         return ready
 
     def send(self, partition: Partition, batch: Batch) -> None:
-        """A request with this batch begins."""
+        """Send this batch."""
         self.ready.gathers.pop(partition.number, None)
         partition.queue.send(batch)
         self.ready.sends.append(batch)
 
     def pause(self, partition: Partition, reason: str, *, at_least_s: float = 0.0) -> None:
-        """The partition waits for `retry`.
+        """Let the partition wait for `retry`.
 
         Args:
-            partition: Which one.
+            partition: The partition.
             reason: Human-readable.
             at_least_s: The shortest pause.
         """

@@ -1,6 +1,6 @@
-"""Long backlogs: what is far from its turn is packed, and comes back when its turn is near.
+"""Packs the far part of long backlogs, and unpacks batches shortly before their turn.
 
-Call `touch` after a change of a partition: it is looked at in the next `ready`, and its first batches are there.
+Call `touch` after changing a partition: the next `ready` evaluates it, and its first batches are unpacked.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kafkasafe._core.journal.states import Batch, State, id_fields
 __all__ = ["UNPACKED", "Packer"]
 
 UNPACKED: Final = 10
-"""So many of the first batches of a partition are never packed; more than `WINDOW`."""
+"""How many of a partition's first batches are never packed; more than `WINDOW`."""
 
 
 class Packer:
-    """What of a queue is packed, and when it is needed again."""
+    """Packs and unpacks batches of the queues."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Packer:
         if partition.partition == UNCHOSEN or partition.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
-            return  # the shell does not know yet that they came back: that has to be before others go
+            return  # the shell must first learn of the batches that were unpacked
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # With an id: durably so. Without: none is on its way to it.
+            # An id must be durable; without one, no mark that gives an id may be pending.
             named = batch.state is State.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -73,13 +73,13 @@ class Packer:
             yield batch
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
-        """Keep of the first ones of `packable` what is needed to send them some day, and nothing else.
+        """Reduce the first batches of `packable` to the data that is needed to send them later.
 
-        They come back as `Ready.unpacked`, as other objects.
+        They return in `Ready.unpacked`, as other objects.
 
         Args:
             destination: Its number.
-            shells: What the shell needs of each: a number, ascending, and when it was accepted.
+            shells: The shell's data of each: an ascending number, and the time at which it was accepted.
         """
         partition = self._partitions[destination]
         queue = partition.queue

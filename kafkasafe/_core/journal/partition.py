@@ -1,6 +1,6 @@
-"""One destination, a partition of a topic: its queue, and what is known of it. Only data.
+"""The state of one destination, a partition of a topic: its queue, and the objects that own the rest. Only data.
 
-(Which partition a key goes to is decided in `kafkasafe._core.partition`.)
+(`kafkasafe._core.partition` chooses the partition for a key.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOW: Final = 5
 """A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""
 
 UNCHOSEN: Final = -1
-"""Partition of a destination whose partitions are not known yet."""
+"""Partition number of a destination whose topic's partitions are not known yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,31 +44,31 @@ class Partition:
     rejection: Rejection = field(default_factory=Rejection)
     loss: LossCase = field(default_factory=LossCase)
     gathers: bool = True
-    """Small batches become one: until one of those is refused, or those cannot be read."""
+    """Whether small batches are merged: until a merged one is refused, or the batches to merge cannot be read."""
     unsure_before: int = -1
-    """Marks are lost that may have spoken of the batches before this position: nobody knows what was sent of them."""
+    """Damage destroyed marks about batches before this position: whether those were sent cannot be determined."""
 
     @property
     def flow(self) -> Flow:
-        """What it is doing."""
+        """The current activity."""
         return self.progress.flow
 
     def keep_apart(self) -> None:
-        """Small batches go as they are."""
+        """Stop merging small batches."""
         self.gathers = False
 
     def lose_marks(self, before_position: int) -> None:
-        """The log is read, and marks before this position are lost."""
+        """Note that marks before this position are lost."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """The user decided to send a batch again: what was sent of the others does not matter any more."""
+        """Note that the user decided to send a batch again: whether the others were sent no longer matters."""
         self.unsure_before = -1
 
     def forget_acknowledged(self) -> None:
-        """Nothing is known to be in the log: it is the log of another cluster, or of another topic, from here on.
+        """Forget acknowledged batches: from here on, the log is that of another cluster or another topic.
 
-        Batches and their ids stay: an id is never given twice.
+        Waiting batches and their ids stay: an id is never reused.
         """
         self.log.forget()
         self.doubt.forget_cut()

@@ -43,7 +43,7 @@ __all__ = ["Parts"]
 
 
 class Parts:
-    """Made together, and passed to nothing: each object knows only what its constructor gets."""
+    """Makes all objects of the journal. No object gets the parts as a whole: each knows only its arguments."""
 
     def __init__(self, settings: Settings) -> None:
         handles = itertools.count(1)

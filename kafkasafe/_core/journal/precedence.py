@@ -1,6 +1,6 @@
-"""Order across lanes and incarnations: what is delivered before batches of this lane, and which of these wait for it.
+"""Order across lanes and incarnations: the debts to deliver first, and the batches of this lane that wait for them.
 
-Which batches of other lanes are unfinished, and what follows from it, is found out in `kafkasafe._core.order`.
+`kafkasafe._core.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Precedence"]
 
 
 class Precedence:
-    """The debts that come before batches of this lane, and what is not sent because of them, or because of a handover.
+    """The debts to deliver before batches of this lane, and the batches held back for them, or for a handover.
 
     Written by the journal. `is_held` may be called from any thread.
     """
@@ -36,9 +36,9 @@ class Precedence:
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Batches from this position on wait for these debts as well. The mark that says so.
+        """Let batches from this position on wait for these debts as well. Returns the mark that records it.
 
-        The log remembers one mark for each position, the last one, so the mark repeats the debts that are known.
+        Only the last mark for a position counts, so the mark repeats the known debts.
         """
         known = [debt for each in self._afters if each.position == position for debt in each.debts]
         after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
@@ -46,26 +46,26 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """A mark replaces an earlier one of its position: a new segment repeats it, without debts that were paid."""
+        """Take a mark, which replaces an earlier one of its position: a new segment repeats it without paid debts."""
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """All batches of this debt are delivered."""
+        """Note that all batches of this debt are delivered."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 
-    # -- what waits ----------------------------------------------------------------------------------------------------
+    # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Nothing is sent of these addresses that was written at these positions or later. Whether that is news."""
+        """Send nothing of these addresses that was written at these positions or later. Whether that changed."""
         if held == self._holds:
             return False
         self._holds = held
         return True
 
     def halt(self, *, halted: bool) -> bool:
-        """Nothing at all is sent. Whether that is news."""
+        """Send nothing at all. Whether that changed."""
         if self._halted is halted:
             return False
         self._halted = halted

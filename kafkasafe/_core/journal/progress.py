@@ -1,6 +1,6 @@
-"""What a partition is doing, and why it does not go on: each change of it is one method here.
+"""The flow of a partition, and why it does not progress. Each change of the flow is one method here.
 
-What follows from a flow is decided in `machine`.
+`machine` decides what follows from a flow.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ __all__ = ["Flow", "Progress"]
 
 
 class Flow(enum.Enum):
-    """What a partition is doing."""
+    """The current activity of a partition."""
 
     NEW = "new"
-    """Nothing was ever sent: the end offset is asked first."""
+    """The lane never sent to the partition: the journal asks for the end offset first."""
     FLOWING = "flowing"
     SETTLING = "settling"
-    """Something failed: nothing is sent until everything in flight has an outcome."""
+    """A request failed: the journal sends nothing until every request in flight has an outcome."""
     WAITING = "waiting"
     """For `retry()`."""
     ASKING = "asking"
     """For `judged()` or `baseline()`."""
     SURVEYING = "surveying"
-    """For `surveyed()`: acknowledged batches may be gone from the log."""
+    """For `surveyed()`: the log may have lost acknowledged batches."""
     PROBING = "probing"
-    """The newest batch that the leader has is sent once more, to learn that replicas have it."""
+    """The journal sends the newest batch that the leader has once more, to learn that replicas have it."""
     UNDECIDABLE = "undecidable"
-    """Behind an undecidable batch, until `decide()`."""
+    """Blocked by an undecidable batch, until `decide()`."""
     REJECTING = "rejecting"
-    """For `set_aside()`: what is rejected must first be durable elsewhere."""
+    """For `set_aside()`: rejected batches must first be durable in `rejected/`."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """The flow of one partition, and the trouble it is in.
+    """The flow of one partition, and the reason for a delay.
 
     Attributes:
-        flow: What it is doing.
-        rested: While it settles: no pause is needed, so that it decides as soon as nothing is in flight.
+        flow: The current activity.
+        rested: While it settles: no pause is needed, so that the journal decides as soon as nothing is in flight.
         attempt: How many pauses there were without an acknowledgement in between.
-        refresh: The next pause asks for new metadata: the leader may have moved.
-        reason: Why it does not go on, human-readable; empty once it does.
+        refresh: The next pause requests new metadata: the leader may have moved.
+        reason: Why the partition does not progress, human-readable; empty once it does.
     """
 
     flow: Flow = Flow.NEW
@@ -52,76 +52,76 @@ class Progress:
     reason: str = ""
 
     def begin(self) -> None:
-        """Nothing was sent, as far as anything is known: the end offset is asked for before anything is."""
+        """Start over: the log is not known to have any batch of this lane, so the journal asks for the end offset."""
         self.flow = Flow.NEW
 
     def go_on(self) -> None:
-        """Batches are sent."""
+        """Begin to send batches."""
         self.flow = Flow.FLOWING
 
     def settle(self, reason: str) -> None:
-        """A request failed: nothing is sent until all that is in flight has an outcome, and after a pause."""
+        """Stop sending after a failed request, until every request in flight has an outcome and a pause is over."""
         if self.flow in {Flow.FLOWING, Flow.PROBING}:
             self.flow = Flow.SETTLING
             self.rested = False
         self.reason = reason
 
     def settle_again(self) -> None:
-        """An answer is there: it settles as before, with or without a pause."""
+        """Settle after an answer; whether a pause is due stays as it was."""
         self.flow = Flow.SETTLING
 
     def decide(self) -> None:
-        """What is next is decided as soon as nothing is in flight, without a pause."""
+        """Let the journal decide the next step as soon as nothing is in flight, without a pause."""
         self.flow = Flow.SETTLING
         self.rested = True
 
     def end_pause(self) -> None:
-        """It needs no pause before it goes on, whatever it is doing."""
+        """Note that no pause is needed, without changing the flow."""
         self.rested = True
 
     def leave_settling(self) -> None:
-        """The pause, if there was one, is used up: it goes on, or asks."""
+        """Use up the pause: the partition now sends or asks."""
         self.rested = False
 
     def wait(self) -> bool:
-        """A pause begins. Whether metadata are to be refreshed in it."""
+        """Begin a pause. Returns whether to refresh the metadata during it."""
         self.flow = Flow.WAITING
         self.attempt += 1
         refresh, self.refresh = self.refresh, False
         return refresh
 
     def ask(self) -> None:
-        """A question is under way."""
+        """Note that a question is pending."""
         self.flow = Flow.ASKING
 
     def survey(self) -> None:
-        """The log is searched for what was acknowledged."""
+        """Note that a survey of the log runs."""
         self.flow = Flow.SURVEYING
 
     def probe(self) -> None:
-        """The newest batch that the leader has is sent once more."""
+        """Note that the journal sends the newest batch that the leader has once more."""
         self.flow = Flow.PROBING
 
     def undecidable(self) -> None:
-        """The user has to decide."""
+        """Block the partition until the user decides."""
         self.flow = Flow.UNDECIDABLE
 
     def reject(self) -> None:
-        """What is rejected is made durable elsewhere."""
+        """Note that rejected batches are being made durable in `rejected/`."""
         self.flow = Flow.REJECTING
 
     def want_metadata(self, *, wanted: bool = True) -> None:
-        """The leader may have moved."""
+        """Request new metadata with the next pause: the leader may have moved."""
         self.refresh = self.refresh or wanted
 
     def explain(self, reason: str) -> None:
-        """Why it does not go on."""
+        """Set why the partition does not progress."""
         self.reason = reason
 
     def clear_reason(self) -> None:
-        """It goes on."""
+        """Clear the reason: the partition progresses."""
         self.reason = ""
 
     def recover(self) -> None:
-        """The first pause after this is a short one."""
+        """Reset the count of pauses, so that the next pause is short."""
         self.attempt = 0

@@ -1,6 +1,6 @@
-"""The batches of one partition that are not finished, in order: how many are in flight, and which are in doubt.
+"""The unfinished batches of one partition, in order: how many are in flight, and which are in doubt.
 
-How long backlogs are packed is in `kafkasafe._core.backlog`.
+`kafkasafe._core.backlog` packs long backlogs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class PartitionQueue(Backlog[Batch]):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, batch: Batch) -> None:
-        """A request with this batch begins."""
+        """Note that a request with this batch begins."""
         batch.send()
         self.in_flight += 1
 
     def answered(self) -> None:
-        """A request ended, with an answer or without one."""
+        """Note that a request ended, with or without an answer."""
         self.in_flight -= 1
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class PartitionQueue(Backlog[Batch]):
 
     @property
     def has_doubt(self) -> bool:
-        """Whether a batch may have been appended without our knowing."""
+        """Whether a batch is in doubt."""
         return any(batch.state is State.IN_DOUBT for batch in self)
 
     @property
@@ -66,11 +66,11 @@ class PartitionQueue(Backlog[Batch]):
         return doubt
 
     def follows_failure(self, batch: Batch) -> bool:
-        """Whether a batch before this one was not appended. A gap in the sequences is then no sign of a loss."""
+        """Whether a batch before this one was not appended. A sequence gap then does not indicate a loss."""
         return self._has_before(batch, frozenset({State.PREPARED, State.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether what the leader misses before this batch is still to be sent, or was refused."""
+        """Whether an earlier batch, refused or still to be sent, explains the sequences that the leader misses."""
         return self._has_before(batch, frozenset({State.SEALED, State.PREPARED, State.REFUSED}))
 
     def _has_before(self, batch: Batch, states: frozenset[State]) -> bool:

@@ -1,4 +1,4 @@
-"""When no request of this lane can be appended any more, in the log: so the next incarnation need not wait for it.
+"""Records in the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
 
 1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
@@ -20,10 +20,10 @@ __all__ = ["Quiescence"]
 
 
 class Quiescence:
-    """Whether the log says when all requests are dead, and until when requests of earlier incarnations may be alive.
+    """Whether the log has that mark, and until when requests of earlier incarnations may be alive.
 
     Attributes:
-        is_announced: The log says it. The mark has to be taken back before anything is sent.
+        is_announced: The log has the mark, which has to be taken back before anything is sent.
         dead_at: From then on (seconds) no request of an earlier incarnation can be appended.
     """
 
@@ -36,16 +36,16 @@ class Quiescence:
         self._held: list[Batch] | None = None
 
     def begin(self, dead_at: float, *, announced: bool) -> None:
-        """The log is read."""
+        """Begin an incarnation, once the log is read."""
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """The machine slept so long. Requests that were alive before that are alive for longer."""
+        """Extend `dead_at` by the time for which the machine slept, if requests were alive before that."""
         if self.dead_at > before:
             self.dead_at += seconds
 
     def mark(self, dead_at: Iterable[float], now: float, clock: Clock) -> m.Quiet:
-        """For the last group of an owner that sends nothing any more.
+        """The mark for the last group of an owner that has stopped sending.
 
         Args:
             dead_at: Of each partition, when its own requests are dead.
@@ -56,7 +56,7 @@ class Quiescence:
         return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
 
     def gate(self, ready: Ready) -> None:
-        """Batches that are to be sent wait until the mark is taken back durably."""
+        """Hold back batches to send until the mark is taken back durably."""
         if self._held is None:
             if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
                 return
@@ -67,6 +67,6 @@ class Quiescence:
         ready.sends.clear()
 
     def taken_back(self) -> list[Batch]:
-        """The mark is taken back, durably. The batches that may be sent now."""
+        """Note that the mark is taken back durably. Returns the batches that may be sent now."""
         self.is_announced = False
         return self._held or []

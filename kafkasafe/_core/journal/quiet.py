@@ -1,6 +1,6 @@
-"""When all that was in flight has an outcome: what may be so of a partition then. Nothing in here changes anything.
+"""Conditions of a partition whose requests in flight all have an outcome. They change nothing.
 
-`machine.Machine._quiet_rules` has these in their order, each with what is done.
+`machine.Machine._quiet_rules` has them in their order, each with its action.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ __all__ = [
 
 
 def is_suspected(partition: Partition, _now: float) -> bool:
-    """Acknowledged batches may be gone."""
+    """The log may have lost acknowledged batches."""
     return partition.loss.suspicion is not None and not partition.queue.has_doubt
 
 
 def has_late_requests(partition: Partition, now: float) -> bool:
-    """New ids are needed, and a request under the old ones may still be appended."""
+    """The batches need new ids, and a broker may still append a request under the old ones."""
     return _ends_in_new_ids(partition) and now < partition.doubt.dead_at
 
 
 def was_asked_early(partition: Partition, _now: float) -> bool:
-    """New ids are needed, and a batch was looked for when a request with it could still be appended."""
+    """The batches need new ids, and a batch was searched for while a broker could still append a request with it."""
     return _ends_in_new_ids(partition) and any(
         batch.state is State.PREPARED and batch.unanswered for batch in partition.queue
     )
 
 
 def was_judged(partition: Partition, _now: float) -> bool:
-    """Nothing is in doubt any more."""
+    """No batch is in doubt any more."""
     return not partition.queue.has_doubt and (partition.doubt.fenced or partition.doubt.sequence_refused)
 
 
 def has_unchecked_refusal(partition: Partition, _now: float) -> bool:
-    """New ids follow, or a fate: what the broker says of the first batch was not compared with what it has."""
+    """The broker's answer about the first batch, which decides its id or fate, was not compared with its state."""
     first = None if partition.queue.has_doubt else partition.queue.head
     return first is not None and first.unconfirmed and first.identity is not None
 
 
 def has_refused_head(partition: Partition, _now: float) -> bool:
-    """The first batch is refused."""
+    """The broker refused the first batch."""
     first = None if partition.queue.has_doubt else partition.queue.head
     return first is not None and first.state is State.REFUSED
 
 
 def has_gap(partition: Partition, _now: float) -> bool:
-    """A batch was refused behind one that was not appended either."""
+    """The broker refused a batch, and did not append the one before it either."""
     return not partition.queue.has_doubt and any(batch.state is State.REFUSED for batch in partition.queue)
 
 
 def has_old_ids(partition: Partition, _now: float) -> bool:
-    """New ids are needed, and nothing can be appended under the old ones."""
+    """The batches need new ids, and no broker can append a request under the old ones."""
     return not partition.queue.has_doubt and partition.ids.stale
 
 
 def needs_pause(partition: Partition, _now: float) -> bool:
-    """A request failed, and there was no pause since."""
+    """A request failed, and no pause followed yet."""
     return not partition.progress.rested
 
 
 def is_decided(partition: Partition, _now: float) -> bool:
-    """Of each batch it is known whether it is in the log."""
+    """For each batch, it is known whether the log has it."""
     return not partition.queue.has_doubt
 
 

@@ -1,6 +1,6 @@
-"""What earlier lives left in the spool: their batches and marks, in the order of the log, as state of this life.
+"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool, in log order.
 
-Nothing is written or sent in here: what is in doubt is asked about as soon as the log is read.
+Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """The log is read back, `recovered` last."""
+    """Reads the log back. The shell calls `recovered` last."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Recovery:
         max_timestamp: int,
         identity: BatchId | None,
     ) -> None:
-        """A data batch found in the log, in log order."""
+        """Take a data batch of the log, in log order."""
         if destination not in self._partitions:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
@@ -103,7 +103,7 @@ class Recovery:
         if moved is not None and moved.position not in self._index:
             waiting = self._partitions[destination]
             there = waiting.queue.has_packed(moved.position)
-            # Its place is among those that are older.
+            # Unpack the batches up to its place in the queue.
             self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
@@ -132,7 +132,7 @@ class Recovery:
         batch.come_from(self._replay.origin)
         parent = self._replay.parent
         if moved is not None:
-            # Where it was is gone: it stands in front of what was accepted after it.
+            # The segment with its first copy was deleted. Its rank puts it before batches accepted later.
             queue.insert(sum(other.rank < moved.rank for other in queue), batch)
         elif parent is not None and parent.destination == destination:
             # Divided because it was too large: its records keep their place.
@@ -155,9 +155,9 @@ class Recovery:
         self._index.reach(position + count)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
-        """The marks of one group found in the log, in log order.
+        """Take the marks of one group, in log order.
 
-        A mark about a batch that is not there any more is about a deleted segment, or repeats what is known.
+        A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
         """
         self._index.reach(position + len(recovered) + 1)
         self._drop_parents()
@@ -200,11 +200,12 @@ class Recovery:
                         elif done is None and _repeats_newest(recovered, index):
                             pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
                         elif done is None and base_offset >= 0 and at not in ended:
-                            # Released: it, and all before it but what was moved, was finished. Its size is gone.
+                            # Released: the batch and all before it, except moved ones, were finished. Its record
+                            # count is unknown.
                             clear = not known.queue or known.queue[0].rank > (at,)
                             known.log.read_released(base_offset, clear=clear)
                         elif at in ended and base_offset >= 0:
-                            # Another unit of the group ended before it, and is read only now: it was released.
+                            # The batch of a unit: ENDED, earlier in this group, has finished it.
                             clear = not known.queue or known.queue[0].rank > (at,)
                             known.log.read_ended(base_offset, ended[at].count, clear=clear)
                 case m.Replaced(at, first_child, children):
@@ -240,7 +241,7 @@ class Recovery:
                 case m.Resent():
                     self._index.disown(mark, position)
                 case m.Torn():
-                    pass  # what was left out was left out when the log was read
+                    pass  # the reader of the log has already left out the torn batches
                 case m.Given(index, runs):
                     self._replay.choose(index, runs)
                 case m.After():
@@ -250,7 +251,7 @@ class Recovery:
                         read = self._units.get(mark.unit_id) or self._units.recover(
                             mark,
                             position,
-                            # Divided, and the segment with the first UNIT mark is gone: where that was says its turn.
+                            # A divided unit whose first UNIT mark was in a deleted segment keeps that mark's turn.
                             self._replay.origin_from(first, position),
                         )
                         self._replay.read_unit(read, range(first, first + batches))
@@ -274,13 +275,13 @@ class Recovery:
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
-                    pass  # asked again: the cluster may know more today; a decision is asked for again as well
+                    pass  # the journal asks the cluster again, which may know more now, and then the user
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Damage in the log: a data batch, or (destination 0) a whole group with its marks.
+        """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
 
-        A lost mark may have given a batch its id, or a new one, or replaced it. So what was unfinished before the
-        group cannot be decided: neither its old id nor its having none says that it was not sent.
+        A lost mark may have given a batch its first id or a new id, or replaced it. So batches that were unfinished
+        before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
         """
         if destination:
             unit = self._replay.unit
@@ -295,22 +296,22 @@ class Recovery:
                 self._reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """A batch that a crash tore, in front of intact ones of its group. It was never promised."""
+        """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
         self._replay.go_on()
         self._destinations.declared(destination).loss.explain()
 
     def recovered_log(self) -> None:
-        """The log ends here: nothing follows that would say so of its last group."""
+        """End the last group: the log ends here, so no later group ends it."""
         self._drop_parents()
         for partition in self._partitions.values():
             self._reach(partition)
             self._reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Between two groups of the log: long backlogs are packed as far as they are read.
+        """Pack long backlogs as far as they are read. The shell calls this between two groups of the log.
 
         Args:
-            numbers: The shell's, of which each batch takes the next.
+            numbers: Numbers that the shell hands out; each packed batch takes the next.
         """
         self._drop_parents()
         for partition in self._partitions.values():
@@ -319,9 +320,9 @@ class Recovery:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Partition) -> Iterator[Batch]:
-        """What is `packable`, as long as the ids of what is packed come first.
+        """The `packable` batches up to the first that has an id although a batch before it has none.
 
-        A mark that takes ids back takes them from everything that is packed: what follows may have new ones.
+        A mark that voids ids voids those of all packed batches, while later batches may have new ones.
         """
         queue = partition.queue
         without = queue.packed > 0 and not queue.packed_identified
@@ -332,20 +333,20 @@ class Recovery:
             yield batch
 
     def _reach(self, partition: Partition, position: int = -1) -> None:
-        """Bring back what is packed up to this position: what is read next speaks of it.
+        """Unpack the batches up to this position: the next mark refers to one of them.
 
-        More than `WINDOW` batches are there in any case.
+        While batches are packed, more than `WINDOW` others are unpacked.
         """
         queue = partition.queue
         while (row := queue.first_packed) is not None:
             if row.position > position and queue.unpacked > WINDOW:
                 break
             self._packer.unpack(partition, 1)
-        # The shell does not know any of them yet.
+        # The shell does not know these batches yet.
         self._out.ready.unpacked.clear()
 
     def _reach_any(self, position: int) -> None:
-        """The same for one batch, of a partition that the mark does not name."""
+        """Unpack up to this position in the partition that holds it; the mark does not name the partition."""
         if position in self._index:
             return
         for number, first in self._index.packed_from.items():
@@ -355,7 +356,7 @@ class Recovery:
                 return
 
     def _reach_sent(self, partition: Partition) -> None:
-        """The first ones that have an id may have been sent, also where others without one stand before them."""
+        """Unpack the first batches with an id: they may have been sent, even if batches without an id precede them."""
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
         while queue.packed_with_id and sent < self._near:
@@ -365,15 +366,15 @@ class Recovery:
 
     @property
     def _near(self) -> int:
-        """So many of a queue may have been sent: those that have an id, the first ones."""
+        """How many batches of a queue may have been sent: the first ones that have an id."""
         return max(self._window, WINDOW)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """The log is read: every batch that has an id may have been sent by an earlier life, and is asked about.
+        """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks.
 
         Args:
             now: Seconds.
-            clock: What time it is, for how long ago an earlier life sent its last request; without it, just now.
+            clock: The current time, for the age of an earlier incarnation's last request. None: it was sent just now.
         """
         self._drop_parents()
         quiet = None if self._replay.is_blind else self._replay.quiet
@@ -390,21 +391,21 @@ class Recovery:
             if partition.log.has_begun:
                 partition.progress.go_on()
             elif not self._replay.is_blind:
-                # Nothing was ever sent: that waits for a durable baseline.
+                # The lane never sent to this partition: sending first requires a durable baseline.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # Only the first ones of a queue are ever sent, and what was put in front of them since has no id. Where
-            # marks are lost, nobody knows what was in front.
+            # The journal only sends the first batches of a queue, and batches inserted before them since have no id.
+            # Where marks are lost, any batch with an id may have been among the first.
             near = None if self._replay.is_blind else self._near
             doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue[0].identity is None:
-                # Lost ones came back in front of it: behind them it needs another id.
+                # Lost batches were queued again before it: sent after them, it needs another id.
                 partition.ids.expire()
             if doubt:
-                # An earlier life's last requests may still be on their way into the broker.
+                # The broker may still append the last requests of an earlier incarnation.
                 partition.doubt.may_arrive_until(now + pause_s)
                 partition.progress.decide()
             self._suspicions.stop_if_suspected(partition)
@@ -414,7 +415,7 @@ class Recovery:
             self._packer.touch(partition)
 
     def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:
-        """Of the marks behind it, COMMITTED alone tells under which leader its batches were appended."""
+        """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
         unit = self._units.recover_ended(mark)
         if unit is None:
             return []
@@ -442,7 +443,7 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """The group with their children is read: the parents' records live on in them."""
+        """End the group: the children in it now hold the records of the divided batches, which leave their queues."""
         for parent in self._replay.parents:
             if not parent.heirs:
                 self._index.drop(parent)
@@ -454,7 +455,7 @@ class Recovery:
         self._replay.end_group()
 
     def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
-        """The newest acknowledged batch is gone from the spool, but not which one it was: see `snapshots`."""
+        """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
         newest = _newest_told(told)
         if newest is None:
             return
@@ -464,7 +465,7 @@ class Recovery:
             return
         partition.log.tell(position)
         if any(batch.position >= 0 for batch in partition.log.acked):
-            return  # it is among them
+            return  # the spool still has it
         batch = Batch(
             next(self._handles),
             partition.number,
@@ -483,7 +484,7 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, behind: Sequence[m.Mark]) -> None:
-        """REVIVED names lost batches by position. One that has left the spool is lost if STATE ends before it."""
+        """Drop lost batches that left the spool. REVIVED names lost batches by position; STATE ends before these."""
         for state in behind:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
@@ -492,17 +493,17 @@ class Recovery:
         partition = self._destinations.declared(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # Of all that wait, and none that comes before these are sent has one.
+            # The mark voids the ids of all waiting batches. Batches queued before they are sent get none.
             partition.queue.forget_identities()
         elif mark.void_from > 0:
             self._reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            # What was sent before is where it was looked for, or nowhere.
+            # Earlier requests were either found in the log, or their batches are not in it.
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is State.JOINED:
-                    continue  # its ids are those of its unit
+                    continue  # the unit gives it its ids
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:
@@ -531,20 +532,20 @@ def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
 
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
-    """Whether a COMMITTED mark names the batch that was acknowledged last, once more, in front of STATE."""
+    """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
     if index == 0 or _newest_told(marks[index - 1 : index + 1]) is None:
         return False
     return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
 
 
 def _is_found_late(partition: Partition, batch: Batch) -> bool:
-    """Whether it stands where it should though its offset is lower than the last acknowledged one.
+    """Whether the batch is in order although its offset is lower than the last acknowledged one.
 
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
-    2. Batch 1 is looked for, found at offset 11, and committed after batch 2.
+    2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
-    It stands in order, so that is no reason to suspect that offset 12 is gone. Where an acknowledgement said the same
-    after the log was cut, the leader epoch is another one, and the end of the one before is asked for.
+    Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement gives a lower offset
+    because the log was truncated, the leader epoch differs, and the journal asks where the epoch before it ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

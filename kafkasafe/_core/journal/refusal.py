@@ -1,6 +1,6 @@
-"""One refusal that may pass: since when it lasts, without another answer in between.
+"""One refusal that may be temporary: since when it has lasted without another answer in between.
 
-What is done when it lasted for too long is decided by those who ask, in `answers` and `rejecting`.
+`answers` and `rejecting` decide what happens when it lasts too long.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kafkasafe._core.journal.notices import Denial
 __all__ = ["CONFIRMED_S", "SILENCE_S", "RefusalTimer"]
 
 SILENCE_S: Final = 300.0
-"""Two refusals further apart than this are not one that lasts: any answer may have come in between, unheard."""
+"""Two refusals further apart than this do not count as one: any other answer may have been lost in between."""
 
 CONFIRMED_S: Final = 1.0
-"""A refusal that lasts for so long is no stray answer."""
+"""A refusal that lasts for this long is not a stray answer."""
 
 
 @dataclass(slots=True)
@@ -25,27 +25,27 @@ class RefusalTimer:
     """The refusal of one destination, or of the batch at its head.
 
     Attributes:
-        denial: What is refused now; None: nothing is.
+        denial: The current refusal; None: the cluster refuses nothing.
     """
 
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether another thing is refused until now than the batch with this handle (-1: all of the destination)."""
+        """Whether the current refusal is not about the batch with this handle (-1: the whole destination)."""
         return self.denial is not None and self.denial.handle != handle
 
     def refused(
         self, code: int, reason: str, scope: Scope, now: float, *, handle: int, asking: bool
     ) -> Denial:
-        """The cluster refused it, once more or for the first time.
+        """Note a refusal, whether the first or a repeated one.
 
         Args:
             code: Kafka's error code.
             reason: Human-readable.
-            scope: What is given up in the end.
+            scope: What the journal gives up if the refusal lasts too long.
             now: Seconds.
-            handle: Of the batch that is refused, -1 where all of the destination is.
-            asking: What is refused is an answer to a question about batches in doubt.
+            handle: Of the refused batch, -1 if the cluster refuses the whole destination.
+            asking: The cluster refuses to answer a question about batches in doubt.
         """
         denial = self.denial
         if denial is None:
@@ -54,7 +54,7 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """A broker that comes back knows no topic and no rule for a moment, so the time begins again."""
+        """Restart the duration: a broker that has just started briefly knows neither topics nor permissions."""
         if self.denial is None:
             return
         if self.denial.told:
@@ -63,6 +63,6 @@ class RefusalTimer:
             self.denial = None
 
     def clear(self) -> Denial | None:
-        """Another answer came, or nothing waits any more. What is over, if it was reported."""
+        """End the refusal: another answer came, or no batch waits any more. Returns the refusal if it was reported."""
         denial, self.denial = self.denial, None
         return denial if denial is not None and denial.told else None

@@ -1,6 +1,6 @@
-"""Refusals that may pass: how long one lasts, without another answer in between, and who is told.
+"""Refusals that may be temporary: how long one lasts without another answer in between, and the notices about it.
 
-What is done when one lasted for too long is decided by those who ask, in `answers` and `rejecting`.
+`answers` and `rejecting` decide what happens when one lasts too long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """A destination, or the batch at its head, that the cluster does not take for the moment."""
+    """Destinations, or batches at their heads, that the cluster refuses at present."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Refusals:
         self._missing_grace_s = missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """The cluster refuses a destination of a unit for a reason that may pass.
+        """Note that the cluster refuses a destination of a unit for a reason that may be temporary.
 
         Returns:
-            True when it did, and answered nothing else, for as long as anything is waited for; or the partition is
-            known not to exist.
+            True if the refusal has lasted for the whole timeout without another answer, or the partition is proven not
+            to exist.
         """
         return self.note_refusal(self._partitions[destination], code, reason, Scope.DESTINATION, now)
 
@@ -60,15 +60,15 @@ class Refusals:
         handle: int = -1,
         asking: bool = False,
     ) -> bool:
-        """An answer that may pass.
+        """Note a refusal that may be temporary.
 
         Returns:
-            True when it will not: it came, and no other, for as long as anything is waited for, or the partition is
-            known not to exist.
+            True if it counts as permanent: it has lasted for the whole timeout without another answer, or the partition
+            is proven not to exist.
         """
         timer = partition.refusal
         if timer.is_about_other(handle):
-            # It has its own time.
+            # Each refusal has a separate duration.
             self.clear_refusal(partition, accepted=False)
         denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
@@ -77,7 +77,7 @@ class Refusals:
             absent = bool(self._missing.reason(partition.number))
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
-        # A topic that is missing may only be new to this broker; and nobody is told of a single stray answer.
+        # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.told and (lasting or confirmed):
@@ -86,17 +86,17 @@ class Refusals:
         return lasting or absent
 
     def waits_for(self, ms: float) -> bool:
-        """Whether a refusal may last so many ms before what it concerns is rejected."""
+        """Whether a refusal may last so many ms before the journal rejects the batches."""
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """It is proven that a partition does not exist: what waits for it, or will, is rejected with its next answer.
+        """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
 
-        Until `present`. A destination that waits for its next try has it now.
+        This holds until `present`. A destination that pauses tries again at once.
 
         Args:
             destination: Destination number.
-            reason: For people.
+            reason: Human-readable text.
         """
         partition = self._partitions[destination]
         self._missing.prove(destination, reason)
@@ -105,13 +105,13 @@ class Refusals:
             self._packer.touch(partition)
 
     def present(self, destination: int) -> None:
-        """It is there after all, or was made."""
+        """Note that the partition exists after all, or was created."""
         self._missing.exists(destination)
 
     def clear_refusal(self, partition: Partition, *, accepted: bool = True) -> None:
-        """Another answer came, or nothing waits any more."""
+        """End the refusal: another answer came, or no batch waits any more."""
         over = partition.refusal.clear()
         if partition.number not in self._index.suspected:
-            self._missing.take_back(partition.number)  # else the question about it had that answer
+            self._missing.take_back(partition.number)  # else a survey had that answer
         if over is not None:
             self._out.ready.notices.append(Relented(partition.number, over, accepted))

@@ -1,4 +1,4 @@
-"""What the cluster refuses for good: divided, or put aside durably, in portions, before it is finished."""
+"""Finally refused batches: the journal divides them, or makes them durable in `rejected/` before they are finished."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Rejecter"]
 
 
 class Rejecter:
-    """Refused batches, and files of `rejected/` that are batches again."""
+    """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Rejecter:
         self._aside_batches = aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """A file of `rejected/` counts for nothing, and could not be deleted: its batches are, or wait, here."""
+        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)
             self._out.ready.persist.marks.append(mark)
 
     def retired(self, mark: m.Resent) -> None:
-        """The file is gone, durably: its mark may go."""
+        """Note that the file is durably deleted: its mark may be dropped."""
         self._index.retire(mark)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
-        """New metadata says 3, 17 or 29 of a topic whose partitions were never known."""
+        """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.at(topic, UNCHOSEN)
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
             for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
@@ -74,12 +74,12 @@ class Rejecter:
             self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
-        """Go on with what `set_aside` left: the next portion."""
+        """Continue with the next portion after `set_aside`."""
         partition = self._partitions[destination]
         if partition.flow is not Flow.REJECTING:
             return
         if partition.rejection.is_done:
-            # The topic came into being meanwhile.
+            # The topic was created meanwhile.
             partition.progress.begin()
             self._packer.touch(partition)
             return
@@ -87,15 +87,15 @@ class Rejecter:
         self._out.ready.asides.append(Aside(partition.number, portion))
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
-        """As many of the batches as `kept`, the first ones, are durable in `rejected/`, and are so rejected.
+        """Note that the first `kept` batches are durable in `rejected/`, which rejects them.
 
         Args:
-            aside: What `ready()` gave.
+            aside: The request from `ready()`.
             kept: How many; the others wait, and are tried again after a pause.
             reason: Why not all of them.
 
         Returns:
-            True: there is more. Call `next_aside`, after what other partitions have to do.
+            True: more batches follow. Call `next_aside`, after the work of other partitions.
         """
         partition = self._partitions[aside.destination]
         if partition.flow is not Flow.REJECTING:
@@ -103,14 +103,14 @@ class Rejecter:
         for batch in aside.batches[:kept]:
             self._reject(batch)
         if any(batch.identity is not None for batch in aside.batches[:kept]):
-            # What comes now must not continue the sequence of what was rejected.
+            # Later batches must not continue the sequence of the rejected ones.
             self._identities.reidentify(partition)
         if kept < len(aside.batches):
             partition.rejection.stop()
         elif not partition.rejection.is_done:
             return True
         else:
-            # What comes now has its own time.
+            # The duration of a refusal starts again for later batches.
             self._refusals.clear_refusal(partition, accepted=False)
         if partition.partition == UNCHOSEN:
             partition.progress.begin()
@@ -123,7 +123,7 @@ class Rejecter:
 
     def handle_refusal(self, partition: Partition, head: Batch) -> None:
         if not self._sealer.rests(head):
-            return  # when it is written
+            return  # the journal calls this again once the batch is written
         if head.code in DESTINATION_CODES:
             self.reject_all(partition, head.code, head.message)
             return
@@ -140,10 +140,10 @@ class Rejecter:
         if head.durable:
             self.put_aside(partition, (head,))
         else:
-            self._sealer.spill((head,))  # it comes back here when it is on disk
+            self._sealer.spill((head,))  # the journal calls this again once the batch is on disk
 
     def reject_all(self, partition: Partition, code: int, reason: str) -> None:
-        """Nothing of this destination can be delivered."""
+        """Reject all batches of a destination to which the cluster accepts nothing."""
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
         ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
@@ -156,7 +156,7 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable)
         elif partition.flow is Flow.ASKING:
-            # In memory only: asked again, and rejected when it is on disk.
+            # The batches are only in memory: the journal asks again, and rejects them once they are on disk.
             self._out.pause(partition, reason)
 
     def put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
@@ -165,7 +165,7 @@ class Rejecter:
         self.next_aside(partition.number)
 
     def _reject(self, batch: Batch) -> None:
-        """Refused for good; it is finished when its mark is durable."""
+        """Reject a batch. It is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
         self._out.ready.notices.append(Refusal(batch))
         partition = self._partitions[batch.destination]

@@ -1,6 +1,6 @@
-"""Batches of one partition on their way to `rejected/`: in portions, and other partitions have their turn in between.
+"""Batches of one partition on their way to `rejected/`: in portions, so that other partitions are served in between.
 
-Which batches are rejected is decided in `rejecting`.
+`rejecting` decides which batches are rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PORTION_BYTES: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class Rejection:
-    """What one partition still has to reject.
+    """The batches that one partition still has to reject.
 
     Attributes:
         waiting: The batches after the portion that is being written, in the order of the queue.
@@ -34,15 +34,15 @@ class Rejection:
         return not self.waiting
 
     def begin(self, batches: Iterable[Batch]) -> None:
-        """These batches are rejected, in this order."""
+        """Begin to reject these batches, in this order."""
         self.waiting = deque(batches)
 
     def stop(self) -> None:
-        """The rest is not rejected now: a copy could not be written, or the topic exists after all."""
+        """Stop rejecting the rest for now: a copy could not be written, or the topic exists after all."""
         self.waiting.clear()
 
     def take_portion(self, most_batches: int) -> tuple[Batch, ...]:
-        """The next batches to be copied: at least one, and at most so many."""
+        """Take the next batches to copy: at least one, at most `most_batches`."""
         portion: list[Batch] = []
         size = 0
         while self.waiting and len(portion) < most_batches:

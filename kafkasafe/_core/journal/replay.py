@@ -1,6 +1,6 @@
-"""What the marks of a group say about the batches after them, while the log of earlier incarnations is read.
+"""The marks of a group that concern the batches after them, while recovery reads the log of earlier incarnations.
 
-What follows from it is decided in `recovery`.
+`recovery` decides what follows from them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["Replay"]
 
 @dataclass(slots=True)
 class Replay:
-    """The group that is being read, and what of the log concerns all groups.
+    """The state of the current group, and the facts from the log that concern all groups.
 
     Attributes:
         index: Of the next batch in the group.
-        blind_before: A group with its marks is lost at this position: neither an id nor its absence says of an earlier
-            batch whether it was sent. -1: nothing is lost.
-        quiet: The last group of the incarnation before said when all its requests are dead; None where it did not, or
-            something was sent since.
+        blind_before: A group with its marks is lost at this position: for earlier batches, neither an id nor a missing
+            id shows whether they were sent. -1: no group is lost.
+        quiet: The mark of the previous incarnation's last group: when all its requests are dead. None if it wrote no
+            such mark, or sent something since.
     """
 
     index: int = 0
@@ -39,13 +39,13 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """These batches of the group replace one, whose records were first written at `origin`; None: it is gone."""
+        """Note that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
         self._origins.append((origin, children))
         if parent is not None:
             self._parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """Where the records of the batches from this one on were first written."""
+        """Position where the records of the batches from this one on were first written."""
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:
@@ -53,23 +53,23 @@ class Replay:
         return any(parent.unit is not None and children.start == first for parent, children in self._parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
-        """These batches of the group are of this unit."""
+        """Note that these batches of the group belong to this unit."""
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Of these records of a batch the partition was given."""
+        """Note the runs of a batch's records whose partition the caller gave."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
-        """The batches of the group are copies."""
+        """Note that the batches of the group are copies."""
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """An incarnation says when its requests are dead, or takes that back."""
+        """Note a mark with which an incarnation announces when its requests are dead, or revokes that."""
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
-        """The group at this position is damaged."""
+        """Note that the group at this position is damaged."""
         self.blind_before = position
 
     @property
@@ -81,31 +81,31 @@ class Replay:
 
     @property
     def moved(self) -> m.Move | None:
-        """Which batch the next one is a copy of."""
+        """The move that made the next batch, if that is a copy."""
         return self._moves[self.index] if self.index < len(self._moves) else None
 
     @property
     def unit(self) -> u.Unit | None:
-        """The unit that the next batch is of."""
+        """The unit of the next batch."""
         return next((unit for unit, members in self._units if self.index in members), None)
 
     @property
     def parent(self) -> Batch | None:
-        """The batch that the next one is a part of."""
+        """The divided batch of which the next one is a part."""
         return next((parent for parent, children in self._parents if self.index in children), None)
 
     @property
     def origin(self) -> int:
-        """Where the records of the next batch were first written; -1: nowhere else."""
+        """Position where the records of the next batch were first written; -1: nowhere else."""
         return next((at for at, children in self._origins if self.index in children), -1)
 
     @property
     def given(self) -> tuple[tuple[int, int, int], ...] | None:
-        """Of which records of the next batch the partition was given."""
+        """The runs of the next batch's records whose partition the caller gave."""
         return self._given.get(self.index)
 
     def go_on(self) -> None:
-        """The next batch is read, or cannot be."""
+        """Advance to the next batch: this one was read, or is damaged."""
         self.index += 1
 
     # -- the end of a group --------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Replay:
         return [parent for parent, _ in self._parents]
 
     def end_group(self) -> None:
-        """Another group follows."""
+        """Reset the state of the group."""
         self._parents.clear()
         self._origins.clear()
         self._units.clear()

@@ -1,4 +1,4 @@
-"""From the caller to the queue, and to the disk: nothing is sent in here."""
+"""Passes new batches from the caller to the queue, and to the disk. It sends nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Sealer"]
 
 
 class Sealer:
-    """New batches, and those that are to be written."""
+    """Makes batches, queues them, and requests their writing."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Sealer:
         given: tuple[tuple[int, int, int], ...] | None = None,
         unit: u.Unit | None = None,
     ) -> Batch:
-        """A new batch, behind all earlier ones of its destination.
+        """Add a new batch, after all earlier ones of its destination.
 
         Args:
             destination: Its number.
@@ -73,13 +73,13 @@ class Sealer:
         return self.enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
-        """All batches of a new unit are sealed: it is written as one group, and delivered as one."""
+        """Close a new unit, all of whose batches are sealed: it is written as one group, and delivered as a whole."""
         self._units.closed(unit)
         group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Put batches on disk that are not (`durable_first=False`), and with each all that are before it."""
+        """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
         for batch in batches:
             if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
                 continue
@@ -95,7 +95,7 @@ class Sealer:
 
     def enqueue(self, batch: Batch) -> Batch:
         partition = self._partitions[batch.destination]
-        # Sequences ascend in queue order: behind a batch without an id there is none with one.
+        # Sequences ascend in queue order: no batch after one without an id may have an id.
         if (
             self._ids.is_granted
             and partition.partition != UNCHOSEN
@@ -110,10 +110,10 @@ class Sealer:
         return batch
 
     def join(self, unit: u.Unit, batch: Batch) -> None:
-        # The next life goes by the order on the disk: what is only in memory and stands before it goes there first.
+        # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
         queue = self._partitions[batch.destination].queue
         if not self._durable_first:
-            # What stands before another unit went there with that one.
+            # Batches before an earlier unit were written with that unit.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
@@ -125,7 +125,7 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """On disk, or only in memory where that is allowed, and not on its way between the two."""
+        """Whether it is on disk, or only in memory where that is allowed, and the disk is not writing it."""
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod

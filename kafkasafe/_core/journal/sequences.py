@@ -1,6 +1,6 @@
-"""Which id the next batch gets: the producer id of this incarnation, and each partition's sequence under it.
+"""The id of the next batch: the producer id of this incarnation, and each partition's sequence under it.
 
-When ids are given, and when they are taken back, is decided in `ids`.
+`ids` decides when to give ids, and when to take them back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MAX_EPOCH: Final = 2**15 - 2
 
 @dataclass(slots=True)
 class IdSource:
-    """The producer id that was granted to this incarnation.
+    """The producer id that the cluster granted to this incarnation.
 
     Attributes:
-        producer_id: The id, -1 while another one is wanted.
+        producer_id: The id, -1 while the journal needs a new one.
         epoch: Its first epoch.
     """
 
@@ -33,11 +33,11 @@ class IdSource:
         return self.producer_id >= 0
 
     def grant(self, producer_id: int, epoch: int) -> None:
-        """The cluster granted an id."""
+        """Note that the cluster granted an id."""
         self.producer_id, self.epoch = producer_id, epoch
 
     def withdraw(self) -> None:
-        """No batch gets this id any more: another one is wanted."""
+        """Stop using this id: the journal needs a new one."""
         self.producer_id = -1
 
 
@@ -46,10 +46,10 @@ class IdSequence:
     """The ids of one partition's batches, in the order in which they are given.
 
     Attributes:
-        producer_id: Of the batch that got an id last, -1 before the first one.
+        producer_id: Of the last batch that got an id, -1 before the first one.
         epoch: The same.
         next_sequence: Of the next batch under it.
-        stale: The batches that are not in the log need new ids, as soon as nothing can be appended under the old ones.
+        stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
     """
 
     producer_id: int = -1
@@ -58,7 +58,7 @@ class IdSequence:
     stale: bool = False
 
     def take(self, source: IdSource, count: int) -> BatchId:
-        """The id of the next batch, which has so many records."""
+        """Take the id for the next batch, which has `count` records."""
         if self.producer_id != source.producer_id:
             self.producer_id, self.epoch, self.next_sequence = source.producer_id, source.epoch, 0
         identity = BatchId(self.producer_id, self.epoch, self.next_sequence, count)
@@ -66,13 +66,13 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """The ids of batches that are not in the log have to be replaced."""
+        """Note that batches that are not in the log need new ids."""
         self.stale = True
 
     def renew(self, source: IdSource) -> None:
-        """All ids that are not in the log were taken back: the next one has sequence 0 of the next epoch.
+        """Start the next epoch at sequence 0: all ids that are not in the log were taken back.
 
-        Ids of earlier incarnations are not bumped but left: two copies of a spool must never make the same new id.
+        The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
         """
         self.stale = False
         if self.producer_id != source.producer_id:
@@ -84,6 +84,6 @@ class IdSequence:
             self.epoch += 1
 
     def forget(self) -> None:
-        """Another cluster is written to: no id was given there."""
+        """Start over: the lane writes to another cluster, where no batch has an id yet."""
         self.producer_id = self.epoch = -1
         self.stale = False

@@ -1,4 +1,4 @@
-"""What can be chosen for a journal."""
+"""The settings of a journal."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of one lane.
+    """The settings of one lane's journal.
 
     Attributes:
-        durable_first: Send only what is on disk (`spool="always"`). False: `spill()` says what has to go there.
+        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` selects those to write.
         window: Batches sent without a durable commit mark, per partition.
-        state_age_s: How long after a batch's own timestamp a broker surely remembers the producer.
-        request_timeout_s: After this a request without an answer is dead.
+        state_age_s: How long after a batch's own timestamp a broker surely keeps the producer state.
+        request_timeout_s: After this time, no broker can append a request without an answer any more.
         blocked_timeout_s: How long a destination may be missing, forbidden or invalid, timestamps be too far ahead, or
-            the broker fail on one batch, before what waits for it is rejected; None: for ever. Counted within this
-            incarnation, without another answer in between.
+            the broker fail on one batch, before the journal rejects the affected batches; None: for ever. Counted
+            within this incarnation; any other answer resets it.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice says so: it may be new.
-        heal: Acknowledged batches that the cluster lost are sent again, as far as the spool still has them.
+        heal: Send acknowledged batches that the cluster lost again, as far as the spool still has them.
         heal_recreated: Also into a topic that was deleted and created again.
-        aside_batches: How many batches are put aside at a time, at most.
-        gather_bytes: Small batches that wait become one of this size at most; 0: never.
+        aside_batches: How many rejected batches are made durable in `rejected/` at a time, at most.
+        gather_bytes: Small waiting batches are merged up to this size; 0: never.
         newest_reading: See `units.Units`.
     """
 

@@ -1,4 +1,4 @@
-"""What marks repeat of partitions: how far each is, and which batch was acknowledged last."""
+"""The marks that new segments repeat: the progress of each partition, and its newest acknowledged batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Snapshots:
         self._revivals = revivals
 
     def all(self) -> list[m.Mark]:
-        """What the first group of a new segment must repeat, so that segments before it can go."""
+        """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
         marks: list[m.Mark] = [
             *self._home.marks,
             *self._destinations.topics.values(),
@@ -49,7 +49,7 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """Marks to be durable before what is in front of this position goes: which batch was acknowledged last."""
+        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
         marks: list[m.Mark] = []
         for partition in self._destinations.partitions.values():
             newest = _newest(partition)
@@ -60,11 +60,11 @@ class Snapshots:
         return marks
 
     def states(self, partition: Partition) -> list[m.State]:
-        """How far the partition is, to be repeated: none where the mark would be read as a reset, and is none.
+        """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
 
-        1. The batches of a unit are acknowledged at no offset, by a broker without topic ids and leader epochs.
-        2. Nothing else was sent to the partition, so that no baseline is known.
-        3. A new segment begins: the mark would know nothing, but the batches are remembered.
+        1. A broker without topic ids and leader epochs acknowledges the batches of a unit without an offset.
+        2. The lane sent nothing else to the partition, so that no baseline is known.
+        3. A new segment begins: the mark would know nothing, although the journal remembers the batches.
         """
         mark = state_mark(partition)
         remembers = bool(partition.log.acked) or partition.number in self._revivals
@@ -72,12 +72,12 @@ class Snapshots:
 
 
 def state_mark(partition: Partition) -> m.State:
-    """How far the partition is."""
+    """The STATE mark of the partition's progress."""
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # Not the last acknowledged one: its mark may not be durable yet, or an earlier batch be in doubt, and a
-        # scan that starts behind a batch takes it for absent.
+        # Not the last acknowledged offset: its mark may not be durable yet, or an earlier batch may be in doubt, and a
+        # scan that starts after a batch takes it for absent.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -85,7 +85,7 @@ def state_mark(partition: Partition) -> m.State:
 
 
 def _newest(partition: Partition) -> Batch | None:
-    """The batch that ends where STATE says that everything before it is finished."""
+    """The batch that ends at `clear_offset`, up to which everything is finished."""
     return next(
         (
             batch
@@ -99,15 +99,15 @@ def _newest(partition: Partition) -> Batch | None:
 
 
 def _newest_marks(partition: Partition) -> list[m.Mark]:
-    """In front of STATE: the id of the batch that was acknowledged last, which outlives the batch.
+    """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
 
-    The epoch of the acknowledgement may be an older one than that of its leader. Where the log of that epoch ends
-    before it, only the batch itself proves that it is still there.
+    The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch
+    ends before the batch, only the batch itself proves that the log still has it.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:
         return []
-    # What was never in the spool has a position where no batch can be.
+    # A batch that was never in the spool gets a position that no batch can have.
     at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
     partition.log.tell(at)
     identity = m.Identity(at, *id_fields(newest.identity))

@@ -1,6 +1,6 @@
-"""Which positions of the spool are still needed, and what for.
+"""The positions of the spool that are still needed, with the reasons.
 
-How much of the spool is worth being copied forward is decided in `kafkasafe._core.forward`.
+`kafkasafe._core.forward` decides how much of the spool is worth copying forward.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["SpoolIndex"]
 
 
 class SpoolIndex:
-    """Unfinished batches by their positions, and what else must not be deleted.
+    """Unfinished batches by their positions, and other positions that the spool must keep.
 
     Attributes:
         end: The spool's next position.
-        released: The spool has nothing before this position any more.
-        first_packed: The least position of a packed batch; `ANYWHERE` where nothing is packed.
-        suspected: By destination that may have lost batches, where those begin that may have to be sent again. It may
-            be read from any thread.
+        released: The spool has deleted everything before this position.
+        first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
+        suspected: For each destination whose log may have lost batches: the first position of those that may have to be
+            sent again. It may be read from any thread.
     """
 
     __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")
@@ -33,11 +33,11 @@ class SpoolIndex:
         self.end = 0
         self.released = 0
         self.first_packed = ANYWHERE
-        # But for those that are packed.
+        # Without the packed ones.
         self._batches: Ordered[Batch] = Ordered()
-        # By destination, where the first one is that is packed.
+        # By destination, the position of its first packed batch.
         self._packed_from: dict[int, int] = {}
-        # Files of `rejected/` that count for nothing, by the position of their mark.
+        # Void files of `rejected/`, each with the position of its mark.
         self._resent: dict[m.Resent, int] = {}
         self.suspected: dict[int, int] = {}
 
@@ -51,19 +51,19 @@ class SpoolIndex:
         return self._batches.get(position)
 
     def items(self) -> list[tuple[int, Batch]]:
-        """(position, batch) of them, by position."""
+        """(position, batch) of the batches that are not packed, by position."""
         return sorted(self._batches.items(), key=itemgetter(0))
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(position, bytes) of them, in any order."""
+        """(position, bytes) of the batches that are not packed, in any order."""
         return [(position, batch.size_bytes) for position, batch in self._batches.items()]
 
     def place(self, batch: Batch) -> None:
-        """It is at its position, and has to be kept there."""
+        """Keep a batch at its position."""
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
-        """It may be released; and with the last of its parts, the divided batch in whose place they stand."""
+        """Drop it from the index. With its last open part, drop the divided batch too."""
         gone: Batch | None = batch
         while gone is not None:
             self._batches.pop(gone.position, None)
@@ -72,11 +72,11 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """It is kept as one of those that are packed."""
+        """Drop a batch that is packed: `note_packed` covers the positions of packed batches."""
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:
-        """The first packed batch of a destination is at this position; None: it has none."""
+        """Note the position of a destination's first packed batch; None: it has none."""
         known = self._packed_from.get(destination)
         if position == known:
             return
@@ -91,17 +91,17 @@ class SpoolIndex:
 
     @property
     def packed_from(self) -> Mapping[int, int]:
-        """By destination, where the first one is that is packed."""
+        """By destination, the position of its first packed batch."""
         return self._packed_from
 
     # -- the spool -----------------------------------------------------------------------------------------------------
 
     def reach(self, end: int) -> None:
-        """The spool goes on at this position, or behind it."""
+        """Note that the spool's next position is this one, or a later one."""
         self.end = max(self.end, end)
 
     def release(self, before_position: int) -> None:
-        """The spool deleted everything before this position."""
+        """Note that the spool deleted everything before this position."""
         self.released = before_position
 
     def has(self, batch: Batch) -> bool:
@@ -112,23 +112,23 @@ class SpoolIndex:
 
     @property
     def resent(self) -> list[m.Resent]:
-        """Files of `rejected/` that count for nothing, and are not deleted."""
+        """Void files of `rejected/` that are not deleted yet."""
         return list(self._resent)
 
     def is_disowned(self, mark: m.Resent) -> bool:
-        """Whether the log says already that this file counts for nothing."""
+        """Whether the log already has a mark that voids this file."""
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """The mark at this position says that a file counts for nothing: it is needed until the file is gone."""
+        """Note a mark that voids a file: the spool keeps the mark until the file is deleted."""
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
-        """The file is gone."""
+        """Note that the file is deleted."""
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """These batches may have to be sent again: what the spool still has of them is kept."""
+        """Keep those of these batches that the spool still has: they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(
@@ -136,11 +136,11 @@ class SpoolIndex:
         )
 
     def unpin(self, destination: int) -> None:
-        """None of them has to be sent again."""
+        """Note that no batch of this destination has to be sent again."""
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
-        """A check may follow from a leader epoch in the first segment: it stays until there is an answer."""
+        """Keep everything for the pending checks, which may depend on a leader epoch in the first segment."""
         self.suspected = dict.fromkeys(self.suspected, 0)
 
     # -- what may be released ------------------------------------------------------------------------------------------

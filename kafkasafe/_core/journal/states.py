@@ -1,6 +1,6 @@
-"""A batch from `seal` to its fate: what is known of it, and what changes that.
+"""The data of a batch, from `seal` to its fate, with the methods that change it. It decides nothing.
 
-What it is after an event is in `lifecycle`. Nothing is decided in here. An illegal event is a bug, and raises.
+`lifecycle` has the state that follows each event. An illegal event is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 DAMAGED: Final = -3
-"""The code of a batch whose bytes are damaged in the spool: none of Kafka's."""
+"""The code of a batch whose bytes are damaged in the spool; not one of Kafka's."""
 
 TOO_SLOW: Final = -4
-"""The code of a batch that timed out too often, and is to be divided: none of Kafka's."""
+"""The code of a batch that timed out too often and will be divided; not one of Kafka's."""
 
 
 class IllegalMoveError(RuntimeError):
-    """A bug in kafkasafe: something happened to a batch that cannot happen in its state."""
+    """A bug in kafkasafe: an event that is not possible in the batch's state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class Batch:
     """One batch of one destination.
 
     Attributes:
-        handle: Number of the batch in this life, ascending.
+        handle: Number of the batch in this incarnation, ascending.
         destination: Destination number.
         count: Records in it, ≥ 1.
         size_bytes: Size of the whole batch.
@@ -50,31 +50,31 @@ class Batch:
         position: In the spool; -1 while it is not there.
         identity: Its id, None while it has none.
         state: See `lifecycle.STATE`.
-        tries: How often it was sent in this life.
-        durable: It, and the mark that gives it its id, are on disk.
-        writing: It is on its way to the disk: it stays what it is until it has its position there.
-        owed: Its records are on disk as part of another batch, which comes back until this one is durable.
-        former_life: It was recovered: an earlier life may have sent it.
-        unanswered: A request with it under its id may still be on its way, or have been appended unnoticed.
+        tries: How often it was sent in this incarnation.
+        durable: The batch and the mark with its id are on disk.
+        writing: The disk is writing it: the batch must not change until it has its position.
+        owed: Its records are on disk in another batch, which recovery would restore until this one is durable.
+        former_life: Recovery read it: an earlier incarnation may have sent it.
+        unanswered: A broker may still append a request with it under its id, or have appended one without our noticing.
         base_offset: In the partition, -1 while unknown.
-        place: The same once it is committed, or, where that was never learned, what it is not before.
+        place: `base_offset` once it is committed; if that is unknown, a lower bound.
         code: Why it was refused, Kafka's error code.
-        message: The same for people.
+        message: The same as human-readable text.
         bad_records: (index, message) of the records that the broker named.
-        doomed: The broker named every record in it as bad: rejected when its turn comes, without another try.
-        overdue: It was refused for longer than anything is waited for, for a reason that might have passed.
-        condemned: Refused as soon as it is proven that it is not in the log.
-        unconfirmed: The broker says that it was not appended; its state was not looked at yet.
-        parent: The refused batch it is a part of: it stands in the parent's place.
-        rank: Sorts durable batches of a partition as their records were accepted.
-        heirs: Its own parts that are not finished.
+        doomed: The broker named every record in it as bad: the journal rejects it in its turn, without another try.
+        overdue: The cluster refused it for longer than the limit, for a reason that might have been temporary.
+        condemned: The journal rejects it as soon as the cluster proves that it is not in the log.
+        unconfirmed: The broker says that it did not append the batch; the producer state was not checked yet.
+        parent: The divided batch of which it is a part: it takes the parent's place in the order.
+        rank: Sorts durable batches of a partition in the order in which their records were accepted.
+        heirs: Number of its own unfinished parts.
         revived: The cluster lost it after acknowledging it: it is sent again.
-        origin: Where in the spool its records stood before partitions were chosen for them; -1 if nowhere else.
-        unit: What it is a part of: delivered together, or not at all.
-        given: Of a batch whose partitions are to be chosen, the runs of records whose partition was given (see
-            `marks.Given`); None where no mark is needed, or there.
+        origin: Position where its records were first written, before their partitions were chosen; -1 if nowhere else.
+        unit: The unit to which it belongs: delivered together, or not at all.
+        given: For a batch whose partitions are not chosen yet: the runs of records whose partition the caller gave (see
+            `marks.Given`). None if it needs no mark, or the mark is durable.
         timeouts: How often in a row a request with it timed out.
-        gathered: It was made of several, which had waited.
+        gathered: It was merged from several waiting batches.
     """
 
     handle: int
@@ -114,118 +114,118 @@ class Batch:
 
     @property
     def written_at(self) -> int:
-        """Where its records were first written in the spool; `order.NEVER` while they are only in memory."""
+        """Spool position where its records were first written; `order.NEVER` while they are only in memory."""
         if self.origin >= 0:
             return self.origin
         return self.rank[0] if self.rank else NEVER
 
     def write(self) -> None:
-        """It is passed to the disk."""
+        """Note that the disk begins to write it."""
         self.writing = True
 
     def written(self, position: int) -> None:
-        """It is durable at this position."""
+        """Note that it is durable at this position."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
 
     def settle_at(self, position: int) -> None:
-        """It is in the spool at this position, and is as old as that, or as its parent."""
+        """Set its position in the spool, and derive its rank from that, or from its parent's rank."""
         self.position = position
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """A copy at this position replaces it. Its rank stays, so that it is as old as before."""
+        """Note that a copy at this position replaces it. Its rank, and so its place in the order, stays the same."""
         self.parent = None
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """A mark says how old it is, and where its records were first written."""
+        """Take its rank, and the position where its records were first written, from a mark."""
         self.rank, self.origin = rank, origin
 
     def come_from(self, position: int) -> None:
-        """Its records were first written there, before partitions were chosen for them; -1: nowhere else."""
+        """Set the position where its records were written before their partitions were chosen; -1: nowhere else."""
         self.origin = position
 
-    # -- what it is a part of ------------------------------------------------------------------------------------------
+    # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
-        """It is delivered with this unit."""
+        """Make it a batch of this unit."""
         self.unit, self.state = unit, State.JOINED
 
     def choose(self, given: tuple[tuple[int, int, int], ...] | None) -> None:
-        """Of these records the partition was given."""
+        """Set the runs of records whose partition the caller gave."""
         self.given = given
 
     def stand_for(self, parent: Batch) -> None:
-        """It is a part of this batch, and stands in its place."""
+        """Make it a part of this batch, whose place it takes."""
         self.parent = parent
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """It is a part of this batch, which was refused: only the parent's position tells recovery where it stands."""
+        """Make it a part of this refused batch. Recovery derives its place from the parent's position alone."""
         self.doomed = doomed
         self.blame(parent.code, parent.message)
         self.overdue = parent.overdue
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """It is made of several batches, of which this is the first, and has their sequences."""
+        """Make it the merger of several batches, of which `first` is the first. It has their sequences."""
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
 
     def owe(self, *, owed: bool) -> None:
-        """Its records are on disk as part of another batch, or not."""
+        """Set whether another batch on disk has its records."""
         self.owed = owed
 
     def add_heir(self) -> None:
-        """It has another part."""
+        """Count another part."""
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """One of its parts is finished. How many are not."""
+        """Note that one of its parts is finished. Returns how many are not."""
         self.heirs -= 1
         return self.heirs
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def identify(self, identity: BatchId | None) -> None:
-        """It gets an id, or has none any more."""
+        """Set or remove its id."""
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """It has no id any more, and no request with it under that id can be appended."""
+        """Remove its id: no broker can append a request with it under that id."""
         self.identity = None
         self.unanswered = False
 
     def send(self) -> None:
-        """A request with it begins."""
+        """Note that a request with it begins."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Whether a request with it under its id may still be appended, or have been appended unnoticed."""
+        """Set whether a broker may still append a request with it under its id, or have appended one unnoticed."""
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """A request with it timed out."""
+        """Note that a request with it timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
-        """It is at this offset; -1: somewhere."""
+        """Set its offset; -1: unknown."""
         self.base_offset = base_offset
 
     def place_at(self, offset: int) -> None:
-        """It is at this offset, or behind it."""
+        """Set its offset, or a lower bound of it."""
         self.place = offset
 
     def relocate(self, base_offset: int) -> None:
-        """It was found at another offset than that of its acknowledgement."""
+        """Set its offset, which differs from that of its acknowledgement."""
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
-        """The cluster lost it: it is sent again as a new batch."""
+        """Prepare it to be sent again as a new batch: the cluster lost it."""
         self.on(BatchEvent.LOST)
         self.take_back_id()
         self.base_offset = -1
@@ -234,40 +234,40 @@ class Batch:
         self.revived = True
 
     def revive_part(self) -> None:
-        """It is a part of a batch that is sent again after a loss."""
+        """Note that it is a part of a batch that is sent again after a loss."""
         self.revived = True
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def blame(self, code: int, message: str) -> None:
-        """Why it was refused, or is to be."""
+        """Set why the cluster refused it, or why the journal will reject it."""
         self.code, self.message = code, message
 
     def blame_records(self, bad_records: tuple[tuple[int, str], ...]) -> None:
-        """The broker named these records of it."""
+        """Set the records that the broker named as bad."""
         self.bad_records = bad_records
 
     def refuse_for_long(self, *, overdue: bool) -> None:
-        """Whether it was refused for longer than anything is waited for."""
+        """Set whether the cluster refused it for longer than the limit."""
         self.overdue = overdue
 
     def check_absence(self, *, wanted: bool) -> None:
-        """Whether its absence is to be compared with the state that the leader has of it."""
+        """Set whether its absence has yet to be compared with the leader's producer state."""
         self.unconfirmed = wanted
 
     def condemn(self, code: int, message: str) -> None:
-        """It is refused as soon as it is proven that it is not in the log."""
+        """Mark it for rejection as soon as the cluster proves that it is not in the log."""
         self.condemned = True
         self.blame(code, message)
 
     def pardon(self) -> None:
-        """It is not: what was to be proven is decided."""
+        """Revoke `condemn`: its presence is decided."""
         self.condemned = False
 
     # -- its state -----------------------------------------------------------------------------------------------------
 
     def on(self, event: BatchEvent) -> None:
-        """Something happened to it; raises IllegalMoveError if that cannot happen in its state."""
+        """Take an event; raises IllegalMoveError if it is not possible in the batch's state."""
         to = STATE[self.state].get(event)
         if to is None:
             raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")
@@ -276,12 +276,12 @@ class Batch:
             self.unanswered = True
 
     def read_id(self, identity: BatchId | None) -> None:
-        """The log says which id it has."""
+        """Take its id from the spool."""
         self.identity = identity
         self.state = State.SEALED if identity is None else State.PREPARED
 
     def read_fate(self, state: State) -> None:
-        """The log says how it ended."""
+        """Take its fate from the spool."""
         self.state = state
 
 
@@ -292,7 +292,7 @@ class Fate(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     DROPPED = "dropped"
-    """With its unit, which nobody wants any more."""
+    """Its unit was dropped, and it with the unit."""
 
 
 def batches_of(unit: u.Unit) -> list[Batch]:
@@ -301,7 +301,7 @@ def batches_of(unit: u.Unit) -> list[Batch]:
 
 
 def follows(later: BatchId, earlier: BatchId) -> bool:
-    """The leader took `later` behind `earlier`, or they are the same."""
+    """Whether both have the same producer id and epoch, and `later` is not before `earlier`."""
     same = (later.producer_id, later.producer_epoch) == (earlier.producer_id, earlier.producer_epoch)
     return same and sequence_distance(earlier.last_sequence, later.last_sequence) >= 0
 

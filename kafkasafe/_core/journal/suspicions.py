@@ -1,6 +1,6 @@
-"""Suspicions that acknowledged batches are gone: what raises one, and that nothing new is sent meanwhile.
+"""Raises suspicions that the log has lost acknowledged batches. Meanwhile, the journal sends no new batch there.
 
-What the log says about it, and what is sent again, is in `losses`.
+`losses` surveys the log and sends lost batches again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Suspicions"]
 
 
 class Suspicions:
-    """What was acknowledged and may be gone."""
+    """Raises suspicions, and pins the batches in the spool that may have to be sent again."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Suspicions:
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
-        """Something says that acknowledged batches may be gone; the log is asked before anything new is sent.
+        """Raise a suspicion that the log has lost acknowledged batches; a survey runs before any new batch is sent.
 
         Args:
             destination: Destination number.
-            cause: What raised the suspicion.
-            evidence: For people.
-            from_offset: From here on it is gone, if it is; -1 when unknown.
-            check: What the suspicion is about, when it is not about the last acknowledgement.
+            cause: The sign that raised the suspicion.
+            evidence: Human-readable text.
+            from_offset: If the log lost records, then those from this offset on; -1 when unknown.
+            check: The failed check that raised the suspicion, if it is not about the last acknowledgement.
         """
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):
@@ -58,7 +58,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """The log of the leader before did not end before what that one acknowledged."""
+        """Note a passed check: the former leader's epoch does not end before its last acknowledgement."""
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
             partition.loss.passed()
@@ -66,17 +66,17 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """The log of the leader before could not be asked about; it is asked again.
+        """Note that a check had no answer; it is repeated.
 
         Args:
-            check: What was asked.
-            code: Kafka's error code where the cluster gave one, else 0.
+            check: The check.
+            code: Kafka's error code if the cluster gave one, else 0.
         """
         if code in MISSING_CODES:
             self._missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
-        """The topic was deleted and created again: what was acknowledged is gone with the old one."""
+        """Raise a suspicion: the topic was recreated, so the acknowledged batches were deleted with the old topic."""
         self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
 
     def raise_suspicion(
@@ -100,20 +100,20 @@ class Suspicions:
         self.keep_suspected(partition)
 
     def keep_suspected(self, partition: Partition) -> None:
-        """After each change of its `suspicion` or `checks`. What may have to be sent again stays in the spool."""
+        """Pin batches that may have to be sent again. Call it after each change of `suspicion` or `checks`."""
         if not partition.loss.is_open:
             self._index.unpin(partition.number)
         else:
             self._index.pin(partition.number, (*partition.log.acked, *partition.queue))
 
     def stop_if_suspected(self, partition: Partition) -> None:
-        """Nothing new is sent while acknowledged batches may be gone: the log is asked first."""
+        """Stop sending new batches if the log is suspected: a survey runs first."""
         if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
             partition.progress.decide()
             self._packer.touch(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """A batch was acknowledged: behind all that was acknowledged before, or that is gone."""
+        """Compare an acknowledged offset with the last one. A lower offset raises a suspicion."""
         last = partition.log.last_acked_offset
         if base_offset > last:
             partition.log.know_from(base_offset)
@@ -124,7 +124,7 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """An acknowledgement came, or its mark was found: what the leader before acknowledged may be gone."""
+        """Note the leader epoch of an acknowledgement or its mark. A new leader may lack its predecessor's records."""
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
                 EpochCheck(partition.number, partition.log.leader_epoch, partition.log.last_acked_offset)

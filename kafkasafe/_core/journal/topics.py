@@ -1,4 +1,4 @@
-"""Destinations and their topics: declared, learned, forgotten with a topic or a cluster that is gone."""
+"""Declares destinations, learns topics, and forgets the offsets of deleted topics and of a former cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Topics"]
 
 
 class Topics:
-    """Where batches go."""
+    """The destinations of batches, with their topics."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """A cluster answers. What the lane knows of another one is forgotten, if nothing waits for that one.
+        """Note the cluster that answers. Forgets a former cluster's offsets and ids, if no batch waits for it.
 
         Args:
             cluster_id: Its id.
-            assumed: The cluster that the lane was for, where its log does not say; None: for none yet.
+            assumed: The former cluster of the lane, if the lane's log does not name it; None: it had none yet.
 
         Returns:
-            Whether something was forgotten.
+            Whether a former cluster was forgotten.
         """
         moves = self._home.is_other(cluster_id, assumed)
         if moves and any(
@@ -100,9 +100,9 @@ class Topics:
         return moves
 
     def _new_cluster(self) -> None:
-        """What was delivered before went to another cluster: its offsets and ids say nothing about this one.
+        """Forget the former cluster: its offsets and ids do not apply to this one.
 
-        Only while nothing waits, but what was sealed before any cluster was asked.
+        Called only while no batch waits, except batches sealed before a cluster was asked.
         """
         self._ids.withdraw()
         self._units.moved()
@@ -113,9 +113,9 @@ class Topics:
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
-        """The topic is gone for good and nothing waits for it: its offsets mean nothing any more. True when it is news.
+        """Forget the offsets of a deleted topic for which no batch waits. True if there were any.
 
-        Ids go on where they were: should the topic be there after all, none is given twice.
+        The sequence of ids continues: if the topic exists after all, no id is reused.
         """
         partitions = [p for p in self._partitions.values() if p.topic == topic]
         if any(p.queue or p.log.commits for p in partitions):
@@ -130,21 +130,21 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Partition) -> None:
-        """As if nothing had ever been sent to it, also for later incarnations: the mark knows nothing."""
+        """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
         self.forget_acknowledged(partition)
         partition.progress.begin()
         self._out.ready.persist.marks.append(state_mark(partition))
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Partition) -> None:
-        """Also what follows from it elsewhere. Called live, and when the mark of it is read back."""
+        """Forget acknowledged batches, with all dependent state. Called at the event, and for its mark in recovery."""
         partition.forget_acknowledged()
         self._revivals.forget(partition.number)
         self._suspicions.keep_suspected(partition)
         self._units.forget(partition.number)
 
     def note_topic(self, partition: Partition) -> None:
-        """Units do not wait for the answer about the baseline: they are prepared in this topic, or a later one."""
+        """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

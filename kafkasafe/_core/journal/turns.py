@@ -1,4 +1,4 @@
-"""When a batch of a unit is the next one of its partition."""
+"""Decides whether a batch of a unit is the next one of its partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """What the units ask about the queues."""
+    """Answers the units' queries about the queues."""
 
     def __init__(self, destinations: Destinations, precedence: Precedence) -> None:
         self._partitions = destinations.partitions
@@ -21,7 +21,7 @@ class Turns:
         """Whether only batches of units are before it in its queue, and it may be sent."""
         partition = self._partitions[batch.destination]
         if partition.partition == UNCHOSEN:
-            return False  # it is divided first
+            return False  # the batch has to be divided first
         for other in partition.queue:
             if other is batch:
                 return partition.loss.suspicion is None and not self._precedence.stops(partition, other)

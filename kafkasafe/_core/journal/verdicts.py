@@ -1,4 +1,4 @@
-"""Batches in doubt: what the cluster's state, or its log, says of them, and what the user does where nobody knows."""
+"""Resolves batches in doubt, by the cluster's producer state, by its log, or by the user's decision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Verdicts"]
 
 
 class Verdicts:
-    """What became of batches whose answer was lost."""
+    """Applies judgements and decisions to batches in doubt."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Verdicts:
         leader_epoch: int = -1,
         now: float,
     ) -> None:
-        """The answer to an Ask with batches in doubt.
+        """Take the answer to an `Ask` with batches in doubt.
 
         Args:
             destination: Destination number.
             judgement: About the batches of the Ask, in its order.
             stable: The present ones were read below the high watermark: no probe is needed.
-            shrunk_to: The log's end, where it is before what was acknowledged; else -1.
-            read_from: Where the log was read from then.
+            shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
+            read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Of the leader whose log was read, -1 when unknown.
             now: Seconds.
         """
@@ -67,7 +67,7 @@ class Verdicts:
         if partition.flow is not Flow.ASKING:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
-            # What was learned meanwhile says that the answer is not about all of the log.
+            # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.
             partition.progress.decide()
             self._packer.touch(partition)
             return
@@ -79,10 +79,11 @@ class Verdicts:
             partition.doubt.read_again(read_from)
         newest = present[-1].identity if present else None
         last = partition.log.last_acked_id
-        # What was acknowledged behind it says as much as a probe would.
+        # A later acknowledged batch proves as much as a probe would.
         passed = newest is not None and last is not None and follows(last, newest)
         if present and not stable and not passed and now - partition.doubt.asked_at > self._request_timeout_s:
-            # This process slept over the answer: the leader may have forgotten us, and would append the probe.
+            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
+            # would then append the probe.
             partition.progress.decide()
             self._packer.touch(partition)
             return
@@ -109,7 +110,7 @@ class Verdicts:
                 )
             self._stop_at(partition, absent[0], evidence)
             return
-        # Brokers that cannot tell their state: the sequence is refused and the log does not have it.
+        # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
         gap = judgement.verdict is Verdict.GAP
         gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
         if absent and gap and not partition.queue.explains_gap(absent[0]):

@@ -1,6 +1,6 @@
-"""What there is, for those who look: nothing in here changes anything.
+"""Read-only queries about the journal's state.
 
-What says so may be called from any thread: it copies before it looks.
+Methods whose docstring says so may be called from any thread: they copy the data first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Views"]
 
 
 class Views:
-    """Answers about what waits, what is in doubt and what was delivered."""
+    """Queries about waiting batches, batches in doubt and delivered batches."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Views:
 
     @property
     def producer_id(self) -> int:
-        """This life's producer id, -1 until one is granted."""
+        """This incarnation's producer id, -1 until the cluster grants one."""
         return self._ids.producer_id
 
     @property
     def release_position(self) -> int:
-        """Everything before this spool position is finished, and not doubted."""
+        """Everything before this spool position is finished, and not suspected to be lost."""
         others = self._pinned() if self._revivals or len(self._units) else ()
         return self._index.release_position(others)
 
@@ -64,11 +64,11 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations where what was acknowledged may be gone: the answer is on its way. From any thread."""
+        """Destinations whose log may have lost acknowledged batches, until a survey decides. From any thread."""
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
-        """(topic, partition, why) of the same, for people. From any thread."""
+        """(topic, partition, reason) of the same, as human-readable text. From any thread."""
         found = []
         for number in list(self._index.suspected):
             partition = self._partitions[number]
@@ -81,21 +81,21 @@ class Views:
 
     @property
     def held_position(self) -> int:
-        """From here on the spool keeps what is finished too, whatever is moved."""
+        """From this position on, the spool also keeps finished batches, even if unfinished ones are copied forward."""
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of what keeps all behind it in the spool, in order; what is packed, many at once."""
+        """(position, bytes) of batches that keep everything after them in the spool, in order; packed ones in sums."""
         sizes = self._index.sizes()
         for number in self._index.packed_from:
             sizes += self._partitions[number].queue.packed_sizes
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch with its address, but for those that are packed.
+        """Every unfinished batch with its address, except packed ones.
 
         Args:
-            far: Only those that are far from their turn, which may be packed; or only the others.
+            far: True: only batches far from their turn, which may be packed. False: only the others. None: all.
         """
         first = packing.UNPACKED if far else 0
         last = packing.UNPACKED if far is False else None
@@ -104,7 +104,7 @@ class Views:
                 yield partition.topic, partition.partition, batch
 
     def packed(self) -> Iterator[Packed]:
-        """What is packed, of each partition of which something is."""
+        """The packed batches of each partition that has some."""
         for partition in self._partitions.values():
             first = partition.queue.first_packed
             if first is not None:
@@ -115,7 +115,7 @@ class Views:
 
     @property
     def resent(self) -> list[m.Resent]:
-        """Files of `rejected/` whose records are batches of this lane: to be deleted, then `retired()`."""
+        """Files of `rejected/` whose records are batches of this lane: delete them, then call `Journal.retired()`."""
         return self._index.resent
 
     @property
@@ -124,12 +124,12 @@ class Views:
         return sum(len(p.queue) for p in self._partitions.values()) + self._units.bare
 
     def topic(self, name: str) -> m.Topic | None:
-        """What is remembered of a topic."""
+        """The id and partition count of a topic; None if unknown."""
         return self._destinations.topics.get(name)
 
     @property
     def topics(self) -> Mapping[str, m.Topic]:
-        """What is remembered of each topic."""
+        """All known topics by name."""
         return self._destinations.topics
 
     @property
@@ -143,7 +143,7 @@ class Views:
         return partition.topic, partition.partition
 
     def last_acked_offset(self, topic: str, partition: int) -> int:
-        """Offset of the last acknowledged record (inclusive), -1 when nothing was."""
+        """Offset of the last acknowledged record (inclusive), -1 if there was none."""
         known = self._destinations.find(topic, partition)
         return -1 if known is None else known.log.last_acked_offset
 
@@ -157,14 +157,14 @@ class Views:
 
     @property
     def in_doubt(self) -> int:
-        """Batches that may have been appended without our knowing. From any thread."""
+        """How many batches are in doubt: the broker may have appended them. From any thread."""
         return sum(
             batch.state is State.IN_DOUBT for p in list(self._partitions.values()) for batch in p.queue.copy()
         )
 
     @property
     def spooled_records(self) -> int:
-        """Records on disk that are not finished. From any thread."""
+        """How many unfinished records are on disk. From any thread."""
         partitions = list(self._partitions.values())
         packed = sum(p.queue.packed_records for p in partitions)
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
@@ -176,7 +176,7 @@ class Views:
         return [first.max_timestamp for first in firsts if first is not None]
 
     def denials(self) -> list[tuple[int, Denial, int, int]]:
-        """(destination, denial, batches, records) of what waits for the cluster to take it. From any thread."""
+        """(destination, denial, batches, records) of each destination that the cluster refuses. From any thread."""
         found = []
         for partition in list(self._partitions.values()):
             denial = partition.refusal.denial
@@ -188,7 +188,7 @@ class Views:
         return found
 
     def waiting(self, topic: str) -> int:
-        """Batches of a topic that wait for their partitions to be chosen."""
+        """How many batches of a topic wait for their partitions to be chosen."""
         known = self._destinations.find(topic, UNCHOSEN)
         return 0 if known is None else len(known.queue)
 
@@ -219,15 +219,15 @@ class Views:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were sent and have no answer yet."""
+        """How many batches were sent and have no answer yet."""
         return sum(partition.queue.in_flight for partition in self._partitions.values())
 
     def wants(self, topic: str) -> bool:
-        """Whether anything of a topic is unfinished. From any thread."""
+        """Whether a topic has unfinished batches. From any thread."""
         return any(p.queue for p in list(self._partitions.values()) if p.topic == topic)
 
     def idle(self) -> list[tuple[int, int]]:
-        """(destination, last acked offset) of the partitions where nothing is going on."""
+        """(destination, last acked offset) of partitions without requests in flight, doubts or suspicions."""
         return [
             (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
@@ -238,7 +238,7 @@ class Views:
         ]
 
     def acknowledged(self) -> list[int]:
-        """Destinations to which something was acknowledged, and of which nobody suspects yet that it is gone."""
+        """Destinations with acknowledged records and no suspicion of loss."""
         return [
             partition.number
             for partition in self._partitions.values()
@@ -250,14 +250,14 @@ class Views:
         return self._partitions[destination].log.leader_epoch
 
     def reach(self, destination: int) -> int:
-        """Where in the log an unfinished batch can begin at the earliest; -1 when not even that is known."""
+        """The lowest offset at which an unfinished batch can begin; -1 when unknown."""
         return self._partitions[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
-        """Whether a plain batch may have been sent: not without an id, nor before the partition's end was noted.
+        """Whether a plain batch may have been sent: not without an id, nor before the partition's baseline is known.
 
-        The first send to a partition waits until the log's end is durable in the spool (`baseline`). Where it is not,
-        no broker has seen anything of the batches there, though they may have their ids.
+        The first send to a partition waits until the log's end is durable in the spool (`baseline`). Without a
+        baseline, no broker has seen the partition's batches, even if they have ids.
         """
         partition = self._partitions[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
@@ -267,7 +267,7 @@ class Views:
         return self._partitions[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """What was delivered and is in front of this position, where the spool still had it when it last released."""
+        """Delivered records before this position that were still in the spool after its last release."""
         found = []
         for partition in self._partitions.values():
             going = [
@@ -282,7 +282,7 @@ class Views:
         return found
 
     def held_back(self) -> list[Address]:
-        """Addresses for which something waits that is held back. From any thread."""
+        """Addresses whose first batch is held back. From any thread."""
         return [
             (partition.topic, partition.partition)
             for partition in list(self._partitions.values())
@@ -290,7 +290,7 @@ class Views:
         ]
 
     def owes(self, before: int) -> frozenset[Address]:
-        """Addresses of which something is unfinished that was written in front of this position."""
+        """Addresses with unfinished batches that were written before this position."""
         return frozenset(
             (partition.topic, partition.partition)
             for partition in self._partitions.values()
