@@ -234,6 +234,7 @@ class Coordinator:
                 raise _error(response.error_code, f"ApiVersions of {self._id}")
             return protocol_of(response)
 
+        deadline = time.monotonic() + self._timeout_s
         protocol = self._ask(
             _TRANSACTION, lambda: requests.made("ApiVersions", SOFTWARE), level, api="ApiVersions"
         )
@@ -256,6 +257,7 @@ class Coordinator:
             parse,
             api="InitProducerId",
             maximum=5,
+            timeout_s=max(0.0, deadline - time.monotonic()),
         )
 
     def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
