@@ -201,6 +201,17 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         parent: Any = super()
         try:
             parent.__init__(*topics, **{**OURS, **self._safe.kafka})
+            self._reading = Reading(
+                safe=self._safe,
+                config=self.config,
+                port=KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager),
+                tracker=self._tracker,
+                memory=self._memory,
+                reports=self._reports,
+                seek=self.seek,
+                rewound=self._begin_iterating_again,
+                is_closed=self._is_closed,
+            )
         except BaseException as failed:
             self._memory.close()
             if hasattr(self, "_client"):
@@ -212,17 +223,6 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
-        self._reading = Reading(
-            safe=self._safe,
-            config=self.config,
-            port=KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager),
-            tracker=self._tracker,
-            memory=self._memory,
-            reports=self._reports,
-            seek=self.seek,
-            rewound=self._begin_iterating_again,
-            is_closed=self._is_closed,
-        )
         # KafkaConsumer creates its parts itself and offers no hook, so replace their classes afterwards.
         self._fetcher.__class__ = Fetcher
         self._fetcher.serve(self._reading)

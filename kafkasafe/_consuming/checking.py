@@ -42,7 +42,11 @@ class Checking:
         self._parts.drop_revoked(assigned)
         for tp in assigned:
             part = self._parts.of(tp)
-            if part is None or part.at.activity is not Activity.IDLE or part.state.position is None:
+            if part is None:
+                continue
+            # Before the position is fetched from: an interrupt may have left it in a state without its procedure.
+            part.mend()
+            if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
             leadership = self._port.leadership(tp)
             if leadership is None:

@@ -231,8 +231,23 @@ class Part:
         return True
 
     def begin(self, inquiry: Inquiry[Any]) -> None:
-        """Note the procedure that runs now. Its state has begun with the event before."""
-        self.inquiry = inquiry
+        """Note the procedure that runs now. Its state has begun with the event before.
+
+        A signal handler may have called `seek` since that event. Then the procedure is about a former position.
+        """
+        if self.at.activity in _RUNNING:
+            self.inquiry = inquiry
+        else:
+            inquiry.cancel()
+
+    def take(self) -> Inquiry[Any] | None:
+        """Return the finished procedure, once; None if none has finished, or if the present state has none."""
+        inquiry = self.inquiry
+        if inquiry is None or not inquiry.done:
+            return None
+        # Before its result is used: if that raises, the next poll must not use the result again.
+        self.inquiry = None
+        return inquiry if self.at.activity in _RUNNING else None
 
     def cancel(self) -> None:
         """End the procedure, if one runs, and ignore its result."""
@@ -276,25 +291,26 @@ class Part:
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
         """The log has other records than those that were read."""
-        actions = self.on(PositionEvent.DIFFERED)
+        # First the reason: an interrupt must not leave a partition that is held and has no error.
         self.undecided = undecided
         self.stop(error)
-        return actions
+        return self.on(PositionEvent.DIFFERED)
 
     def strand(self, error: Exception) -> list[Action]:
         """The position has to be reset, and no reset is allowed."""
-        actions = self.on(PositionEvent.NO_POLICY)
         self.stop(error)
-        return actions
+        return self.on(PositionEvent.NO_POLICY)
 
     def stop(self, error: Exception) -> None:
         """`poll` raises this error until the position changes. It was not raised yet."""
         self.error, self.raised_at = error, 0.0
 
-    def explain(self, error: Exception) -> None:
-        """`poll` raises this error instead of the former one, if there is one."""
-        if self.error is not None:
-            self.error = error
+    def explain(self, error: Exception) -> bool:
+        """`poll` raises this error instead of the former one. Return False if there is none any more."""
+        if self.error is None:
+            return False
+        self.error = error
+        return True
 
     def raised(self, now: float) -> None:
         """`poll` raises the error."""

@@ -144,7 +144,8 @@ class Reading:
             tracker=tracker,
             reports=reports,
             group_id=group_id,
-            max_poll_interval_s=config["max_poll_interval_ms"] / 1000,
+            # Only a member of a group has an interval.
+            max_poll_interval_s=0.0 if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
     def due_s(self) -> float | None:

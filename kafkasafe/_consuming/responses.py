@@ -49,17 +49,15 @@ class Responses:
         tp, data = completed.topic_partition, completed.partition_data
         part = self._parts.of(tp)
         code: int = data.error_code
-        if (
-            part is None
-            or not part.state.is_fetchable()
-            or part.state.position.offset != completed.fetched_offset
-        ):
+        if part is None or _is_outdated(part, completed):
             return code == 0  # outdated; kafka-python discards it
         if code:
             self._on_failed(tp, part, data)
             return False
         if part.failures.count:
             self._pauses.ended(tp, part)
+            if _is_outdated(part, completed):
+                return True  # by the application's event hook
         diverging = data.diverging_epoch
         contradicts = diverging is not None and diverging.end_offset >= 0
         if not contradicts and data.records:
@@ -94,3 +92,8 @@ class Responses:
         if verdict.refresh_metadata:
             self._port.request_metadata()
         self._pauses.begin(tp, part, code, verdict.name, verdict.explanation)
+
+
+def _is_outdated(part: Part, completed: Any) -> bool:
+    """Return whether a response is not about the position any more, or nothing is fetched from the partition."""
+    return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

@@ -86,8 +86,8 @@ class Results:
             if part.inquiry is None:
                 if part.at.activity is not Activity.IDLE:
                     part.mend()
-            elif part.inquiry.done:
-                self._apply(tp, part, part.inquiry)
+            elif (finished := part.take()) is not None:
+                self._apply(tp, part, finished)
         due = self._decisions.due(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
             self._reports.log.debug("%s partitions wait for a decision", len(due), event="undecided")
@@ -119,6 +119,8 @@ class Results:
         if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
             part.on(PositionEvent.ENDED)
             raise error
+        part.check(self._port.leadership(tp))
+        self._moves.on(tp, part, PositionEvent.FAILED)
         # Brokers before 2.3 refuse clients' questions about epochs. If a permission is missing, fetches fail anyway.
         self._reports.log.seldom(
             logging.WARNING,
@@ -132,8 +134,6 @@ class Results:
             partition=tp.partition,
             error=type(error).__name__,
         )
-        part.check(self._port.leadership(tp))
-        self._moves.on(tp, part, PositionEvent.FAILED)
 
     def _apply_reset(self, tp: TopicPartition, part: Part, to: ResetTo) -> None:
         state = part.state
@@ -247,7 +247,8 @@ class Results:
                 target = self._policy(event)
             except Exception as error:
                 # Treat it like None, but raise the function's own error, which says more.
-                part.explain(error)
+                if not part.explain(error):
+                    raise  # the application has sought a position, so nothing else raises it
                 return
         else:
             target = event.divergent_offset if self._policy == "seek" else None

@@ -16,7 +16,7 @@ from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Local, Ranged, ResetTo, Walked
+from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Walked
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.positions import Positions
@@ -40,7 +40,7 @@ from kafkasafe.events import (
 TP = TopicPartition("orders", 0)
 OLD, NEW = b"o" * 16, b"n" * 16
 GONE = Diverged(6, (6, 9), (6, 7), None, (2,))
-OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC = 1, 9, 3
+OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER = 1, 9, 3, 5
 
 
 class State:
@@ -681,3 +681,120 @@ def test_a_suspicion_where_nothing_was_read_begins_a_new_history(reader):
     assert reader.at == (Activity.IDLE, Standing.VALID)
     assert reader.part.state.is_fetchable()
     assert reader.fetched(records=batch(0, 5, 0))
+
+
+# -- what may come in between ------------------------------------------------------------------------------------------
+
+
+def test_a_seek_between_the_state_and_its_procedure_ends_both(monkeypatch):
+    """A signal handler may call `seek` there. The procedure was about the former position, and no poll may use it."""
+    reader = Reader()
+    begin = Desk.begin
+
+    def interrupted(desk, procedure):
+        inquiry = begin(desk, procedure)
+        monkeypatch.undo()
+        reader.seek(TP, 3)
+        return inquiry
+
+    monkeypatch.setattr(Desk, "begin", interrupted)
+    reader.poll()
+    assert reader.asks() == [("reset", LATEST)]
+    [(_, reply)] = reader.questions.asked
+    reader.questions.asked.clear()
+    reply(ResetTo(LATEST, 10, 0))
+    for _ in range(3):
+        reader.poll()
+    assert reader.at == (Activity.IDLE, Standing.VALID)
+    assert reader.part.state.position.offset == 3
+
+
+def test_a_result_that_cannot_be_used_is_not_used_again(reader):
+    """1. A procedure fails with an error that `poll` raises. 2. The next poll goes on without it."""
+    reader.questions.asked.clear()
+    reader.part.inquiry.ended(error=ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        reader.poll()
+    reader.poll()
+    assert reader.asks() == [("walk", 10)]
+    valid(reader)
+
+
+def test_an_interrupt_before_the_hold_lets_no_record_through(reader, monkeypatch):
+    """1. The leader changes, so the log must be compared. 2. Ctrl-C comes before the partition is held.
+
+    3. The next poll must not fetch from it before the comparison.
+    """
+    valid(reader)
+    reader.client.leader = NEW, 2, 5
+
+    def interrupt(state):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.client, "hold", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            reader.poll()
+    assert reader.at.activity is Activity.WALKING
+    reader.checking.begin()
+    assert not reader.part.state.is_fetchable()
+    assert reader.asks() == [("walk", 10)]
+
+
+def test_an_interrupt_leaves_no_partition_that_waits_for_nothing(reader, monkeypatch):
+    """A partition that is held because its log differs has the error that says so."""
+    [(_, reply)] = reader.questions.asked
+    reader.questions.asked.clear()
+    reply(walked(GONE))
+    on = Part.on
+
+    def interrupted(part, event, offset=0):
+        actions = on(part, event, offset)
+        if event is PositionEvent.DIFFERED:
+            raise KeyboardInterrupt
+        return actions
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "on", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.poll()
+    assert reader.at.activity is Activity.DIVERGED
+    with pytest.raises(LogDivergedError):
+        reader.poll()
+
+
+def test_a_hook_that_finds_a_divergence_ends_the_response_that_it_was_called_for(reader, monkeypatch):
+    """1. A fetch succeeds after failures, so `PartitionReady` is emitted. 2. The hook calls `position()`.
+
+    3. That compares the log with a newer leader, and finds that it differs. 4. The response contradicts the history,
+    too, but nothing is fetched from the partition any more.
+    """
+    valid(reader)
+    assert not reader.fetched(NO_LEADER)
+    ended = Pauses.ended
+
+    def hooked(pauses, tp, part):
+        ended(pauses, tp, part)
+        reader.client.leader = OLD, 2, 5
+        reader.checking.begin()
+        [(_, reply)] = reader.questions.asked
+        reader.questions.asked.clear()
+        reply(walked(GONE))
+        with pytest.raises(LogDivergedError):
+            reader.results.carry_on()
+
+    monkeypatch.setattr(Pauses, "ended", hooked)
+    assert reader.fetched(diverging=SimpleNamespace(epoch=1, end_offset=6))
+    assert reader.at == (Activity.DIVERGED, Standing.VALID)
+
+
+def test_the_error_of_a_policy_is_raised_although_it_has_sought_a_position():
+    def policy(event):
+        reader.seek(TP, event.position)
+        raise ValueError("no idea")
+
+    reader = Reader(policy=policy)
+    reader.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    with pytest.raises(ValueError, match="no idea"):
+        reader.answer("walk", walked(GONE))
+    assert reader.at.activity is Activity.IDLE

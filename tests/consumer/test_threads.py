@@ -1,12 +1,14 @@
-"""What kafka-python's I/O thread may do to a SafeConsumer."""
+"""What kafka-python's I/O thread may do to a SafeConsumer, and what a constructor that fails leaves behind."""
 
 import threading
 
+import pytest
 from kafka import KafkaProducer
 from waiting import until
 
 from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.reading import Reading
 from kafkasafe.consumer import SafeConsumer
 
 
@@ -44,3 +46,24 @@ def test_only_the_consumers_thread_writes_what_is_known_of_a_partition(fake_kafk
         producer.close()
     assert ("doubted", threading.current_thread()) in writers
     assert {thread for _, thread in writers} == {threading.current_thread()}
+
+
+def test_a_consumer_without_a_group_needs_no_interval_between_polls(fake_kafka):
+    fake_kafka.create_topic("t")
+    options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "max_poll_interval_ms": None}
+    with SafeConsumer("t", **options) as consumer:
+        assert consumer.poll(10) == {}
+        assert consumer.health().ready
+
+
+def test_a_constructor_that_fails_leaves_nothing_behind(fake_kafka, monkeypatch, tmp_path):
+    """No thread, and no lock on the file of histories: the next attempt would find it in use."""
+    fake_kafka.create_topic("t")
+    before = set(threading.enumerate())
+    options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "lineage_path": tmp_path / "lineage"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Reading, "__init__", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            SafeConsumer("t", **options)
+    until(lambda: set(threading.enumerate()) <= before)
+    SafeConsumer("t", **options).close()
