@@ -721,9 +721,17 @@ class Spool:
                     handle = self._files.open(segment.path, write=True)
                     try:
                         self._files.truncate(handle, segment.size_bytes)
+                        continues = (
+                            self._continued is not None and self._continued[0] == segment.first_position
+                        )
+                        if continues:
+                            # 1. Half of a batch was written, and is cut off.
+                            # 2. A mark is written in its place, and power goes before it is synced.
+                            # 3. Without this sync, the batch's rest could be found after the mark: as damage.
+                            self._files.sync_data(handle)
                     finally:
                         self._files.close(handle)
-                    if self._continued is not None and self._continued[0] == segment.first_position:
+                    if continues and self._continued is not None:
                         self._handle = self._continued[1]
                         self._preallocated = segment.size_bytes
         self._continued = None

@@ -294,3 +294,28 @@ def test_if_data_took_the_reserve_a_full_disk_would_stay_full(monkeypatch):
     monkeypatch.setattr(Reserve, "ensure", lambda *_: True)
     with pytest.raises((AssertionError, SpoolWriteError, KeyError)):
         test_marks_are_written_on_a_full_disk_and_room_is_made_again()
+
+
+@pytest.mark.parametrize("partial", [0.3, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize(("batches", "size"), [(1, 700), (3, 700), (2, 5000)])
+def test_power_goes_after_a_mark_was_written_in_the_place_of_a_batch(batches, size, partial):
+    """What was cut off must not be found after the mark: it would be taken for damage."""
+    disk = Disk()
+    lock, spool = opened(disk)
+    positions = spool.write_group([DECLARED], [(1, bytearray(encode(1, 1, 300)))])
+    spool.sync()
+    disk.fail("writev", error=errno.ENOSPC, partial=partial)
+    with pytest.raises(SpoolWriteError):
+        spool.write_group((), [(1, bytearray(encode(2 + number, 1, size))) for number in range(batches)])
+    begin = len(disk.operations)
+    spool.write_group([committed(positions)], ())
+    assert len(spool.segments) == 1
+    states = list(disk.crash_states(start=begin, samples=30))
+    assert states
+    for state in states:
+        found = recover(state.disk, segment_bytes=SEGMENT)
+        assert "batch" in {item[0] for _, item in found.items}
+        found.close()
+    spool.sync()
+    spool.close()
+    lock.release()
