@@ -304,7 +304,9 @@ class Accumulator:
             encoded = chunk.encoded
             if encoded is None:
                 encoded = self._encoder.encoded(chunk)
-                if self._config.delivery == "transactional" and encoded.parcels:
+                # A handler that sealed the chunk meanwhile has submitted its parcels, with a head of their own.
+                own = chunk.encoded is None
+                if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = chunk.keep(encoded)
             # Submit the parcels before other threads can see them in `chunk.parcels` and wait for them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 import threading
 from collections import Counter
@@ -15,6 +16,8 @@ from kafka import TopicPartition
 
 import kafkasafe
 from kafkasafe import SafeProducer, UsageError
+from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.encoding import Encoder
 from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
 
@@ -270,3 +273,35 @@ def test_a_transaction_whose_commit_was_interrupted_before_it_waited(cluster, op
                 producer.commit_transaction()
     producer.close()
     assert len(values(cluster)) == accepted
+
+
+@pytest.mark.parametrize("method", [Chunk.close, Encoder.encoded])
+def test_a_handler_that_sends_while_its_thread_seals(cluster, opened, monkeypatch, method):
+    """1. A thread begins to seal a chunk. 2. A signal handler of that thread sends, which seals and submits the chunk.
+
+    3. The interrupted call goes on. It must not make an atomic batch of its own of parcels that are submitted.
+    """
+    owner = Chunk if method is Chunk.close else Encoder
+    armed: list[bool] = []
+    futures = []
+
+    def interrupted(*args):
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGUSR1)
+        return method(*args)
+
+    producer = opened(delivery="transactional")
+    producer.send("t", b"first").get(60)
+    before = signal.signal(signal.SIGUSR1, lambda *_: futures.append(producer.send("t", b"handler")))
+    try:
+        futures += [producer.send("t", b"a"), producer.send("t", b"b")]
+        monkeypatch.setattr(owner, method.__name__, interrupted)
+        armed.append(True)
+        producer.flush(60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(futures) == 3
+    assert all(future.get(60).offset > 0 for future in futures)
+    assert sorted(values(cluster)) == [b"a", b"b", b"first", b"handler"]
+    producer.close()
