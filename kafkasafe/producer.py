@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
+from kafka.structs import TopicPartition
 
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._core.health import ProducerHealth
@@ -37,8 +38,6 @@ from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 
 if TYPE_CHECKING:
-    from kafka.structs import TopicPartition
-
     from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]

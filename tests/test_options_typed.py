@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 from kafka.net.sasl import SASL_MECHANISMS
 
-from kafkasafe import config, options
+from kafkasafe import SafeProducer, config, options
 from kafkasafe.errors import ConfigError
 from kafkasafe.options import AsyncConsumerOptions, AsyncProducerOptions, ConsumerOptions, ProducerOptions
 
@@ -192,3 +192,9 @@ def test_run_time_refuses_the_same_names():
     for name in WRONG["SafeConsumer"]:
         with pytest.raises(ConfigError, match=f"Unknown option '{name}'"):
             config.validate_consumer({name: 1})
+
+
+def test_types_of_kafka_python_can_be_resolved():
+    """As `typing.get_type_hints` and tools that build on it do."""
+    hints = typing.get_type_hints(SafeProducer.send_offsets_to_transaction)
+    assert TopicPartition in typing.get_args(hints["offsets"])

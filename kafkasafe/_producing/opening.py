@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kafkasafe._core import batch as codec
 from kafkasafe._io.batch_offsets import GivenOffsets
@@ -21,7 +22,7 @@ from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
-from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe._producing.partitioning import Partitioning, partitioner_of
 from kafkasafe._producing.record_form import RecordForm, Serializers, serializers_of
 from kafkasafe._producing.registry import await_dropped
 from kafkasafe._producing.shutdown import Shutdown
@@ -61,6 +62,7 @@ def opened(config: ProducerConfig, before_start: Callable[[Parts], None]) -> Par
         SpoolError: The spool cannot be opened; the message says what is safe and what to do.
     """
     serializers = serializers_of(config)
+    partition_by = partitioner_of(config.partitioner)
     files: Files = MemoryFiles() if config.in_memory else OsFiles()
     directory = SpoolDirectory.open(config.spool_dir, files=files)
     _log_directory(config)
@@ -71,7 +73,7 @@ def opened(config: ProducerConfig, before_start: Callable[[Parts], None]) -> Par
     try:
         cluster: Cluster = connect(config.kafka)
         try:
-            parts = _made(config, cluster, directory, files, serializers)
+            parts = _made(config, cluster, directory, files, serializers, partition_by)
             pump = parts.delivery.pump
             pump.open(lock)
             if not config.in_memory:
@@ -122,10 +124,11 @@ def _made(
     directory: SpoolDirectory,
     files: Files,
     serializers: Serializers,
+    partition_by: Callable[..., Any],
 ) -> Parts:
     """Make the objects; each gets those that it knows."""
     lifecycle = Lifecycle()
-    partitioning = Partitioning(config, cluster)
+    partitioning = Partitioning(config, cluster, partition_by)
     pump, accumulator = _pumped(config, cluster, directory, files, lifecycle, partitioning)
     delivery = Delivery(config, lifecycle, cluster, pump, accumulator)
     admission = Admission(config, lifecycle, partitioning, accumulator, delivery)

@@ -21,7 +21,7 @@ from kafkasafe.cluster.api import Broker, Cluster
 from kafkasafe.config import ProducerConfig
 from kafkasafe.logs import EventLog, apart
 
-__all__ = ["Partitioning", "as_int"]
+__all__ = ["Partitioning", "as_int", "partitioner_of"]
 
 log = EventLog("producer")
 
@@ -37,14 +37,15 @@ class Partitioning:
     Args:
         config: Options.
         cluster: Has the metadata of topics.
+        partition_by: From `partitioner_of`.
 
     Attributes:
         asks: Whether the application has a partitioner of its own, which is asked for each record.
     """
 
-    def __init__(self, config: ProducerConfig, cluster: Cluster) -> None:
+    def __init__(self, config: ProducerConfig, cluster: Cluster, partition_by: Callable[..., Any]) -> None:
         self.asks = config.custom_partitioner
-        self._partition_by = _partitioner(config.partitioner)
+        self._partition_by = partition_by
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
@@ -225,11 +226,16 @@ class _ClusterView:
         return (-1, -1) if known is None else (known.leader, known.leader_epoch)
 
 
-def _partitioner(given: Any) -> Callable[..., Any]:
+def partitioner_of(given: Any) -> Callable[..., Any]:
+    """Return the function that chooses a partition. Called by `opened`, before the spool is touched.
+
+    Warns:
+        DeprecationWarning: The partitioner has the three parameters of earlier versions of kafka-python.
+    """
     partition = given.partition
     if not takes(partition, 6) and takes(partition, 3):
         warnings.warn(
-            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=6
+            "partitioner does not implement kafka.partitioner.Partitioner", DeprecationWarning, stacklevel=4
         )
         return lambda topic, _key, key_bytes, _value, _value_bytes, cluster: partition(
             topic, key_bytes, cluster

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import harness
@@ -107,6 +108,18 @@ def test_serializers_and_partitioners_of_kafka_python_2(some_kafka, producers):
         r.value for part in harness.read_log(some_kafka.bootstrap_servers, topic).values() for r in part
     )
     assert values == [f"{topic} {size}".encode() for size in (1, 2, 7)]
+
+
+def test_a_warning_that_is_an_error_leaves_no_spool(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        with pytest.raises(DeprecationWarning, match="partitioner"):
+            SafeProducer(
+                bootstrap_servers=harness.dead_address(),
+                spool_dir=tmp_path / "spool",
+                partitioner=OldPartitioner(),
+            )
+    assert not (tmp_path / "spool").exists()
 
 
 def test_what_a_partitioner_may_ask(fake_kafka, producers):
