@@ -272,7 +272,7 @@ class DiskWriter:
             silent = self._ledger.ahead.silent
         for lane in self._ground.lanes if silent else ():
             for parcel in lane.parcels.values():
-                if parcel.durable and (parcel.topic, parcel.partition) in silent:
+                if _is_written(parcel) and (parcel.topic, parcel.partition) in silent:
                     self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
@@ -299,7 +299,7 @@ class DiskWriter:
         if self.memory and not self._config.in_memory:
             for lane in self._ground.lanes:
                 for parcel in lane.parcels.values():
-                    if parcel.durable:
+                    if _is_written(parcel):
                         self.drop(parcel)
 
     def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
@@ -474,6 +474,16 @@ class DiskWriter:
             ]
         parts = (leaf for parcel in late for leaf in leaves(parcel))
         self._ground.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
+
+
+def _is_written(parcel: Parcel) -> bool:
+    """Return whether the spool has the bytes of this parcel.
+
+    1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
+    2. Before the joined batch is written, another group is, and the memory for batches is exceeded.
+    3. The bytes of the joined batch are in memory only, so they must not be dropped.
+    """
+    return parcel.durable and parcel.batch is not None and parcel.batch.durable
 
 
 def _differs(data: bytearray, identity: BatchId | None) -> bool:
