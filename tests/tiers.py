@@ -105,6 +105,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_options_typed.py": ALL,
     "test_ownership.py": ALL,
     "test_pages.py": ALL,
+    "test_performance_page.py": ALL,
     "test_public_api.py": ALL,
     "test_rooms.py": ("test_no_file_is_too_large_to_know_ones_way_in",),
     "test_rules.py": ALL,
