@@ -145,7 +145,7 @@ class Reading:
             reports=reports,
             group_id=group_id,
             # Only a member of a group has an interval.
-            max_poll_interval_s=0.0 if group_id is None else config["max_poll_interval_ms"] / 1000,
+            max_poll_interval_s=float("inf") if group_id is None else config["max_poll_interval_ms"] / 1000,
         )
 
     def due_s(self) -> float | None:

@@ -29,7 +29,7 @@ class Status:
         tracker: What is remembered of end offsets.
         reports: Has the counters.
         group_id: The option `group_id`.
-        max_poll_interval_s: The option `max_poll_interval_ms`, in seconds.
+        max_poll_interval_s: The option `max_poll_interval_ms`, in seconds; infinite without a group.
     """
 
     __slots__ = ("_group_id", "_max_poll_interval_s", "_parts", "_polls", "_port", "_reports", "_tracker")
@@ -65,7 +65,7 @@ class Status:
                 closed=closed,
                 connected=self._port.is_connected(),
                 last_poll_age_s=self._polls.age_s(),
-                max_poll_interval_s=float("inf") if self._group_id is None else self._max_poll_interval_s,
+                max_poll_interval_s=self._max_poll_interval_s,
                 stopped=stopped,
             )
         )

@@ -715,15 +715,14 @@ class Spool:
             segment.records = self._promised_records
             segment.batches.cut(self.next_position)
             segment.size_bytes = self._promised_bytes
+            continued, kept = self._continued or (-1, -1)
+            continues = continued == segment.first_position
             # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
             with contextlib.suppress(OSError):
                 if self._held.is_whole(segment):
                     handle = self._files.open(segment.path, write=True)
                     try:
                         self._files.truncate(handle, segment.size_bytes)
-                        continues = (
-                            self._continued is not None and self._continued[0] == segment.first_position
-                        )
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
                             # 2. A mark is written in its place, and power goes before it is synced.
@@ -731,8 +730,8 @@ class Spool:
                             self._files.sync_data(handle)
                     finally:
                         self._files.close(handle)
-                    if continues and self._continued is not None:
-                        self._handle = self._continued[1]
+                    if continues:
+                        self._handle = kept
                         self._preallocated = segment.size_bytes
         self._continued = None
         self._sync_failed = False
