@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from produce import CONFLUENT, JAVA_OPTIONS, machine
+from start import resident
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "growth.json"
@@ -71,14 +72,6 @@ def values_of(size: int, *, json_values: bool) -> list[bytes]:
         ]  # fmt: skip
     noise = os.urandom(size + 65_536)
     return [noise[i * 61 % 65_536 :][:size] for i in range(1024)]
-
-
-def resident_kb(field: str) -> int:
-    """VmRSS or VmHWM of this process."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1])
-    raise KeyError(field)
 
 
 def safe(options: argparse.Namespace) -> tuple[Callable[[bytes, bytes | None], object], Callable[[], object]]:
@@ -132,11 +125,11 @@ def measure(options: argparse.Namespace) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins again
-    before, cpu, began = resident_kb("VmRSS"), time.process_time(), time.perf_counter()
+    before, cpu, began = resident("VmRSS"), time.process_time(), time.perf_counter()
     run(options.records)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    grown = max(0, resident_kb("VmHWM") - before)
-    print(json.dumps({"seconds": seconds, "cpu_s": cpu, "memory_mb": grown / 1024}), flush=True)
+    grown = max(0, resident("VmHWM") - before)
+    print(json.dumps({"seconds": seconds, "cpu_s": cpu, "memory_mb": grown}), flush=True)
 
 
 # --- limits of the machine --------------------------------------------------------------------------------------------
