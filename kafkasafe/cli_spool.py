@@ -329,7 +329,7 @@ def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
     }
 
 
-_DONE: Final = frozenset({Fate.COMMITTED, Fate.REPLACED, Fate.RESENT})
+_DONE: Final = frozenset({Fate.COMMITTED, Fate.REPLACED, Fate.RESENT, Fate.DROPPED})
 
 _STATUSES: Final = tuple(fate.value for fate in Fate if fate is not Fate.REPLACED)
 

@@ -14,7 +14,6 @@ import typer
 
 from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
-from kafkasafe._core.marks import UnitOutcome
 from kafkasafe._core.steps import BatchTimes, UnitLog
 from kafkasafe._io.examination import LaneContent, read_content
 from kafkasafe._io.inspection import steps
@@ -88,9 +87,7 @@ def _row(content: LaneContent, log: UnitLog, by_position: Mapping[int, Any]) -> 
         "times": {
             Step.PREPARED.value: _time(log.prepared_ms),
             Step.PREPARE_ACKNOWLEDGED.value: _time(log.prepare_acknowledged_ms),
-            (Step.COMMIT_ACKNOWLEDGED.value if log.outcome is not UnitOutcome.DROPPED else "dropped"): _time(
-                log.ended_ms
-            ),
+            ("dropped" if log.is_dropped else Step.COMMIT_ACKNOWLEDGED.value): _time(log.ended_ms),
         },
     }
 

@@ -19,6 +19,7 @@ from kafkasafe._core.units.together import Sharing
 from kafkasafe._io.admin import tidy_client
 from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.spool import Spool
+from kafkasafe.errors import BatchDroppedError
 
 ID = b"0123456789abcdef"
 
@@ -337,3 +338,40 @@ def test_what_is_dropped_is_not_counted_as_delivered(fake_kafka, tmp_path, capsy
     )
     code, out, _ = run(capsys, "spool", "drain", directory, "-b", servers, "--json")
     assert (code, json.loads(out)["dropped_records"]) == (0, 0)
+
+
+def test_records_of_an_atomic_batch_that_failed_are_not_exported_as_committed(fake_kafka, tmp_path, capsys):
+    """Only the atomic batch's own mark says so. Each batch whose segment still existed was called committed."""
+    fake_kafka.create_topic("orders", 1, config={"max.message.bytes": 1000})
+    directory = tmp_path / "spool"
+    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=directory) as producer:
+        with producer.batch() as batch:
+            batch.send("orders", b"whole")
+        batch.outcome.get(60)
+        with producer.batch() as refused:
+            refused.send("orders", b"too large " * 1000)
+        with pytest.raises(BatchDroppedError):
+            refused.outcome.get(60)
+        with producer.batch() as dropped:
+            dropped.send("orders", b"read again")
+            dropped.send_offsets(
+                {TopicPartition("orders", 0): 5}, ConsumerGroupMetadata("g", 3, "left", None)
+            )
+        with pytest.raises(BatchDroppedError):
+            dropped.outcome.get(60)
+
+    def exported(name):
+        run(capsys, "spool", "export", directory, "-o", tmp_path / name)
+        rows = map(json.loads, (tmp_path / name).read_text(encoding="utf-8").splitlines())
+        return {row["value"][:10].strip(): row["status"] for row in rows}
+
+    assert exported("all.jsonl") == {"whole": "committed", "too large": "rejected", "read again": "dropped"}
+    rows = json.loads(run(capsys, "spool", "show", directory, "--all", "--json")[1])
+    notes = {row["status"]: row["note"] for row in rows}
+    assert "MESSAGE_TOO_LARGE (10)" in notes["rejected"]
+    assert "ILLEGAL_GENERATION (22)" in notes["dropped"]
+    assert run(capsys, "spool", "show", directory)[0] == 1, "something was rejected"
+    for path in directory.glob("lane-*/rejected/*.log"):
+        path.unlink()
+    assert exported("rest.jsonl") == {"whole": "committed", "too large": "dropped", "read again": "dropped"}
+    assert run(capsys, "spool", "show", directory)[0] == 0

@@ -30,6 +30,9 @@ class Fate(enum.Enum):
     """The cluster refused it for good."""
     RESENT = "resent"
     """The cluster rejected it, and it is not in `rejected/` any more: it was resent, or deleted by hand."""
+    DROPPED = "dropped"
+    """Its atomic batch was dropped, so none of it is delivered, and it is not in `rejected/`: the consumers of the
+    atomic batch read the same records again; or it was resent, or deleted by hand."""
     REPLACED = "replaced"
     """Other batches hold its records."""
     LOST = "lost"
@@ -85,7 +88,7 @@ class SpoolFate:
                 return Step.COMMIT_ACKNOWLEDGED if self.base_offset >= 0 else Step.COMMITTED
             case Fate.LOST:
                 return Step.COMMIT_ACKNOWLEDGED
-            case Fate.REJECTED | Fate.RESENT | Fate.REPLACED | Fate.UNKNOWN:
+            case Fate.REJECTED | Fate.RESENT | Fate.DROPPED | Fate.REPLACED | Fate.UNKNOWN:
                 return None
 
 
@@ -93,6 +96,7 @@ def fates(
     marks: Iterable[tuple[int, Sequence[m.Mark]]],
     unfinished: Mapping[int, bool],
     blind_before: int = -1,
+    dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
     """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
 
@@ -100,8 +104,9 @@ def fates(
         marks: (position, marks) of each group, in log order.
         unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
         blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
+        dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
     """
-    told: dict[int, SpoolFate] = {}
+    told = {position: SpoolFate(Fate.DROPPED, note=reason) for position, reason in (dropped or {}).items()}
     staged: dict[bytes, tuple[m.Placed, ...]] = {}
     for _, group in marks:
         for mark in group:

@@ -65,9 +65,14 @@ class UnitLog:
         return self.unit_id.hex()
 
     @property
+    def is_dropped(self) -> bool:
+        """Whether it was dropped."""
+        return self.outcome is m.UnitOutcome.DROPPED
+
+    @property
     def step(self) -> Step | None:
         """The last step that is known to be done; None if it was dropped."""
-        if self.outcome is m.UnitOutcome.DROPPED:
+        if self.is_dropped:
             return None
         if self.outcome is m.UnitOutcome.COMMITTED:
             return Step.COMMIT_ACKNOWLEDGED

@@ -24,7 +24,7 @@ from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
 from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
-from kafkasafe._io.inspection import extent_of, read_lane, resent_in, unreadable
+from kafkasafe._io.inspection import extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe._io.recovery import (
     BatchEntry,
     Log,
@@ -194,6 +194,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
         {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
         max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
+        {position: unit.reason for unit in steps(log)[1] if unit.is_dropped for position in unit.positions},
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
     there = {entry.position for entry in entries}
@@ -233,6 +234,8 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
                 fate = replace(fate, identified=identity is not None)
             if fate.fate is Fate.REJECTED and entry.position not in held:
                 fate = SpoolFate(Fate.RESENT, note=fate.note)
+            elif fate.fate is Fate.DROPPED and entry.position in held:
+                fate = SpoolFate(Fate.REJECTED, note=fate.note)
             batches.append(
                 SpooledBatch(
                     lane.name,

@@ -216,6 +216,7 @@ def test_every_fate_has_its_step_of_the_two_phase_exchange():
         Fate.LOST: Step.COMMIT_ACKNOWLEDGED,
         Fate.REJECTED: None,
         Fate.RESENT: None,
+        Fate.DROPPED: None,
         Fate.REPLACED: None,
         Fate.UNKNOWN: None,
     }
