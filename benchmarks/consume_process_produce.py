@@ -365,6 +365,35 @@ def tell_doubles(servers: Sequence[str], most: int = 12) -> None:
                     print(f"twice: {number} of partition {of}\n  {before}\n  {note}", flush=True)
 
 
+def tell_lost(
+    source: Sequence[Sequence[bytes]],
+    out: Sequence[Sequence[bytes]],
+    rejected: Sequence[tuple[int, int]],
+    most: int = 12,
+) -> None:
+    """Which records are not in the output: numbers, and the offsets with which the members' traces name them."""
+    there = {place_of(value) for log in out for value in log} | set(rejected)
+    for partition, log in enumerate(source):
+        lost = [
+            (offset, number)
+            for offset, number in enumerate(int(value[:10]) for value in log)
+            if (partition, number) not in there
+        ]
+        for offset, number in lost[:most]:
+            print(f"lost: {number} of partition {partition}, about offset {offset}", flush=True)
+
+
+def tell_traces(slots: Sequence[Slot]) -> None:
+    """What the members did, in the order of time: in a run with `--keep` it is in their folders as well."""
+    lines = [
+        (line, slot.name)
+        for slot in slots
+        for line in (slot.folder / "trace").read_text(errors="replace").splitlines()
+    ]
+    for line, name in sorted(lines, key=lambda each: float(each[0].split()[0])):
+        print(f"{name} {line}", flush=True)
+
+
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
@@ -419,6 +448,10 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         tell_doubles(cluster.bootstrap_servers)
     rejected = [place for slot in slots for place in slot.rejected()]
     counts = judge(source, out, audit, rejected, notes=not options.naive)
+    if (counts["lost"] or counts["twice"]) and not options.naive:
+        tell_traces(slots)
+    if counts["lost"] and not options.naive:
+        tell_lost(source, out, rejected)
     counts["offsets back"] = len(watcher.back)
     counts["hung"] = len(settled) + sum(len(slot.wrong) for slot in slots)
     wrong = [*settled, *(f"{slot.name}: {what}" for slot in slots for what in slot.wrong), *watcher.back]

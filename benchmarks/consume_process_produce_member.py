@@ -52,21 +52,28 @@ class Member:
         signal.signal(signal.SIGUSR1, self.tell)
         (self.folder / BEGUN).write_text(str(os.getpid()))
         self._book = os.open(self.folder / "book", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._trace = os.open(self.folder / "trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, what: str, count: int = 1) -> None:
         """A line that is there also after SIGKILL."""
         os.write(self._book, f"{what}\t{count}\n".encode())
 
+    def trace(self, what: str) -> None:
+        """What it did, and when: shown where a record is lost or there twice."""
+        os.write(self._trace, f"{time.monotonic():.3f} process {os.getpid()}: {what}\n".encode())
+
     def event(self, event: Any) -> None:
         """Of the consumer."""
         if type(event).__name__ == "PositionRewound":
             self.note(f"rewound, {event.reason}")
+        self.trace(str(event))
 
     def look_at(self, generation: int) -> None:
         """Counts generations of the group that it was a member of."""
         if generation != self.generation:
             self.generation = generation
             self.note("generations")
+            self.trace(f"generation {generation}")
 
     def tell(self, *_: object) -> None:
         """Where the consumer is, into the log: of a member that seems to hang (`kill -USR1`)."""
@@ -133,9 +140,17 @@ class Member:
             batch.send(OUT, os.urandom(LARGE), b"large")  # no codec makes it small
             self.note("too large")
 
-    def note_batch(self, records: Sequence[Any]) -> None:
+    def note_batch(self, records: Sequence[Any], batch: Any) -> None:
         self.note("batches")
         self.note("handed over", len(records))
+        inner = getattr(batch, "_batch", batch)
+        offsets = {
+            each.partition: each.offset for group in inner._offsets.values() for each in group.positions
+        }
+        readings = {line[2]: tuple(reading) for line, reading in inner._readings.items()}
+        self.trace(
+            f"batch {batch.outcome.batch_id}: {_runs(records)}; offsets {offsets}; readings {readings}"
+        )
 
     def pause_some(self, consumer: Any) -> None:
         """Now and then a partition is paused, and sooner resumed."""
@@ -145,11 +160,27 @@ class Member:
         if self.dice.random() < 0.1:
             consumer.resume(*consumer.paused())
 
-    def note_error(self, error: Any) -> None:
-        """Of an outcome."""
+    def note_refused(self, error: Any, records: Sequence[Any]) -> None:
+        """A batch was not accepted, and its records will be read again."""
+        self.note("refused, to be read again")
+        self.trace(f"refused: {_runs(records)}: {error}")
+
+    def note_outcome(self, outcome: Any, error: Any = None) -> None:
+        """A batch has its outcome."""
+        self.trace(f"outcome {outcome.batch_id}: {error or 'committed'}")
+        if error is None:
+            return
         kind = "rejected" if error.code == MessageSizeTooLargeError.errno else "dropped"
         self.note(f"outcomes, {kind}")
         print(f"{time.monotonic():.2f} {kind}: {error}", flush=True)
+
+
+def _runs(records: Sequence[Any]) -> dict[int, tuple[int, int, int]]:
+    """By partition, the first and the last offset of records, and how many they are."""
+    offsets: dict[int, list[int]] = {}
+    for record in records:
+        offsets.setdefault(record.partition, []).append(record.offset)
+    return {partition: (min(some), max(some), len(some)) for partition, some in offsets.items()}
 
 
 def changed(record: Any) -> bytes:
@@ -185,24 +216,28 @@ def threaded(member: Member) -> None:
                     with producer.batch() as batch:
                         member.fill(batch, collected)
                         batch.send_offsets(consumer)
-                    member.note_batch(collected)
+                    member.note_batch(collected, batch)
                     outcomes.append(batch.outcome)
                 except BatchDroppedError as error:
-                    member.note("refused, to be read again")
-                    print(f"{time.monotonic():.2f} refused: {error}", flush=True)
+                    member.note_refused(error, collected)
                 collected = []
             while outcomes and (len(outcomes) >= member.depth or outcomes[0].is_done):
+                outcome = outcomes.popleft()
                 try:
-                    outcomes.popleft().get(SETTLE_S)
+                    outcome.get(SETTLE_S)
                 except BatchDroppedError as error:
-                    member.note_error(error)
+                    member.note_outcome(outcome, error)
+                else:
+                    member.note_outcome(outcome)
             member.pause_some(consumer)
             if dice.random() < member.options.reopen:
                 # What it leaves in the spool the next one delivers, and tells nobody here.
                 producer.close(timeout=dice.choice((0, 0.05, 2)))
                 outcomes.clear()
+                member.trace("closed its producer")
                 producer = SafeProducer(**member.of_producer())
                 member.note("reopened")
+                member.trace("opened another producer")
     except KeyboardInterrupt:
         member.note("interrupted")
         producer.close(timeout=5)
@@ -261,7 +296,7 @@ async def looped(member: Member) -> None:
                     return
         else:
             await batch.commit()
-        member.note_batch(records)
+        member.note_batch(records, batch)
         outcomes.append(batch.outcome)
 
     while not member.ending and time.monotonic() < member.until:
@@ -272,21 +307,25 @@ async def looped(member: Member) -> None:
             try:
                 await deliver(collected)
             except BatchDroppedError as error:
-                member.note("refused, to be read again")
-                print(f"{time.monotonic():.2f} refused: {error}", flush=True)
+                member.note_refused(error, collected)
             collected = []
         while outcomes and (len(outcomes) >= member.depth or outcomes[0].done()):
+            outcome = outcomes.popleft()
             try:
-                await asyncio.wait_for(_of(outcomes.popleft()), SETTLE_S)
+                await asyncio.wait_for(_of(outcome), SETTLE_S)
             except BatchDroppedError as error:
-                member.note_error(error)
+                member.note_outcome(outcome, error)
+            else:
+                member.note_outcome(outcome)
         member.pause_some(consumer)
         if dice.random() < member.options.reopen:
             await producer.close(timeout=dice.choice((0, 0.05, 2)))
             outcomes.clear()
+            member.trace("closed its producer")
             producer = SafeProducer(**member.of_producer())
             await producer.start()
             member.note("reopened")
+            member.trace("opened another producer")
     for each in dice.sample((consumer, producer), 2):
         await each.close(timeout=10)
 
@@ -315,7 +354,8 @@ def naive(member: Member) -> None:
             for record in records:
                 producer.send(OUT, changed(record), record.key)
             if records:
-                member.note_batch(records)
+                member.note("batches")
+                member.note("handed over", len(records))
     except KeyboardInterrupt:
         member.note("interrupted")
         producer.close(timeout=5)
