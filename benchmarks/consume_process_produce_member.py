@@ -147,7 +147,7 @@ class Member:
         offsets = {
             each.partition: each.offset for group in inner._offsets.values() for each in group.positions
         }
-        readings = {line[2]: tuple(reading) for line, reading in inner._readings.items()}
+        readings = {line[2]: (reading.number, reading.start) for line, reading in inner._readings.items()}
         self.trace(
             f"batch {batch.outcome.batch_id}: {_runs(records)}; offsets {offsets}; readings {readings}"
         )

@@ -598,10 +598,13 @@ class AtomicBatch:
         Raises:
             SpoolFullError: There was no room within `max_block_ms`. Nothing was accepted; call `commit` again later.
             UsageError: The batch was committed or dropped before.
-            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent.
+            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent, and
+                the consumer reads the records of all partitions of the batch again.
         """
         self._check_open()
         if any(claim.void for _, claims in self._claims.values() for claim in claims):
+            for fate, _ in self._claims.values():
+                fate.miss()
             self.drop()
             raise BatchDroppedError(
                 "The consumer whose offsets are in this batch went back to an earlier offset or lost its partitions, so"

@@ -23,16 +23,27 @@ class BatchFate:
         decided: The batch's decision: its unit, None if it was dropped; empty while it is open.
     """
 
-    __slots__ = ("_decided", "_head", "_replaced")
+    __slots__ = ("_decided", "_head", "_late", "_replaced")
 
     def __init__(self, decided: Mapping[str, Any]) -> None:
         self._decided: Mapping[str, Any] | None = decided
         self._head: Any = None
         self._replaced = False
+        self._late = False
 
     def forget(self) -> None:
         """Notes that the batch has other offsets of the group now, or none."""
         self._replaced = True
+
+    def miss(self) -> None:
+        """Notes that the batch came too late: the consumer has gone back in one of its partitions.
+
+        1. A batch has records 5 to 9 of one partition, and 100 to 104 of another. 2. The consumer goes back in the
+        first partition, so the batch is not sent, and the program discards all of its records. 3. The next batch would
+        move the group past 104, and records 100 to 104 would be in no output. So the second partition is read again, as
+        after a batch that the group refused.
+        """
+        self._late = True
 
     def __call__(self) -> Fate:
         """Returns the current outcome."""
@@ -43,7 +54,7 @@ class BatchFate:
                 return Fate.OPEN
             [unit] = self._decided.values()
             if unit is None:
-                return Fate.FORGOTTEN
+                return Fate.DROPPED if self._late else Fate.FORGOTTEN
             # The unit may refer to the producer, which a consumer must not keep alive.
             self._head, self._decided = unit.head, None
         if not self._head.done:

@@ -216,6 +216,47 @@ def test_a_batch_that_is_open_while_its_consumer_is_moved_back_is_not_sent(pair,
         batch.commit()
 
 
+def test_what_else_was_in_a_batch_that_came_too_late_is_read_again_as_well(
+    fake_kafka, servers, pair, tmp_path, monkeypatch
+):
+    """The program discards the whole batch, also records of partitions that were not moved back: they were lost."""
+    consumer, _, producer = pair
+    fake_kafka.create_topic("more", partitions=1)
+    with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path / "more") as made:
+        for number in range(100, 105):
+            made.send("more", b"%d" % number)
+        made.flush(60)
+    more = TopicPartition("more", 0)
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    refused = producer.batch()
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer, "group_metadata", lambda: GONE)
+        refused.send("out", b"dropped")
+        refused.send_offsets(consumer)
+    consumer.assign([PLACE, more])
+    consumer.pause(PLACE)
+    assert polled(consumer) == [100, 101, 102, 103, 104]
+    late = producer.batch()
+    late.send("out", b"100 to 104")
+    consumer.resume(PLACE)
+    assert polled(consumer) == [10, 11, 12, 13, 14]
+    late.send("out", b"10 to 14")
+    late.send_offsets(consumer)
+    with pytest.raises(BatchDroppedError):
+        refused.commit().get(60)
+    assert polled(consumer) == [5, 6, 7, 8, 9]
+    with pytest.raises(BatchDroppedError, match="read again"):
+        late.commit()
+    with producer.batch() as batch:
+        batch.send("out", b"5 to 9")
+        batch.send_offsets(consumer)
+    batch.outcome.get(60)
+    assert fake_kafka._desk.groups._groups["g"].offsets.get(more) is None
+    found = []
+    until(lambda: found.extend(polled(consumer)) or 104 in found, 30)
+    assert [each for each in found if each >= 100] == [100, 101, 102, 103, 104]
+
+
 def test_only_positions_that_moved_are_sent(fake_kafka, pair):
     consumer, _, producer = pair
     other = TopicPartition("out", 0)
