@@ -577,9 +577,11 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
         # group refuses the offsets, because they carry the old generation.
         group = me.group_metadata()
-        is_member = group.generation_id >= 0 or not self._subscription.partitions_auto_assigned()
+        is_assigned = not self._subscription.partitions_auto_assigned()
         positions = self._subscription.all_consumed_offsets()
-        moved, readings, claims = reading.rereading.offer(fate, positions, is_member=is_member)
+        moved, readings, claims = reading.rereading.offer(
+            fate, positions, is_member=group.generation_id >= 0 or is_assigned, is_assigned=is_assigned
+        )
         return moved, group, readings, claims
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:

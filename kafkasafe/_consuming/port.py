@@ -77,6 +77,9 @@ class Port(Protocol):
             KafkaTimeoutError: They did not come in time.
         """
 
+    def forget_committed(self) -> None:
+        """Do not use answers to earlier requests for the group's offsets: `committed` sends a request of its own."""
+
     def leadership(self, tp: TopicPartition) -> Leadership | None:
         """Return what the metadata say of a partition; None without a leader. Any thread may call it."""
 
@@ -213,6 +216,10 @@ class KafkaPython:
             partitions, timeout_ms=timeout_ms
         )
         return found
+
+    def forget_committed(self) -> None:
+        """See `Port`. kafka-python keeps a request that was not answered in time."""
+        self._coordinator._offset_fetch_futures.clear()
 
     def generation(self) -> tuple[Any, Any]:
         """Return the group's generation, and the consumer's name in it."""

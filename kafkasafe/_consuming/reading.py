@@ -118,7 +118,7 @@ class Reading:
         self.parts = Parts(port, self.keeper)
         self.commits = Commits(port, self.parts)
         self.decisions = Decisions(port, self.parts)
-        self.rereading = Rereading(port, reports.emit, rewound)
+        self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
         moves = Moves(port, self.desk, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
         self.checking = Checking(port, self.parts, moves)

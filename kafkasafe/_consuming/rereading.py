@@ -8,6 +8,17 @@ If a consumer has a partition both before and after a rebalance, kafka-python ke
 
 So if a batch is dropped, its partitions are read again from the group's offset. After each rebalance the group's offset
 is compared with the one that this consumer's own batches have set (`kafkasafe._core.readings`).
+
+If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for it: no
+producer may ever deliver it. So it goes back as well, and the batch may be committed afterwards:
+
+1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
+2. A second producer delivers the batch, so the group is at 10. That producer is closed, too.
+3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
+   producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
+
+So `send_offsets` requests the group's offset for the first batch after that, and refuses the batch if the offset is not
+the one to which the consumer went back. All earlier producers of the program have ended by then.
 """
 
 from __future__ import annotations
@@ -39,6 +50,7 @@ class Rereading:
         port: kafka-python.
         emit: Function that takes events.
         rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.
+        timeout_ms: How long a request for the group's offsets may take when a batch is made.
     """
 
     def __init__(
@@ -46,10 +58,12 @@ class Rereading:
         port: KafkaPython,
         emit: Callable[[Any], None],
         rewound: Callable[[], None],
+        timeout_ms: float,
     ) -> None:
         self._port = port
         self._emit = emit
         self._rewound = rewound
+        self._timeout_ms = timeout_ms
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
@@ -60,6 +74,8 @@ class Rereading:
         """Of those that are held: the program was told, and has discarded what it had of them."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """Numbers of questions for the group's offsets that are not answered."""
+        self._undecided: set[TopicPartition] = set()
+        """Partitions with an earlier batch that may still move the group, by another producer."""
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
         self._generation: Any = None
         self._stale = False
@@ -190,7 +206,12 @@ class Rereading:
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
-        self, fate: Callable[[], Fate], positions: Mapping[TopicPartition, Any], *, is_member: bool
+        self,
+        fate: Callable[[], Fate],
+        positions: Mapping[TopicPartition, Any],
+        *,
+        is_member: bool,
+        is_assigned: bool,
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[Claim]]:
         """Add this consumer's positions to a batch.
 
@@ -199,6 +220,7 @@ class Rereading:
             positions: Positions after the records that were returned to the program.
             is_member: The batch names the consumer as a member of a generation, or the consumer is no member by choice
                 (`assign`).
+            is_assigned: The application assigns the partitions itself (`assign`).
 
         Returns:
             By partition, the positions that moved, and the readings to which they belong; and the batch's claims.
@@ -207,19 +229,12 @@ class Rereading:
             BatchDroppedError: Records that were returned and are in no batch will be read again.
         """
         self._readings.use()
+        moved = self._moved(positions)
+        overtaken = self._overtaken(moved, is_assigned=is_assigned)
+        if overtaken is not None:
+            moved = self._moved(positions)  # the assignment may be another one after the request
         assigned = self._look()
-        moved = {}
-        for tp, position in positions.items():
-            state = assigned.get(tp)
-            # A program may get records after it was told: asyncio's consumer returns those that it has in memory.
-            if state is None or (tp in self._told and self._restart[tp] == position.offset):
-                continue
-            if self._readings.get(tp) is None:
-                self._readings.begin(tp, self._readings.draw(), None)
-                self._states[tp] = state
-            if self._run(tp).handed != position.offset:
-                moved[tp] = position
-        due = {*self._restart, *self._readings.look(assigned)}.intersection(moved)
+        due = {*self._restart, *self._readings.look(assigned), *(overtaken or ())}.intersection(moved)
         # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
         if due or self._stale or (moved and not is_member):
             # Restart all moved partitions, because the program discards its collected batch as a whole.
@@ -234,6 +249,51 @@ class Rereading:
             claims.append(claim := Claim(position.offset, fate))
             run.claim(claim)
         return moved, readings, claims
+
+    def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
+        """Return the positions of partitions with records that are in no batch yet."""
+        assigned = self._look()
+        moved = {}
+        for tp, position in positions.items():
+            state = assigned.get(tp)
+            # A program may get records after it was told: asyncio's consumer returns those that it has in memory.
+            if state is None or (tp in self._told and self._restart[tp] == position.offset):
+                continue
+            if self._readings.get(tp) is None:
+                self._readings.begin(tp, self._readings.draw(), None)
+                self._states[tp] = state
+            if self._run(tp).handed != position.offset:
+                moved[tp] = position
+        return moved
+
+    def _overtaken(
+        self, moved: Collection[TopicPartition], *, is_assigned: bool
+    ) -> Collection[TopicPartition] | None:
+        """Return the partitions in which a batch of an earlier reading may have moved the group since this one began.
+
+        None: that is not possible, and no offset was requested.
+
+        Args:
+            moved: The partitions of the batch.
+            is_assigned: The application assigns the partitions itself. So no generation ends what earlier incarnations
+                of the program have left.
+        """
+        asked: dict[TopicPartition, Any] = {
+            tp: self._run(tp)
+            for tp in moved
+            if (is_assigned or tp in self._undecided) and self._run(tp).is_unused
+        }
+        if not asked:
+            return None
+        self._forget_requests()
+        try:
+            committed = self._port.committed(set(asked), self._timeout_ms)
+        except kafka_errors.KafkaTimeoutError:
+            return set(asked)
+        found = {tp: NONE if tp not in committed else committed[tp].offset for tp in asked}
+        return {
+            tp for tp, run in asked.items() if self._readings.get(tp) is not run or run.reached != found[tp]
+        }
 
     def _look(self) -> dict[TopicPartition, Any]:
         """Return the assignment, and end the readings of revoked partitions."""
@@ -265,9 +325,15 @@ class Rereading:
         self._stale |= self._holds_records(tp, state)
         if not self._port.renew(tp, state):
             return
+        self._forget_requests()
         self._rewound()
         self._end(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
+
+    def _forget_requests(self) -> None:
+        """Request the group's offsets anew: an answer that came late may be older than the last batch."""
+        self._port.forget_committed()
+        self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
         """Whether the program may have records of it that are in no batch, and no error has said so."""
@@ -280,6 +346,9 @@ class Rereading:
         return bool(self._run(tp).in_no_batch(consumed))
 
     def _end(self, tp: TopicPartition) -> None:
+        run = self._readings.get(tp)
+        if run is not None and run.is_undecided:
+            self._undecided.add(tp)
         self._readings.end(tp)
         self._states.pop(tp, None)
         self._restart.pop(tp, None)

@@ -46,6 +46,9 @@ class Fate(enum.Enum):
     """The program closed its producer before its outcome: another producer may deliver it."""
 
 
+_UNDECIDED: Final = frozenset({Fate.OPEN, Fate.WAITING, Fate.LEFT})
+
+
 class Numbers:
     """Numbers of the readings of a process, ascending.
 
@@ -88,6 +91,7 @@ class Run:
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
         first: The position where it began, if the group's offset does not give it; None: not known.
         broken: A batch of it was dropped, or left undecided.
+        left: The program closed the producer of one of its batches before the outcome.
     """
 
     def __init__(self, number: int, start: int | None) -> None:
@@ -96,6 +100,7 @@ class Run:
         self.sent = None if start == NONE else start
         self.first: int | None = None
         self.broken = False
+        self.left = False
         self._claims: deque[Claim] = deque()
 
     def place(self, first: int) -> None:
@@ -117,9 +122,10 @@ class Run:
                     self.reached = self.sent = claim.offset
                 case Fate.REJECTED:
                     self.sent = claim.offset
-                case Fate.DROPPED | Fate.LEFT:
+                case (Fate.DROPPED | Fate.LEFT) as fate:
                     self.sent = claim.offset
                     self.broken = True
+                    self.left |= fate is Fate.LEFT
                 case Fate.FORGOTTEN:
                     pass
             self._claims.popleft()
@@ -133,6 +139,16 @@ class Run:
     def is_open(self) -> bool:
         """Whether the program still has a batch with its offsets that it has not committed."""
         return any(claim.fate() is Fate.OPEN for claim in self._claims)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a batch may still move the group, now or when another producer delivers what its own one left."""
+        return self.left or any(claim.fate() in _UNDECIDED for claim in self._claims)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the group's offset gave its position, and no batch continues it yet."""
+        return self.reached is not None and self.handed == (None if self.reached == NONE else self.reached)
 
     @property
     def handed(self) -> int | None:

@@ -257,6 +257,55 @@ def test_what_else_was_in_a_batch_that_came_too_late_is_read_again_as_well(
     assert [each for each in found if each >= 100] == [100, 101, 102, 103, 104]
 
 
+@pytest.mark.parametrize("how", ["subscribe", "assign"])
+def test_what_a_closed_producer_left_and_another_delivered_is_not_copied_again(
+    fake_kafka, servers, tmp_path, how
+):
+    """A third producer does not know of it, so the records were there twice."""
+    options = {"bootstrap_servers": servers, "spool_dir": tmp_path / "spool", "retry_backoff_ms": 20}
+    consumer = SafeConsumer(
+        bootstrap_servers=servers,
+        group_id="g",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_poll_records=5,
+    )
+    if how == "subscribe":
+        consumer.subscribe(["in"])
+    else:
+        consumer.assign([PLACE])
+    with consumer:
+        producer = SafeProducer(**options)
+        copy_next(consumer, producer, [0, 1, 2, 3, 4]).get(60)
+        fake_kafka.deny("write", transactional_id="*")
+        left = copy_next(consumer, producer, [5, 6, 7, 8, 9])
+        left.durable(60)
+        producer.close(timeout=0)
+        again = polled(consumer)
+        assert again == [5, 6, 7, 8, 9], "nothing says whether it will ever be delivered"
+        fake_kafka.deny("write", transactional_id="*", on=False)
+        SafeProducer(**options).close()
+        assert committed(fake_kafka) == 10
+        with SafeProducer(**options) as third:
+            batch = third.batch()
+            for each in again:
+                batch.send("out", b"%d" % each)
+            with pytest.raises(BatchDroppedError, match="read again"):
+                batch.send_offsets(consumer)
+            copy_next(consumer, third, [10, 11, 12, 13, 14]).get(60)
+    assert output(servers) == list(range(15))
+
+
+def copy_next(consumer, producer, expected):
+    found = polled(consumer)
+    assert found == expected
+    with producer.batch() as batch:
+        for each in found:
+            batch.send("out", b"%d" % each)
+        batch.send_offsets(consumer)
+    return batch.outcome
+
+
 def test_only_positions_that_moved_are_sent(fake_kafka, pair):
     consumer, _, producer = pair
     other = TopicPartition("out", 0)
