@@ -278,7 +278,7 @@ class Rereading:
             is_assigned: The application assigns the partitions itself. So no generation ends what earlier incarnations
                 of the program have left.
         """
-        asked: dict[TopicPartition, Any] = {
+        asked = {
             tp: self._run(tp)
             for tp in moved
             if (is_assigned or tp in self._undecided) and self._run(tp).is_unused
@@ -290,10 +290,13 @@ class Rereading:
             committed = self._port.committed(set(asked), self._timeout_ms)
         except kafka_errors.KafkaTimeoutError:
             return set(asked)
-        found = {tp: NONE if tp not in committed else committed[tp].offset for tp in asked}
-        return {
-            tp for tp, run in asked.items() if self._readings.get(tp) is not run or run.reached != found[tp]
-        }
+        overtaken = set()
+        for tp, run in asked.items():
+            now = self._readings.get(tp)
+            found = NONE if tp not in committed else committed[tp].offset
+            if now is None or now is not run or now.reached != found:
+                overtaken.add(tp)
+        return overtaken
 
     def _look(self) -> dict[TopicPartition, Any]:
         """Return the assignment, and end the readings of revoked partitions."""

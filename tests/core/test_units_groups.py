@@ -398,6 +398,42 @@ def test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_v
     assert not len(script.units) or goes
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+def test_what_another_reading_has_processed_again_ends_with_the_commit_in_one_group(under_way):
+    """If the process ends in between, the next incarnation does not know how far the group was moved."""
+    script = Script(2)
+    script.newest_reading = 2
+    script.seal(1, 1, offsets=[to(10)], readings=of(1, 0))
+    if under_way:
+        script.seal(2, 2, offsets=[to(20)], readings=of(2, 0))
+    else:
+        script.seal(2, 1, offsets=[to(20)], readings=of(2, 0))
+    script.seal(3, 1, offsets=[to(30)], readings=of(2, 0))
+    elsewhere = script.seal(4, 2, offsets=[to(9, partition=1)], readings=of(2, 0, partition=1))
+    until_notes(script)
+    answer_notes(script)
+    script.turn()
+    ends = {end.transaction.unit_id[0]: end for end in script.take(u.EndTxn)}
+    script.units.ended(ends[1], u.Grant(7, 99, 2))
+    assert outcomes(script.turn()) == [
+        (1, m.UnitOutcome.COMMITTED),
+        (2, m.UnitOutcome.DROPPED),
+        (3, m.UnitOutcome.DROPPED),
+    ]
+    assert elsewhere.phase is not u.Phase.OVER
+
+
+def test_what_another_reading_has_processed_again_is_never_written_if_it_comes_after_the_commit():
+    script = Script(2)
+    script.seal(1, 1, offsets=[to(10)], readings=of(1, 0))
+    script.prepare()
+    script.newest_reading = 2
+    commit_first(script)
+    late = script.seal(2, 1, offsets=[to(20)], readings=of(2, 0))
+    assert outcomes(script.turn()) == []
+    assert late.phase is u.Phase.OVER
+
+
 def test_a_reading_that_began_after_a_commit_is_good_wherever_it_starts():
     """Somebody has set the group back, say."""
     script = Script(2)

@@ -386,6 +386,14 @@ MUTANTS = {
     "the same records are committed by two readings": Mutant(
         lambda patch: patch.setattr(ReadingOrder, "is_superseded", lambda *_: False), groups=True
     ),
+    "what another reading has processed again stays until its turn": Mutant(
+        source(Schedule, "advance", "self._transitions.drop_superseded()", "pass"),
+        "test_what_another_reading_has_processed_again_ends_with_the_commit_in_one_group",
+    ),
+    "what another reading has processed again is written": Mutant(
+        source(u.Units, "closed", "elif self._readings.is_superseded(unit):", "elif False:"),
+        "test_what_another_reading_has_processed_again_is_never_written_if_it_comes_after_the_commit",
+    ),
     "readings of earlier incarnations are one": Mutant(
         lambda patch: patch.setattr(UnitReplay, "recover_readings", lambda *_: None), groups=True
     ),

@@ -32,7 +32,7 @@ from kafkasafe._core.units.requests import (
 from kafkasafe._core.units.schedule import Schedule, adds_itself
 from kafkasafe._core.units.terms import POOL, SUPERSEDED, Grant, GroupPartition, Member, Phase, Reading
 from kafkasafe._core.units.together import MOST, Sharing
-from kafkasafe._core.units.transitions import Transitions
+from kafkasafe._core.units.transitions import MOVED_ON, Transitions
 from kafkasafe._core.units.unit import Transaction, Unit
 
 __all__ = ["Units"]
@@ -168,6 +168,8 @@ class Units:
         self._units.note_batches(unit)
         if self._readings.is_broken(unit):
             self._transitions.drop(unit, SUPERSEDED, BROKEN)
+        elif self._readings.is_superseded(unit):
+            self._transitions.drop(unit, SUPERSEDED, MOVED_ON)
 
     def written(self, unit: Unit, position: int) -> None:
         """It is durable."""

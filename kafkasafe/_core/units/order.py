@@ -82,6 +82,10 @@ class Lines:
         """What stands in a line, in order."""
         return iter(self._lines[line])
 
+    def from_end(self, line: Line) -> Iterator[Entry]:
+        """What stands in a line, the last one first. Nothing if there is no such line."""
+        return reversed(self._lines.get(line, ()))
+
     def __len__(self) -> int:
         """How many lines there are."""
         return len(self._lines)

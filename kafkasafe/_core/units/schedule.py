@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.units.ids import TransactionalIds
@@ -14,14 +13,10 @@ from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.requests import AddPartitions, CommitOffsets, EndTxn, Produce
 from kafkasafe._core.units.terms import SUPERSEDED, Grant, Line, Member, Phase
 from kafkasafe._core.units.together import Sharing
-from kafkasafe._core.units.transitions import Transitions
+from kafkasafe._core.units.transitions import MOVED_ON, Transitions
 from kafkasafe._core.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = ["Schedule", "adds_itself"]
-
-MOVED_ON: Final = (
-    "the group's offset was moved past where its consumer began: the same records were processed before"
-)
 
 
 class Schedule:
@@ -69,6 +64,7 @@ class Schedule:
     def advance(self) -> None:
         """Decide what can be decided now."""
         while self._out.take_change():
+            self._transitions.drop_superseded()
             self._transitions.follow_drops()
             self._begin()
             self._go_on()

@@ -13,14 +13,19 @@ from kafkasafe._core.units.outbox import Outbox
 from kafkasafe._core.units.readings import Break, ReadingOrder
 from kafkasafe._core.units.registry import UnitRegistry
 from kafkasafe._core.units.requests import Backoff, DescribeTxn, FindOutcome, Refuse, RetryLater
-from kafkasafe._core.units.terms import Grant, IllegalStepError, Phase
+from kafkasafe._core.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStepError, Phase
 from kafkasafe._core.units.together import transaction_of
 from kafkasafe._core.units.unit import Entry, Transaction, TransactionalId, Unit
 
-__all__ = ["Transitions"]
+__all__ = ["MOVED_ON", "Transitions"]
 
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """In a transaction to which this incarnation sent no EndTxn."""
+_RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
+"""Its offsets are not written."""
+MOVED_ON: Final = (
+    "the group's offset was moved past where its consumer began: the same records were processed before"
+)
 
 
 class Transitions:
@@ -50,6 +55,8 @@ class Transitions:
         self._ids = ids
         self._out = out
         self._newest_reading = newest_reading
+        self._moved: dict[GroupPartition, int] = {}
+        """Which reading moved the groups since `drop_superseded` looked."""
         self._drops: list[Unit] = []
         """Units with offsets that were dropped since `follow_drops` looked."""
 
@@ -225,6 +232,28 @@ class Transitions:
         self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
         transaction.move(Phase.COMMITTED)
         self._end(transaction, transaction.units, m.UnitOutcome.COMMITTED, "")
+        for line in transaction.group_lines:
+            self._moved[line] = transaction.reading(line).number
+
+    def drop_superseded(self) -> None:
+        """Drop units of other readings with records of the units that were committed since the last call.
+
+        1. A program closes its producer with a unit of records 0 to 9 under way. Its consumer goes back to 0, and a
+        unit of another reading has records 0 to 19. 2. The second producer commits the first unit, and is closed. 3.
+        The third one does not know how far the first unit moved the group, and would commit the second one. So the
+        ENDED marks of both are written in one group.
+        """
+        moved, self._moved = self._moved, {}
+        late: dict[int, Unit] = {}
+        for line, reading in moved.items():
+            for entry in self._lines.from_end(line):
+                if entry.reading(line).number == reading:
+                    break  # readings stand in the order in which they began
+                if entry.phase in _RETRACTABLE:
+                    units = (entry,) if isinstance(entry, Unit) else entry.units
+                    late |= {unit.number: unit for unit in units if self._readings.is_superseded(unit)}
+        for _, unit in sorted(late.items()):
+            self.drop(unit, SUPERSEDED, MOVED_ON)
 
     def commit_nothing(self, unit: Unit) -> None:
         """There is nothing to be delivered, and so it is: no transaction is needed for that."""
