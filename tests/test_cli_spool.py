@@ -17,9 +17,9 @@ import pytest
 from kafkasafe import SafeProducer, cli
 from kafkasafe._core import batch, marks
 from kafkasafe._core.extent import Claim, encode_claim
-from kafkasafe._core.rejected import Refused
+from kafkasafe._core.rejected import Refused, encode
 from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect
+from kafkasafe._io.inspection import inspect, read_lane
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
@@ -435,6 +435,20 @@ def test_what_can_be_repaired_without_a_loss_is(capsys, lane, number, at, what):
         assert positions == set(lane.positions)
     # Once is enough.
     assert run(capsys, "spool", "repair", lane.path.parent)[1] == "lane-000: nothing to repair\n"
+
+
+def test_a_damaged_batch_that_rejected_has_in_a_file_named_by_its_time_can_be_repaired(capsys, lane):
+    """Such files have replaced those that are named by the position: nothing of them could be repaired."""
+    (old,) = (lane.path / "rejected").iterdir()
+    log = read_lane(lane.path, files=OsFiles())
+    kept = Refused(lane.positions[1], bytearray(old.read_bytes()), 10, "too large")
+    destination = marks.Destination(1, "orders", 2)
+    pieces = encode([kept], destination, lane_id=log.lane_id, cluster_id="", now_ms=1000)
+    old.with_name(f"{1_700_000_000_000_000_000:020d}.log").write_bytes(b"".join(pieces))
+    old.unlink()
+    damage(lane, 1)
+    (row,) = json.loads(run(capsys, "spool", "repair", lane.path.parent, "--json")[1])
+    assert ([step["what"] for step in row["steps"]], row["left"]) == (["quarantine"], [])
 
 
 @pytest.mark.parametrize(("number", "at"), [(2, 70), (3, 70), (-1, 70)])

@@ -8,6 +8,7 @@ byte by byte, and are reported.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -16,8 +17,10 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import read_lane
+from kafkasafe._io.inspection import steps as unit_steps
 from kafkasafe._io.quarantine import already_quarantined, copy_aside
 from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry, address_bytes
+from kafkasafe._io.rejected import read_rejected
 from kafkasafe._io.tail import cut_tail
 from kafkasafe.errors import SpoolError
 
@@ -26,6 +29,7 @@ __all__ = ["Plan", "Step", "carry_out", "plan_repair"]
 _FINISHED: Final = {
     Fate.COMMITTED: "it is delivered",
     Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
+    Fate.DROPPED: "its atomic batch was dropped",
     Fate.REPLACED: "its records are in other batches now",
     Fate.LOST: "it was given up",
 }
@@ -77,13 +81,23 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     """
     found = read_lane(lane, files=files)
     told = fates(
-        [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)], {}
+        [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)],
+        {},
+        dropped={
+            at: unit.reason for unit in unit_steps(found)[1] if unit.is_dropped for at in unit.positions
+        },
     )
+    kept = {
+        entry.position
+        for file in read_rejected(files, lane, lane_id=found.lane_id, waits={})
+        if file.content is not None and file.content.lane_id in {b"", found.lane_id}
+        for entry in file.content.entries
+    }
     blind = any(isinstance(entry, LostEntry) and not entry.destination for entry in found.entries)
     steps: list[Step] = []
     left: list[str] = []
     for damage in found.damage:
-        step = _restored(files, damage, found) or _finished(files, lane, damage, told, blind=blind)
+        step = _restored(files, damage, found) or _finished(damage, told, kept, blind=blind)
         if step is None:
             left.append(_why_left(damage))
         elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
@@ -169,14 +183,14 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
 
 
 def _finished(
-    files: Files, lane: Path, damage: Damage, told: dict[int, SpoolFate], *, blind: bool
+    damage: Damage, told: dict[int, SpoolFate], kept: Collection[int], *, blind: bool
 ) -> Step | None:
     known = told.get(damage.position)
     if not damage.destination or known is None or known.fate not in _FINISHED:
         return None
     if blind:
         return None  # a lost mark may have made the batch unfinished again
-    if known.fate is Fate.REJECTED and f"{damage.position:020d}.log" not in _names(files, lane, "rejected"):
+    if known.fate is Fate.REJECTED and damage.position not in kept:
         return None
     at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
     reason = f"a later mark says that {_FINISHED[known.fate]}{at}"
@@ -196,10 +210,6 @@ def _why_left(damage: Damage) -> str:
         f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
         " else"
     )
-
-
-def _names(files: Files, lane: Path, folder: str) -> list[str]:
-    return files.list(lane / folder) if folder in files.list(lane) else []
 
 
 def _copy(files: Files, source: Path, target: Path) -> None:
