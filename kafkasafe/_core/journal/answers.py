@@ -73,7 +73,6 @@ class Answers:
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         batch.on(BatchEvent.ACKNOWLEDGED)
         batch.locate(base_offset)
         self._refusals.clear_refusal(partition)
@@ -114,7 +113,6 @@ class Answers:
             timed_out: The request timed out: the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         partition.progress.want_metadata()
         if sent:
             partition.doubt.may_arrive_until(now + self._request_timeout_s)
@@ -152,7 +150,6 @@ class Answers:
             self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
-        partition.queue.answered()
         if batch.unanswered or partition.flow is Flow.PROBING:
             # A broker may have appended it before it was damaged: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
@@ -183,7 +180,6 @@ class Answers:
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         verdict = classify_produce(code)
         partition.progress.want_metadata(wanted=verdict.refresh_metadata)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"

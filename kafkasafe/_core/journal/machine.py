@@ -107,7 +107,7 @@ class Machine:
         if check is not None:
             self._out.ready.checks.append(check)
         self._identities.prepare(partition)
-        if not partition.queue.in_flight and progress.is_settling:
+        if progress.is_settling and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
@@ -249,29 +249,31 @@ class Machine:
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
-        old_in_flight = False
+        in_flight = old_in_flight = False
         for batch in islice(partition.queue, self._window):
-            if batch.state in {State.SENT, State.ACKED}:
-                old_in_flight |= batch.state is State.SENT and self._clock.is_old(batch, now_ms)
+            if batch.state is State.ACKED:
+                continue
+            if batch.state is State.SENT:
+                in_flight = True
+                old_in_flight |= self._clock.is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
-            if partition.queue.in_flight and (
-                old_in_flight or not partition.window.is_open(batch.identity, now)
-            ):
+            if in_flight and (old_in_flight or not partition.window.is_open(batch.identity, now)):
                 break
             old = self._clock.is_old(batch, now_ms)
-            if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
+            if old and (in_flight or now < partition.doubt.dead_at or batch.unanswered):
                 # After this append, the leader may drop our producer state, and would then append requests that are
                 # still in transit: those that were lost, and those that may get lost together with this one.
-                if not partition.queue.in_flight:
+                if not in_flight:
                     self._hold(partition, batch, now)
                 break
             self._out.send(partition, batch)
+            in_flight = True
             old_in_flight |= old
-        if partition.window.answered and partition.queue.in_flight:
+        if partition.window.answered and in_flight:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)
 

@@ -54,7 +54,7 @@ class Outbox:
     def send(self, partition: Partition, batch: Batch) -> None:
         """Send this batch."""
         self.ready.gathers.pop(partition.number, None)
-        partition.queue.send(batch)
+        batch.send()
         self.ready.sends.append(batch)
 
     def pause(self, partition: Partition, event: FlowEvent, reason: str, *, at_least_s: float = 0.0) -> None:

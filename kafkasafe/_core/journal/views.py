@@ -233,7 +233,7 @@ class Views:
             (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
             if partition.flow is Flow.FLOWING
-            and not partition.queue.in_flight
+            and not partition.queue.has_in_flight
             and partition.log.last_acked_offset >= 0
             and partition.loss.suspicion is None
         ]
