@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 
 import pytest
@@ -63,6 +65,18 @@ def test_new_batches_are_sent_only_after_a_decision() -> None:
         (j.Flow.ASKING_BASELINE, j.FlowEvent.BASELINE_DURABLE),
         (j.Flow.DECIDING, j.FlowEvent.DECIDED),
     }
+
+
+def test_only_an_event_changes_the_flow() -> None:
+    """tests/test_ownership.py looks for writes from outside."""
+    writes = {
+        method.name
+        for method in ast.walk(ast.parse(inspect.getsource(Progress)))
+        if isinstance(method, ast.FunctionDef)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and node.attr == "flow" and isinstance(node.ctx, ast.Store)
+    }
+    assert writes == {"on"}
 
 
 def test_a_pause_is_due_once_after_a_failure() -> None:
