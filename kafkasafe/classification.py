@@ -1,8 +1,8 @@
 """`kafkasafe.classify`: the verdict on any error code or exception.
 
-`kafkasafe._core.codes` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's error
-from kafka-python is looked up by its code. For all other exceptions (client-side errors of kafka-python, errors of
-kafkasafe, of the operating system, of TLS, of tenacity), the module has a table with a row for each known class. An
+`kafkasafe._core.code_rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's
+error from kafka-python is looked up by its code. For all other exceptions (client-side errors of kafka-python, errors
+of kafkasafe, of the operating system, of TLS, of tenacity), the module has a table with a row for each known class. An
 exception gets the row of the first class in its method resolution order that has one.
 """
 
@@ -23,7 +23,7 @@ import kafka.errors as kafka_errors
 import tenacity
 
 from kafkasafe import errors
-from kafkasafe._core import codes
+from kafkasafe._core import code_names, codes
 from kafkasafe._core.codes import NO_CONTEXT, ErrorAction, ErrorContext, Verdict
 from kafkasafe.errors import ConfigError
 
@@ -277,7 +277,7 @@ def classify(
     if isinstance(error_or_code, BaseException):
         error = _unwrapped(error_or_code)
         return _classify_exception(type(error), error, kind, known)
-    named = _NAMED.get(codes.class_name(error_or_code)) if isinstance(error_or_code, str) else None
+    named = _NAMED.get(code_names.class_name(error_or_code)) if isinstance(error_or_code, str) else None
     if named is not None:
         return _classify_exception(named, None, kind, known)
     return codes.classify_code(code_for(error_or_code), kind, known)
@@ -295,11 +295,13 @@ def code_for(code_or_name: int | str) -> int:
         # mistake.
         if len(text) <= 20 and text.removeprefix("-").isdecimal():
             return int(text)
-        code = codes.code_of_name(text)
+        code = code_names.code_of_name(text)
         if code is None:
             code = getattr(getattr(kafka_errors, text, None), "errno", None)
         if code is None:
-            raise ConfigError(f"unknown Kafka error {text[:80]!r}{_nearest(text.upper(), codes.names())}")
+            raise ConfigError(
+                f"unknown Kafka error {text[:80]!r}{_nearest(text.upper(), code_names.names())}"
+            )
         return int(code)
     if isinstance(code_or_name, bool):
         raise ConfigError(f"{code_or_name} is not an error code")
@@ -357,10 +359,10 @@ def _nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def _api(name: Any) -> str:
-    known = codes.api_name(name) if isinstance(name, str) else None
+    known = code_names.api_name(name) if isinstance(name, str) else None
     if known is None:
         raise ConfigError(
-            f"{str(name)[:80]!r} is not a Kafka request{_nearest(str(name).lower(), codes.APIS)}"
+            f"{str(name)[:80]!r} is not a Kafka request{_nearest(str(name).lower(), code_names.APIS)}"
         )
     return known
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kafkasafe._core import codes
+from kafkasafe._core import code_names
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli_common import app_of_command
 from kafkasafe.errors import ConfigError
@@ -68,7 +68,7 @@ def classify_error(
             for verdict in _verdicts_on_lines(api):
                 print(json.dumps(verdict.as_dict()) if as_json else _one_line(verdict), flush=True)
             return
-        verdicts = [classify(each, api) for each in (codes.all_codes() if every else [code or ""])]
+        verdicts = [classify(each, api) for each in (code_names.all_codes() if every else [code or ""])]
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0])) from None
     if as_json:

@@ -199,7 +199,7 @@ MUTANTS: dict[str, Change] = {
     # After a failure the others go on being sent.
     "SkipsSettling": source(
         Answers, "_settle", "    self._packer.touch(partition)",
-        "    self._packer.touch(partition)\n    if not partition.queue.has_doubt:\n        partition.progress.go_on()",
+        "    self._packer.touch(partition)\n    if not partition.queue.has_doubt:\n        partition.progress.flow = Flow.FLOWING",
     ),
     # -- lost acknowledged batches
     # A new incarnation takes what was put back for delivered.

@@ -9,18 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkasafe._core.code_names import APIS, all_codes, api_name, code_of_name, names
 from kafkasafe._core.codes import (
-    APIS,
     NO_CONTEXT,
     Action,
     ErrorAction,
     ErrorContext,
-    all_codes,
-    api_name,
     classify_code,
     classify_produce,
-    code_of_name,
-    names,
 )
 from kafkasafe.testing import jars
 

@@ -86,7 +86,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
             "last id": last if any(batch.identity == last for batch in acked) else None,
             "epoch": partition.log.leader_epoch,
             "topic id": partition.log.topic_id if started else None,
-            "checks": list(partition.loss.checks),
+            "checks": [check for check in (partition.loss.asked, *partition.loss.due) if check is not None],
             "suspicion": partition.loss.suspicion and partition.loss.suspicion.cause,
             "healing": None if healing is None else (healing.keep_from, healing.left, healing.records),
         }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from tests.pages import (
-    batch_states,
     errors,
     events,
+    journal_states,
     kafka_codes,
     log_events,
     metrics,
@@ -15,4 +15,4 @@ from tests.pages import (
     position_states,
 )
 
-PAGES: Final = (batch_states, errors, events, kafka_codes, log_events, metrics, options, position_states)
+PAGES: Final = (errors, events, journal_states, kafka_codes, log_events, metrics, options, position_states)

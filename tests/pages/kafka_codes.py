@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe import ErrorAction, ErrorContext, Verdict, classify
-from kafkasafe._core import codes
+from kafkasafe._core import code_names
 from tests.pages import DOCS
 
 PATH = DOCS / "errors.md"
@@ -39,7 +39,7 @@ HEAD = """# Kafka's error codes
 
 This page lists the answers of `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify`. [Errors of
 kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes the page from the
-table in `kafkasafe/_core/codes.py`, and a test compares the two. The flags `retriable` and
+table in `kafkasafe/_core/code_rows.py`, and a test compares the two. The flags `retriable` and
 `refresh_metadata` equal those of the exception class in Apache Kafka 4.3's `Errors`; another test reads them from the
 Java classes. If kafkasafe's flags differ on purpose, the note in italics says why.
 
@@ -135,13 +135,13 @@ def text() -> str:
         "| request | code | action | fix |\n|---|---|---|---|",
     ]
     for api in ("produce", "fetch", "list_offsets", "describe_producers"):
-        for code in codes.all_codes():
+        for code in code_names.all_codes():
             verdict, base = classify(code, api), classify(code)
             if (verdict.action, verdict.explanation) != (base.action, base.explanation):
                 lines.append(f"| {api} | {code} {verdict.name} | {_action(verdict)} | {_said(verdict)} |")
     lines += ["\n## All codes\n", "| code | name | action | fix |\n|---|---|---|---|"]
     lines += [
         f"| {verdict.code} | {verdict.name} | {_action(verdict)} | {_said(verdict)} |"
-        for verdict in map(classify, codes.all_codes())
+        for verdict in map(classify, code_names.all_codes())
     ]
     return "\n".join(lines) + "\n"

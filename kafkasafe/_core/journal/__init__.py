@@ -12,9 +12,9 @@ resolve*.
        questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
        whose fate is final and durable.
 
-The table `STATE` gives the state of a batch after an event (`Batch.on`). An event that the table does not have is a
-bug, and raises. A batch of an earlier incarnation gets its state from the log (`recovery`), and one that joins a unit
-is JOINED from the beginning.
+The table `STATE` gives the state of a batch after an event (`Batch.on`), and `FLOW` the activity of a partition
+(`Progress.on`). An event that the table does not have is a bug, and raises. A batch of an earlier incarnation gets its
+state from the log (`recovery`), and one that joins a unit is JOINED from the beginning.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
 without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
@@ -27,7 +27,8 @@ No clock, no randomness, no I/O: `now` (float seconds, any epoch) and all answer
 
 Rooms
 -----
-Data that all objects share: `lifecycle` (the events of a batch), `states` (a batch), `partition` (a destination),
+Data that all objects share: `lifecycle` (the events of a batch), `flow` (those of a partition), `states` (a batch),
+`partition` (a destination),
 `missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
 Objects that own state:
 
@@ -62,10 +63,11 @@ outside, as `Journal.views`.
 """
 
 from kafkasafe._core.journal.clock import Clock, alive_s
+from kafkasafe._core.journal.flow import FLOW, Flow, FlowEvent
 from kafkasafe._core.journal.gathering import GATHER_LEAST
 from kafkasafe._core.journal.groups import Consequence, Persist
 from kafkasafe._core.journal.journal import Journal
-from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, State
+from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, IllegalMoveError, State
 from kafkasafe._core.journal.messages import (
     Aside,
     Ask,
@@ -90,18 +92,18 @@ from kafkasafe._core.journal.notices import (
     Relented,
     Undecidable,
 )
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
 from kafkasafe._core.journal.settings import Settings
 from kafkasafe._core.journal.states import (
     DAMAGED,
     TOO_SLOW,
     Batch,
     Fate,
-    IllegalMoveError,
 )
 
 __all__ = [
     "DAMAGED",
+    "FLOW",
     "GATHER_LEAST",
     "STATE",
     "TOO_SLOW",
@@ -121,6 +123,7 @@ __all__ = [
     "EpochCheck",
     "Fate",
     "Flow",
+    "FlowEvent",
     "Healed",
     "Hole",
     "IllegalMoveError",

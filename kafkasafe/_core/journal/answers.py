@@ -13,11 +13,12 @@ from kafkasafe._core.identity import ProducerView, shows
 from kafkasafe._core.journal.broker_clock import BrokerClock
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.endings import Durability
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.groups import Begun
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Partition
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
 from kafkasafe._core.journal.snapshots import state_mark
@@ -72,7 +73,6 @@ class Answers:
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         batch.on(BatchEvent.ACKNOWLEDGED)
         batch.locate(base_offset)
         self._refusals.clear_refusal(partition)
@@ -86,7 +86,7 @@ class Answers:
                 if earlier.state is State.IN_DOUBT:
                     earlier.on(BatchEvent.FOUND)
                     self._durability.finish(partition, earlier)
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.PROBED)
         elif partition.flow is Flow.FLOWING:
             partition.progress.recover()
             partition.progress.clear_reason()
@@ -113,7 +113,6 @@ class Answers:
             timed_out: The request timed out: the link is slow, or the broker hangs.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         partition.progress.want_metadata()
         if sent:
             partition.doubt.may_arrive_until(now + self._request_timeout_s)
@@ -144,14 +143,13 @@ class Answers:
         partition = self._partitions[batch.destination]
         batch.blame(DAMAGED, message)
         if partition.partition == UNCHOSEN:
-            self._rejecter.put_aside(partition, (batch,))
+            self._rejecter.put_aside(partition, (batch,), FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
         if batch.state is State.REFUSED:
-            self._rejecter.reject_head(partition, batch)
+            self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
             self._packer.touch(partition)
             return
-        partition.queue.answered()
         if batch.unanswered or partition.flow is Flow.PROBING:
             # A broker may have appended it before it was damaged: the journal asks the cluster.
             batch.on(BatchEvent.UNCERTAIN)
@@ -182,7 +180,6 @@ class Answers:
             now_ms: Wall clock, ms since the epoch.
         """
         partition = self._partitions[batch.destination]
-        partition.queue.answered()
         verdict = classify_produce(code)
         partition.progress.want_metadata(wanted=verdict.refresh_metadata)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
@@ -246,13 +243,13 @@ class Answers:
         """Note that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
         if partition.flow is Flow.WAITING:
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
         """Note a partition's end offset before our first batch; the first send waits until it is durable."""
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING:
+        if partition.flow is not Flow.ASKING_BASELINE:
             return
         partition.log.begin(end_offset)
         early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)
@@ -272,7 +269,7 @@ class Answers:
             now: Seconds.
         """
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING:
+        if not partition.progress.is_asking:
             return
         lasting = False
         if code in DESTINATION_CODES:
@@ -286,7 +283,7 @@ class Answers:
             self._rejecter.reject_all(partition, code, reason)
         else:
             partition.progress.want_metadata()
-            self._out.pause(partition, reason)
+            self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
         """Take the answer to an `Ask` with `confirm`.
@@ -296,19 +293,21 @@ class Answers:
             view: The leader's state of the batch's producer id; None if it has none, or cannot return it.
         """
         partition = self._partitions[destination]
-        if partition.flow is not Flow.ASKING:
+        if not partition.progress.is_confirming:
             return
+        event = FlowEvent.CONFIRMED
         head = partition.queue.head
         if head is not None and head.unconfirmed and head.identity is not None:
             head.check_absence(wanted=False)
             if shows(view, head.identity):
                 head.on(BatchEvent.MAY_BE_THERE)
-                partition.progress.end_pause()
-        partition.progress.settle_again()
+                event = FlowEvent.CONTRADICTED
+        partition.progress.on(event)
         self._packer.touch(partition)
 
     def _settle(self, partition: Partition, reason: str) -> None:
-        partition.progress.settle(reason)
+        partition.progress.on(FlowEvent.FAILED)
+        partition.progress.explain(reason)
         partition.window.close()
         self._packer.touch(partition)
 

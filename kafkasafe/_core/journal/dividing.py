@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.groups import Ended, unit_marks
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.ids import Identities
@@ -100,6 +101,6 @@ class Divider:
         persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
         if refused:
             self._identities.reidentify(partition)
-        partition.progress.end_pause()
+        partition.progress.on(FlowEvent.DIVIDED)
         self._packer.touch(partition)
         return made

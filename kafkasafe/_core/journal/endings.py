@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.groups import (
     Begun,
     Consequence,
@@ -89,10 +90,9 @@ class Durability:
                 partition = self._partitions[destination]
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
-                    partition.progress.go_on()
-                    partition.progress.end_pause()
+                    partition.progress.on(FlowEvent.BASELINE_DURABLE)
                 else:
-                    partition.progress.decide()
+                    partition.progress.on(FlowEvent.BASELINE_DURABLE_SUSPECTED)
                 self._packer.touch(partition)
             case Identified(destination, batches):
                 for batch, identity in batches:

@@ -10,10 +10,11 @@ from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import WINDOW, Flow
+from kafkasafe._core.journal.partition import WINDOW
 from kafkasafe._core.journal.snapshots import Snapshots
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State

@@ -8,7 +8,11 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["STATE", "BatchEvent", "State"]
+__all__ = ["STATE", "BatchEvent", "IllegalMoveError", "State"]
+
+
+class IllegalMoveError(RuntimeError):
+    """A bug in kafkasafe: an event that is not possible in the state of a batch, or in the flow of a partition."""
 
 
 class State(enum.Enum):

@@ -84,7 +84,7 @@ class Incarnations:
             return None
         # Requests in flight may have been sent just now.
         dead_at = [
-            now + self._request_timeout_s if partition.queue.in_flight else partition.doubt.dead_at
+            now + self._request_timeout_s if partition.queue.has_in_flight else partition.doubt.dead_at
             for partition in self._partitions.values()
         ]
         return self._quiescence.mark(dead_at, now, clock)

@@ -41,22 +41,22 @@ class LossCase:
 
     Attributes:
         suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
-        checks: Pending checks, one per change of leader, made one at a time. A survey makes them unnecessary.
-        check_asked: The first of them is in progress.
+        asked: The check in progress. Checks are made one at a time, one per change of leader.
+        due: The checks after it, in this order. A survey makes all of them unnecessary.
         explained: A gap is expected: batches were damaged, rejected, skipped or lost. A hole is not reported then.
         hole: Reported if the log turns out to have every acknowledged batch.
     """
 
     suspicion: Suspicion | None = None
-    checks: list[EpochCheck] = field(default_factory=list)
-    check_asked: bool = False
+    asked: EpochCheck | None = None
+    due: list[EpochCheck] = field(default_factory=list)
     explained: bool = False
     hole: Hole | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether acknowledged batches may have to be sent again."""
-        return self.suspicion is not None or bool(self.checks)
+        return self.suspicion is not None or self.asked is not None or bool(self.due)
 
     def open(self, suspicion: Suspicion) -> None:
         """Set the first suspicion."""
@@ -76,8 +76,8 @@ class LossCase:
     def close(self) -> None:
         """Drop the suspicion and all checks: a survey has answered them."""
         self.suspicion = None
-        self.checks.clear()
-        self.check_asked = False
+        self.asked = None
+        self.due.clear()
 
     def forget(self) -> None:
         """Drop everything: the lane writes to another log."""
@@ -88,27 +88,26 @@ class LossCase:
 
     def check(self, check: EpochCheck) -> None:
         """Add a check for a change of leader, even while one for an earlier change is open."""
-        self.checks.append(check)
+        self.due.append(check)
 
     def next_check(self) -> EpochCheck | None:
         """The check to begin now; None if one is in progress or none is pending."""
-        if not self.checks or self.check_asked:
+        if not self.due or self.asked is not None:
             return None
-        self.check_asked = True
-        return self.checks[0]
+        self.asked = self.due.pop(0)
+        return self.asked
 
     def is_asked(self, check: EpochCheck) -> bool:
         """Whether this is the check in progress."""
-        return check in self.checks[:1]
+        return check == self.asked
 
     def passed(self) -> None:
         """Note that the check in progress found no loss."""
-        del self.checks[0]
-        self.check_asked = False
+        self.asked = None
 
     def keep_newest_check(self) -> None:
         """Keep only the newest check: earlier incarnations had answers to the ones before."""
-        del self.checks[:-1]
+        del self.due[:-1]
 
     # -- known gaps ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.messages import SurveyAsk
@@ -18,7 +19,7 @@ from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import AckedLoss
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import ANYWHERE, Flow, Partition
+from kafkasafe._core.journal.partition import ANYWHERE, Partition
 from kafkasafe._core.journal.quiescence import Quiescence
 from kafkasafe._core.journal.snapshots import Snapshots
 from kafkasafe._core.journal.spool_index import SpoolIndex
@@ -90,7 +91,7 @@ class Losses:
         if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
             self._vacating[partition.number] = None
             return
-        partition.progress.survey()
+        partition.progress.on(FlowEvent.SURVEYS)
         partition.doubt.survey(now)
         epoch, from_offset = (
             (-1, -1) if suspicion is None else (suspicion.leader_epoch, suspicion.from_offset)
@@ -127,7 +128,7 @@ class Losses:
         if partition.flow is Flow.SURVEYING:
             partition.progress.want_metadata()
             partition.progress.explain(reason)
-            self._out.pause(partition, reason)
+            self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def surveyed(
         self,
@@ -165,7 +166,8 @@ class Losses:
         late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
         if heal and partition.doubt.asked_at < late:
             # The broker may still append an older request with this batch than the acknowledged one.
-            self._out.pause(partition, suspicion.evidence, at_least_s=late - partition.doubt.asked_at)
+            pause_s = late - partition.doubt.asked_at
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, suspicion.evidence, at_least_s=pause_s)
             return
         partition.loss.close()
         self._missing.take_back(destination)
@@ -175,7 +177,7 @@ class Losses:
             partition.log.lead(leader_epoch)
         if any(topic_id):
             partition.log.name_topic(topic_id)
-        partition.progress.decide()
+        partition.progress.on(FlowEvent.SURVEYED)
         self._packer.touch(partition)
         # Another batch that ends at this offset may have replaced a batch that is not remembered.
         forgotten_offset = partition.log.forgotten_offset

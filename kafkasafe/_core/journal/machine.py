@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from kafkasafe._core.journal import packing, quiet
 from kafkasafe._core.journal.broker_clock import BrokerClock
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.gathering import Gatherer
 from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
@@ -16,7 +17,7 @@ from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.messages import Ask, Divide
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
 from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
@@ -87,11 +88,12 @@ class Machine:
         if not partition.queue:
             self._refusals.clear_refusal(partition, accepted=False)
             partition.window.use_answer()
-        if partition.flow is Flow.REJECTING:
+        progress = partition.progress
+        if progress.flow is Flow.REJECTING:
             return
         if partition.partition == UNCHOSEN:
             topic = self._destinations.topics.get(partition.topic)
-            if topic is not None and topic.partition_count > 0 and partition.flow is not Flow.UNDECIDABLE:
+            if topic is not None and topic.partition_count > 0 and progress.flow is not Flow.UNDECIDABLE:
                 size = 0
                 for batch in partition.queue:
                     if batch.state not in {State.SEALED, State.JOINED} or not self._sealer.rests(batch):
@@ -105,17 +107,17 @@ class Machine:
         if check is not None:
             self._out.ready.checks.append(check)
         self._identities.prepare(partition)
-        if partition.flow is Flow.SETTLING and not partition.queue.in_flight:
+        if progress.is_settling and not partition.queue.has_in_flight:
             self._settled(partition, now, now_ms)
         if not partition.queue:
             return
-        if partition.flow is Flow.NEW:
-            partition.progress.ask()
+        if progress.flow is Flow.NEW:
+            progress.on(FlowEvent.BATCH_QUEUED)
             self._topics.note_topic(partition)
             self._out.ready.asks.append(
                 Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
-        elif partition.flow is Flow.FLOWING:
+        elif progress.flow is Flow.FLOWING:
             head = partition.queue[0]
             if head.doomed:
                 self._rejecter.reject_head(partition, head)
@@ -150,7 +152,8 @@ class Machine:
         self._losses.start_survey(partition, now)
 
     def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
-        self._out.pause(partition, partition.progress.reason, at_least_s=partition.doubt.dead_at - now)
+        pause_s = partition.doubt.dead_at - now
+        self._out.pause(partition, FlowEvent.LATE_REQUEST, partition.progress.reason, at_least_s=pause_s)
 
     @staticmethod
     def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -158,7 +161,7 @@ class Machine:
         for batch in partition.queue:
             if batch.state is State.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
-        partition.progress.end_pause()
+        partition.progress.on(FlowEvent.JUDGED_EARLY)
 
     @staticmethod
     def _end_doubt(partition: Partition, _now: float, _now_ms: int) -> None:
@@ -169,7 +172,7 @@ class Machine:
         head = partition.queue.head
         if head is None or head.identity is None:
             return
-        partition.progress.ask()
+        partition.progress.on(FlowEvent.CONFIRMS)
         self._out.ready.asks.append(
             Ask(
                 partition.number,
@@ -199,20 +202,18 @@ class Machine:
         self._identities.prepare(partition)
 
     def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        self._out.pause(partition, partition.progress.reason)
+        self._out.pause(partition, FlowEvent.PAUSE_DUE, partition.progress.reason)
 
     def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        partition.progress.leave_settling()
         if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
             partition.doubt.forget_cut()
         if partition.log.has_begun:
-            partition.progress.go_on()
+            partition.progress.on(FlowEvent.DECIDED)
         else:
-            partition.progress.begin()
+            partition.progress.on(FlowEvent.DECIDED_UNBEGUN)
         partition.progress.clear_reason()
 
     def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
-        partition.progress.leave_settling()
         doubt = partition.queue.doubt
         asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
         for batch in partition.queue:
@@ -225,7 +226,7 @@ class Machine:
                 # The broker may have appended a late request meanwhile, or one with a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
-        partition.progress.ask()
+        partition.progress.on(FlowEvent.IN_DOUBT)
         first = doubt[0].identity
         last = partition.log.last_acked_id
         start = partition.doubt.begin_at(partition.log.reach)
@@ -248,29 +249,31 @@ class Machine:
 
     def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
         """Send the batches that the window and the order allow."""
-        old_in_flight = False
+        in_flight = old_in_flight = False
         for batch in islice(partition.queue, self._window):
-            if batch.state in {State.SENT, State.ACKED}:
-                old_in_flight |= batch.state is State.SENT and self._clock.is_old(batch, now_ms)
+            if batch.state is State.ACKED:
+                continue
+            if batch.state is State.SENT:
+                in_flight = True
+                old_in_flight |= self._clock.is_old(batch, now_ms)
                 continue
             if batch.state is not State.PREPARED or batch.identity is None:
                 break
             if self._precedence.stops(partition, batch):
                 break
-            if partition.queue.in_flight and (
-                old_in_flight or not partition.window.is_open(batch.identity, now)
-            ):
+            if in_flight and (old_in_flight or not partition.window.is_open(batch.identity, now)):
                 break
             old = self._clock.is_old(batch, now_ms)
-            if old and (partition.queue.in_flight or now < partition.doubt.dead_at or batch.unanswered):
+            if old and (in_flight or now < partition.doubt.dead_at or batch.unanswered):
                 # After this append, the leader may drop our producer state, and would then append requests that are
                 # still in transit: those that were lost, and those that may get lost together with this one.
-                if not partition.queue.in_flight:
+                if not in_flight:
                     self._hold(partition, batch, now)
                 break
             self._out.send(partition, batch)
+            in_flight = True
             old_in_flight |= old
-        if partition.window.answered and partition.queue.in_flight:
+        if partition.window.answered and in_flight:
             partition.window.use_answer()
             self._gatherer.gather(partition, now_ms)
 
@@ -278,8 +281,9 @@ class Machine:
         """Send nothing until no broker can append a late request; then search for the batch once more."""
         if now < partition.doubt.dead_at:
             reason = "a request whose answer was lost may still arrive"
-            self._out.pause(partition, reason, at_least_s=partition.doubt.dead_at - now)
+            pause_s = partition.doubt.dead_at - now
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)
             return
         batch.on(BatchEvent.MAY_BE_THERE)
-        partition.progress.decide()
+        partition.progress.on(FlowEvent.OLD_HEAD)
         self._packer.touch(partition)

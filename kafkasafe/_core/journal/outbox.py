@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.messages import Ready, Wait
 from kafkasafe._core.journal.partition import Partition
@@ -53,18 +54,19 @@ class Outbox:
     def send(self, partition: Partition, batch: Batch) -> None:
         """Send this batch."""
         self.ready.gathers.pop(partition.number, None)
-        partition.queue.send(batch)
+        batch.send()
         self.ready.sends.append(batch)
 
-    def pause(self, partition: Partition, reason: str, *, at_least_s: float = 0.0) -> None:
+    def pause(self, partition: Partition, event: FlowEvent, reason: str, *, at_least_s: float = 0.0) -> None:
         """Let the partition wait for `retry`.
 
         Args:
             partition: The partition.
+            event: What the pause follows.
             reason: Human-readable.
             at_least_s: The shortest pause.
         """
-        refresh = partition.progress.wait()
+        refresh = partition.progress.wait(event)
         denial = partition.refusal.denial
         refused = denial is not None and denial.counted_from >= 0
         attempt = denial.answers if denial is not None and refused else partition.progress.attempt

@@ -11,9 +11,10 @@ from typing import Final
 from kafkasafe._core.backlog import Row
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.messages import Unpacked
 from kafkasafe._core.journal.outbox import Outbox
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State, id_fields

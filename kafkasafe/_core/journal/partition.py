@@ -10,15 +10,16 @@ from typing import Final
 
 from kafkasafe._core.journal.acked import ANYWHERE, AckedLog
 from kafkasafe._core.journal.doubt import Doubt
+from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.loss_case import LossCase, Suspicion
-from kafkasafe._core.journal.progress import Flow, Progress
+from kafkasafe._core.journal.progress import Progress
 from kafkasafe._core.journal.queue import PartitionQueue
 from kafkasafe._core.journal.refusal import RefusalTimer
 from kafkasafe._core.journal.rejection import Rejection
 from kafkasafe._core.journal.sequences import IdSequence
 from kafkasafe._core.journal.window import SendWindow
 
-__all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Flow", "Partition", "Suspicion"]
+__all__ = ["ANYWHERE", "UNCHOSEN", "WINDOW", "Partition", "Suspicion"]
 
 WINDOW: Final = 5
 """A broker remembers the last five batches of a producer id per partition (`ProducerStateEntry`)."""

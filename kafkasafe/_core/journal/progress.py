@@ -1,36 +1,17 @@
-"""The flow of a partition, and why it does not progress. Each change of the flow is one method here.
+"""The flow of a partition, and why it does not progress.
 
-`machine` decides what follows from a flow.
+`flow` has the flow that follows each event, and `machine` decides what follows from a flow. An illegal event is a bug,
+and raises.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-__all__ = ["Flow", "Progress"]
+from kafkasafe._core.journal.flow import FLOW, Flow, FlowEvent
+from kafkasafe._core.journal.lifecycle import IllegalMoveError
 
-
-class Flow(enum.Enum):
-    """The current activity of a partition."""
-
-    NEW = "new"
-    """The lane never sent to the partition: the journal asks for the end offset first."""
-    FLOWING = "flowing"
-    SETTLING = "settling"
-    """A request failed: the journal sends nothing until every request in flight has an outcome."""
-    WAITING = "waiting"
-    """For `retry()`."""
-    ASKING = "asking"
-    """For `judged()` or `baseline()`."""
-    SURVEYING = "surveying"
-    """For `surveyed()`: the log may have lost acknowledged batches."""
-    PROBING = "probing"
-    """The journal sends the newest batch that the leader has once more, to learn that replicas have it."""
-    UNDECIDABLE = "undecidable"
-    """Blocked by an undecidable batch, until `decide()`."""
-    REJECTING = "rejecting"
-    """For `set_aside()`: rejected batches must first be durable in `rejected/`."""
+__all__ = ["Progress"]
 
 
 @dataclass(slots=True)
@@ -39,76 +20,46 @@ class Progress:
 
     Attributes:
         flow: The current activity.
-        rested: While it settles: no pause is needed, so that the journal decides as soon as nothing is in flight.
         attempt: How many pauses there were without an acknowledgement in between.
         refresh: The next pause requests new metadata: the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
     """
 
     flow: Flow = Flow.NEW
-    rested: bool = False
     attempt: int = 0
     refresh: bool = False
     reason: str = ""
 
-    def begin(self) -> None:
-        """Start over: the log is not known to have any batch of this lane, so the journal asks for the end offset."""
-        self.flow = Flow.NEW
+    def on(self, event: FlowEvent) -> None:
+        """Take an event; raises IllegalMoveError if it is not possible in the partition's flow."""
+        to = FLOW[self.flow].get(event)
+        if to is None:
+            raise IllegalMoveError(
+                f"{event.name} cannot happen to a partition that is {self.flow.name}: {self}"
+            )
+        self.flow = to
 
-    def go_on(self) -> None:
-        """Begin to send batches."""
-        self.flow = Flow.FLOWING
+    @property
+    def is_settling(self) -> bool:
+        """Whether the journal decides the next step once no request is in flight."""
+        return self.flow is Flow.SETTLING or self.flow is Flow.DECIDING
 
-    def settle(self, reason: str) -> None:
-        """Stop sending after a failed request, until every request in flight has an outcome and a pause is over."""
-        if self.flow in {Flow.FLOWING, Flow.PROBING}:
-            self.flow = Flow.SETTLING
-            self.rested = False
-        self.reason = reason
+    @property
+    def is_confirming(self) -> bool:
+        """Whether the journal compares a refusal with the broker's producer state."""
+        return self.flow is Flow.CONFIRMING or self.flow is Flow.RECONFIRMING
 
-    def settle_again(self) -> None:
-        """Settle after an answer; whether a pause is due stays as it was."""
-        self.flow = Flow.SETTLING
+    @property
+    def is_asking(self) -> bool:
+        """Whether an `Ask` is pending."""
+        return self.flow is Flow.ASKING or self.flow is Flow.ASKING_BASELINE or self.is_confirming
 
-    def decide(self) -> None:
-        """Let the journal decide the next step as soon as nothing is in flight, without a pause."""
-        self.flow = Flow.SETTLING
-        self.rested = True
-
-    def end_pause(self) -> None:
-        """Note that no pause is needed, without changing the flow."""
-        self.rested = True
-
-    def leave_settling(self) -> None:
-        """Use up the pause: the partition now sends or asks."""
-        self.rested = False
-
-    def wait(self) -> bool:
-        """Begin a pause. Returns whether to refresh the metadata during it."""
-        self.flow = Flow.WAITING
+    def wait(self, event: FlowEvent) -> bool:
+        """Take an event that begins a pause. Returns whether to refresh the metadata during the pause."""
+        self.on(event)
         self.attempt += 1
         refresh, self.refresh = self.refresh, False
         return refresh
-
-    def ask(self) -> None:
-        """Note that a question is pending."""
-        self.flow = Flow.ASKING
-
-    def survey(self) -> None:
-        """Note that a survey of the log runs."""
-        self.flow = Flow.SURVEYING
-
-    def probe(self) -> None:
-        """Note that the journal sends the newest batch that the leader has once more."""
-        self.flow = Flow.PROBING
-
-    def undecidable(self) -> None:
-        """Block the partition until the user decides."""
-        self.flow = Flow.UNDECIDABLE
-
-    def reject(self) -> None:
-        """Note that rejected batches are being made durable in `rejected/`."""
-        self.flow = Flow.REJECTING
 
     def want_metadata(self, *, wanted: bool = True) -> None:
         """Request new metadata with the next pause: the leader may have moved."""

@@ -1,4 +1,4 @@
-"""The unfinished batches of one partition, in order: how many are in flight, and which are in doubt.
+"""The unfinished batches of one partition, in order: which are in flight, and which are in doubt.
 
 `kafkasafe._core.backlog` packs long backlogs.
 """
@@ -12,30 +12,19 @@ __all__ = ["PartitionQueue"]
 
 
 class PartitionQueue(Backlog[Batch]):
-    """Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones.
+    """Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones."""
 
-    Attributes:
-        in_flight: How many batches were sent and have no answer yet.
-    """
+    __slots__ = ()
 
-    __slots__ = ("in_flight",)
+    @property
+    def in_flight(self) -> int:
+        """How many batches were sent and have no answer yet."""
+        return sum(batch.state is State.SENT for batch in self)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_flight = 0
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def send(self, batch: Batch) -> None:
-        """Note that a request with this batch begins."""
-        batch.send()
-        self.in_flight += 1
-
-    def answered(self) -> None:
-        """Note that a request ended, with or without an answer."""
-        self.in_flight -= 1
-
-    # -- batches -------------------------------------------------------------------------------------------------------
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a batch was sent and has no answer yet."""
+        return any(batch.state is State.SENT for batch in self)
 
     @property
     def head(self) -> Batch | None:

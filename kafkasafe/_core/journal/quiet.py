@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.states import State
 
@@ -69,7 +70,7 @@ def has_old_ids(partition: Partition, _now: float) -> bool:
 
 def needs_pause(partition: Partition, _now: float) -> bool:
     """A request failed, and no pause followed yet."""
-    return not partition.progress.rested
+    return partition.flow is Flow.SETTLING
 
 
 def is_decided(partition: Partition, _now: float) -> bool:

@@ -14,6 +14,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.clock import Clock, alive_s
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.endings import Durability
+from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.forward import CopyForward
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.home import Home
@@ -389,7 +390,7 @@ class Recovery:
         for partition in self._partitions.values():
             partition.loss.keep_newest_check()
             if partition.log.has_begun:
-                partition.progress.go_on()
+                partition.progress.on(FlowEvent.RECOVERED)
             elif not self._replay.is_blind:
                 # The lane never sent to this partition: sending first requires a durable baseline.
                 self._topics.note_topic(partition)
@@ -407,7 +408,7 @@ class Recovery:
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
                 partition.doubt.may_arrive_until(now + pause_s)
-                partition.progress.decide()
+                partition.progress.on(FlowEvent.RECOVERED_IN_DOUBT)
             self._suspicions.stop_if_suspected(partition)
             if self._replay.is_blind:
                 partition.lose_marks(self._replay.blind_before)

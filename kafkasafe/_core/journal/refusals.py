@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from kafkasafe._core.codes import MISSING_CODES, Scope
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import Denied, Relented
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Partition
 from kafkasafe._core.journal.refusal import CONFIRMED_S
 from kafkasafe._core.journal.spool_index import SpoolIndex
 
@@ -101,7 +102,7 @@ class Refusals:
         partition = self._partitions[destination]
         self._missing.prove(destination, reason)
         if partition.flow is Flow.WAITING:
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
     def present(self, destination: int) -> None:

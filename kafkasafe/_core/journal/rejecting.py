@@ -8,6 +8,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.groups import Ended
 from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
@@ -16,7 +17,7 @@ from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import Refusal
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Partition
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.spool_index import SpoolIndex
@@ -80,7 +81,7 @@ class Rejecter:
             return
         if partition.rejection.is_done:
             # The topic was created meanwhile.
-            partition.progress.begin()
+            partition.progress.on(FlowEvent.NOTHING_TO_KEEP)
             self._packer.touch(partition)
             return
         portion = partition.rejection.take_portion(self._aside_batches)
@@ -113,11 +114,11 @@ class Rejecter:
             # The duration of a refusal starts again for later batches.
             self._refusals.clear_refusal(partition, accepted=False)
         if partition.partition == UNCHOSEN:
-            partition.progress.begin()
+            partition.progress.on(FlowEvent.KEPT_UNCHOSEN)
         elif kept < len(aside.batches):
-            self._out.pause(partition, reason)
+            self._out.pause(partition, FlowEvent.NOT_KEPT, reason)
         else:
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.KEPT)
         self._packer.touch(partition)
         return False
 
@@ -132,13 +133,12 @@ class Rejecter:
             head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
         ):
             self._out.ready.divides.append(Divide(head, refused=True))
-            partition.progress.settle_again()
             return
         self.reject_head(partition, head)
 
-    def reject_head(self, partition: Partition, head: Batch) -> None:
+    def reject_head(self, partition: Partition, head: Batch, event: FlowEvent = FlowEvent.REJECTS) -> None:
         if head.durable:
-            self.put_aside(partition, (head,))
+            self.put_aside(partition, (head,), event)
         else:
             self._sealer.spill((head,))  # the journal calls this again once the batch is on disk
 
@@ -154,13 +154,13 @@ class Rejecter:
         for batch in durable:
             batch.blame(code, reason)
         if durable:
-            self.put_aside(partition, durable)
-        elif partition.flow is Flow.ASKING:
+            self.put_aside(partition, durable, FlowEvent.REJECTS)
+        elif partition.progress.is_asking:
             # The batches are only in memory: the journal asks again, and rejects them once they are on disk.
-            self._out.pause(partition, reason)
+            self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
-    def put_aside(self, partition: Partition, batches: Sequence[Batch]) -> None:
-        partition.progress.reject()
+    def put_aside(self, partition: Partition, batches: Sequence[Batch], event: FlowEvent) -> None:
+        partition.progress.on(event)
         partition.rejection.begin(batches)
         self.next_aside(partition.number)
 

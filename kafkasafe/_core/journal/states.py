@@ -11,7 +11,7 @@ from typing import Final
 
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId, sequence_distance
-from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, State
+from kafkasafe._core.journal.lifecycle import STATE, BatchEvent, IllegalMoveError, State
 from kafkasafe._core.order import NEVER
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "TOO_SLOW",
     "Batch",
     "Fate",
-    "IllegalMoveError",
     "State",
     "batches_of",
     "follows",
@@ -31,10 +30,6 @@ DAMAGED: Final = -3
 
 TOO_SLOW: Final = -4
 """The code of a batch that timed out too often and will be divided; not one of Kafka's."""
-
-
-class IllegalMoveError(RuntimeError):
-    """A bug in kafkasafe: an event that is not possible in the batch's state."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.messages import EpochCheck
 from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import Flow, Partition, Suspicion
+from kafkasafe._core.journal.partition import Partition, Suspicion
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.loss import Cause
 
@@ -109,7 +110,7 @@ class Suspicions:
     def stop_if_suspected(self, partition: Partition) -> None:
         """Stop sending new batches if the log is suspected: a survey runs first."""
         if partition.loss.suspicion is not None and partition.flow is Flow.FLOWING:
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.SUSPECTED)
             self._packer.touch(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:

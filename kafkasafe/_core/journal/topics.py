@@ -5,6 +5,7 @@ from __future__ import annotations
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.missing import Missing
@@ -132,7 +133,7 @@ class Topics:
     def _begin_anew(self, partition: Partition) -> None:
         """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
         self.forget_acknowledged(partition)
-        partition.progress.begin()
+        partition.progress.on(FlowEvent.FORGOTTEN)
         self._out.ready.persist.marks.append(state_mark(partition))
         self._packer.touch(partition)
 

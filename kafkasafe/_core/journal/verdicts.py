@@ -6,11 +6,12 @@ from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.endings import Durability
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.notices import Hole, Undecidable
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow, Partition
+from kafkasafe._core.journal.partition import UNCHOSEN, Partition
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, follows
 from kafkasafe._core.journal.suspicions import Suspicions
@@ -68,7 +69,7 @@ class Verdicts:
             return
         if partition.doubt.is_partial and shrunk_to < 0:
             # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
         doubt = partition.queue.doubt
@@ -84,12 +85,12 @@ class Verdicts:
         if present and not stable and not passed and now - partition.doubt.asked_at > self._request_timeout_s:
             # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
             # would then append the probe.
-            partition.progress.decide()
+            partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
         if present and not stable and not passed:
             # Above the high watermark an append can still be undone by a leader change.
-            partition.progress.probe()
+            partition.progress.on(FlowEvent.UNSTABLE)
             self._out.send(partition, present[-1])
             return
         if present and stable:
@@ -108,7 +109,7 @@ class Verdicts:
                     f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
                     f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
                 )
-            self._stop_at(partition, absent[0], evidence)
+            self._stop_at(partition, absent[0], FlowEvent.UNKNOWABLE, evidence)
             return
         # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
         gap = judgement.verdict is Verdict.GAP
@@ -116,9 +117,8 @@ class Verdicts:
         if absent and gap and not partition.queue.explains_gap(absent[0]):
             if partition.doubt.is_early:
                 # No new id while a request under the old one may still be appended.
-                self._out.pause(
-                    partition, judgement.evidence, at_least_s=max(0.0, partition.doubt.dead_at - now)
-                )
+                pause_s = max(0.0, partition.doubt.dead_at - now)
+                self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
                 return
             partition.ids.expire()
             first = absent[0]
@@ -134,7 +134,8 @@ class Verdicts:
             self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
             # Its parts get new ids: it is looked for once more when no request with it can still be appended.
-            self._out.pause(partition, absent[0].message, at_least_s=partition.doubt.dead_at - now)
+            pause_s = partition.doubt.dead_at - now
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
             return
         for batch in absent:
             batch.may_arrive(possible=partition.doubt.is_early)
@@ -142,7 +143,7 @@ class Verdicts:
             batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
             batch.pardon()
         partition.doubt.unfence()
-        partition.progress.decide()
+        partition.progress.on(FlowEvent.JUDGED)
         self._packer.touch(partition)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
@@ -169,17 +170,17 @@ class Verdicts:
             partition.end_unsure()
             partition.ids.expire()
         if partition.partition == UNCHOSEN:
-            partition.progress.begin()
+            partition.progress.on(FlowEvent.USER_DECIDED_UNCHOSEN)
             self._packer.touch(partition)
             return
         partition.doubt.unfence()
-        partition.progress.decide()
+        partition.progress.on(FlowEvent.USER_DECIDED)
         self._packer.touch(partition)
 
-    def _stop_at(self, partition: Partition, batch: Batch, evidence: str) -> None:
+    def _stop_at(self, partition: Partition, batch: Batch, event: FlowEvent, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
         batch.blame(batch.code, evidence)
-        partition.progress.undecidable()
+        partition.progress.on(event)
         if batch.position >= 0:
             self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))
         self._out.ready.notices.append(Undecidable(batch, evidence))
@@ -189,5 +190,5 @@ class Verdicts:
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False
         evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
-        self._stop_at(partition, head, evidence)
+        self._stop_at(partition, head, FlowEvent.MARKS_LOST, evidence)
         return True

@@ -12,10 +12,11 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.journal import packing
 from kafkasafe._core.journal.destinations import Destinations
+from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.messages import Packed
 from kafkasafe._core.journal.notices import Delivered, Denial
-from kafkasafe._core.journal.partition import UNCHOSEN, Flow
+from kafkasafe._core.journal.partition import UNCHOSEN
 from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.sequences import IdSource
@@ -232,7 +233,7 @@ class Views:
             (partition.number, partition.log.last_acked_offset)
             for partition in self._partitions.values()
             if partition.flow is Flow.FLOWING
-            and not partition.queue.in_flight
+            and not partition.queue.has_in_flight
             and partition.log.last_acked_offset >= 0
             and partition.loss.suspicion is None
         ]

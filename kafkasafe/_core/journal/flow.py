@@ -1,0 +1,250 @@
+"""The flows and events of a partition, and the table of transitions: `FLOW`.
+
+This module decides nothing. An event that `FLOW` does not have in a flow is a bug, and raises.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+__all__ = ["FLOW", "Flow", "FlowEvent"]
+
+
+class Flow(enum.Enum):
+    """The current activity of a partition."""
+
+    NEW = "new"
+    """The lane never sent to the partition: the journal asks for the end offset first."""
+    ASKING_BASELINE = "asking for the baseline"
+    """For `baseline()`, and until the end offset is durable."""
+    FLOWING = "flowing"
+    PROBING = "probing"
+    """The journal sends the newest batch that the leader has once more, to learn that replicas have it."""
+    SETTLING = "settling"
+    """A request failed: the journal sends nothing until every request in flight has an outcome and a pause is over."""
+    DECIDING = "deciding"
+    """As SETTLING, without a pause: the journal decides as soon as no request is in flight."""
+    WAITING = "waiting"
+    """For `retry()`."""
+    CONFIRMING = "confirming"
+    """For `confirmed()`: the journal compares a refusal with the broker's producer state, and settles then."""
+    RECONFIRMING = "confirming again"
+    """As CONFIRMING, without a pause afterwards: there was one before, or the refused batch was divided."""
+    ASKING = "asking"
+    """For `judged()`: batches are in doubt."""
+    SURVEYING = "surveying"
+    """For `surveyed()`: the log may have lost acknowledged batches."""
+    UNDECIDABLE = "undecidable"
+    """Blocked by an undecidable batch, until `decide()`."""
+    REJECTING = "rejecting"
+    """For `set_aside()`: rejected batches must first be durable in `rejected/`."""
+
+    __hash__ = object.__hash__  # Enum's is Python, and runs at each event
+
+
+class FlowEvent(enum.Enum):
+    """The events of a partition."""
+
+    RECOVERED = "recovered"
+    """The log is read: an earlier incarnation sent to the partition."""
+    RECOVERED_IN_DOUBT = "recovered in doubt"
+    """The log is read, and an earlier incarnation may have sent batches that are not finished."""
+    MARKS_LOST = "marks lost"
+    """Damage destroyed marks about the next batch, so whether it was sent cannot be determined."""
+    BATCH_QUEUED = "batch queued"
+    """A batch waits, and the log's end offset before the first one is not known."""
+    BASELINE_DURABLE = "baseline durable"
+    """The log's end offset before the first batch is durable."""
+    BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
+    """The same, and the log may have lost acknowledged batches: those of units, which do not wait for it."""
+    FAILED = "failed"
+    """A request ended without an acknowledgement."""
+    PROBED = "probed"
+    """The probe was acknowledged."""
+    SUSPECTED = "suspected"
+    """The log may have lost acknowledged batches."""
+    OLD_HEAD = "old head"
+    """The next batch is old, so its append may make the leader drop our producer state: it is searched for first."""
+    LATE_REQUEST = "late request"
+    """A broker may still append a request whose answer was lost: the journal waits until none can."""
+    PAUSE_DUE = "pause due"
+    """Every request in flight has an outcome, one of them failed, and no pause followed yet."""
+    PAUSE_OVER = "pause over"
+    """The pause is over, or is cut short because the partition is proven not to exist."""
+    SURVEYS = "surveys"
+    """A survey of the log begins."""
+    JUDGED_EARLY = "judged early"
+    """Batches were judged while a broker could still append a request with them: they are in doubt again."""
+    CONFIRMS = "confirms"
+    """The broker's refusal has to be compared with its producer state."""
+    DECIDED = "decided"
+    """For each batch, it is known whether the log has it."""
+    DECIDED_UNBEGUN = "decided without a baseline"
+    """The same, and the lane never sent to the partition."""
+    IN_DOUBT = "in doubt"
+    """Batches are in doubt: the journal asks the cluster about them."""
+    CONFIRMED = "confirmed"
+    """The broker's producer state does not contradict its refusal."""
+    CONTRADICTED = "contradicted"
+    """The broker's producer state contains the refused batch."""
+    NOT_ANSWERED = "not answered"
+    """The cluster did not answer the question."""
+    REFUSED_IN_MEMORY = "refused in memory"
+    """The cluster permanently refuses the destination; the batches are only in memory, and go to the disk first."""
+    STALE = "stale"
+    """The answer about batches in doubt is not complete or not valid any more."""
+    UNSTABLE = "unstable"
+    """Batches in doubt are in the leader's log, and a change of leader may still undo that."""
+    UNKNOWABLE = "unknowable"
+    """Whether a batch in doubt is in the log cannot be determined."""
+    JUDGED = "judged"
+    """For each batch that the question was about, it is known whether the log has it."""
+    SURVEYED = "surveyed"
+    """The survey has a result."""
+    USER_DECIDED = "user decided"
+    """The user decided about the undecidable batch."""
+    USER_DECIDED_UNCHOSEN = "user decided without a partition"
+    """The same, of a batch whose partition was not even chosen."""
+    REJECTS = "rejects"
+    """Batches are finally refused."""
+    DAMAGED = "damaged"
+    """The bytes of a batch that is not in flight are damaged on disk: it can only be rejected."""
+    KEPT = "kept"
+    """Copies of all rejected batches are durable in `rejected/`."""
+    KEPT_UNCHOSEN = "kept without a partition"
+    """The last portion of a topic whose partitions are not known is handled: copied, or tried again later."""
+    NOT_KEPT = "not kept"
+    """A copy could not be written."""
+    NOTHING_TO_KEEP = "nothing to keep"
+    """The topic was created before the next portion."""
+    DIVIDED = "divided"
+    """A batch was divided."""
+    FORGOTTEN = "forgotten"
+    """From here on, the log is that of another cluster or another topic."""
+
+    __hash__ = object.__hash__
+
+
+_ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
+    Flow.NEW: {
+        FlowEvent.RECOVERED: Flow.FLOWING,
+        FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
+        FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+        FlowEvent.BATCH_QUEUED: Flow.ASKING_BASELINE,
+        FlowEvent.BASELINE_DURABLE: Flow.FLOWING,  # forgotten while its baseline was written
+        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.ASKING_BASELINE: {
+        FlowEvent.BASELINE_DURABLE: Flow.FLOWING,
+        FlowEvent.BASELINE_DURABLE_SUSPECTED: Flow.DECIDING,
+        FlowEvent.NOT_ANSWERED: Flow.WAITING,
+        FlowEvent.REFUSED_IN_MEMORY: Flow.WAITING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+    },
+    Flow.FLOWING: {
+        FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
+        FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+        FlowEvent.BASELINE_DURABLE: Flow.FLOWING,  # of a second answer to the same question
+        FlowEvent.FAILED: Flow.SETTLING,
+        FlowEvent.SUSPECTED: Flow.DECIDING,
+        FlowEvent.OLD_HEAD: Flow.DECIDING,
+        FlowEvent.LATE_REQUEST: Flow.WAITING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+    },
+    Flow.PROBING: {
+        FlowEvent.PROBED: Flow.DECIDING,
+        FlowEvent.FAILED: Flow.SETTLING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.SETTLING: {
+        FlowEvent.FAILED: Flow.SETTLING,
+        FlowEvent.SURVEYS: Flow.SURVEYING,
+        FlowEvent.LATE_REQUEST: Flow.WAITING,
+        FlowEvent.JUDGED_EARLY: Flow.DECIDING,
+        FlowEvent.CONFIRMS: Flow.CONFIRMING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+        FlowEvent.PAUSE_DUE: Flow.WAITING,
+        FlowEvent.DIVIDED: Flow.DECIDING,
+    },
+    Flow.DECIDING: {
+        FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+        FlowEvent.BASELINE_DURABLE_SUSPECTED: Flow.DECIDING,  # of a second answer to the same question
+        FlowEvent.FAILED: Flow.DECIDING,
+        FlowEvent.SURVEYS: Flow.SURVEYING,
+        FlowEvent.LATE_REQUEST: Flow.WAITING,
+        FlowEvent.JUDGED_EARLY: Flow.DECIDING,
+        FlowEvent.CONFIRMS: Flow.RECONFIRMING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+        FlowEvent.DECIDED: Flow.FLOWING,
+        FlowEvent.DECIDED_UNBEGUN: Flow.NEW,
+        FlowEvent.IN_DOUBT: Flow.ASKING,
+    },
+    Flow.WAITING: {
+        FlowEvent.FAILED: Flow.WAITING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+        FlowEvent.PAUSE_OVER: Flow.DECIDING,
+    },
+    Flow.CONFIRMING: {
+        FlowEvent.CONFIRMED: Flow.SETTLING,
+        FlowEvent.CONTRADICTED: Flow.DECIDING,
+        FlowEvent.NOT_ANSWERED: Flow.WAITING,
+        FlowEvent.REFUSED_IN_MEMORY: Flow.WAITING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+        FlowEvent.DIVIDED: Flow.RECONFIRMING,
+    },
+    Flow.RECONFIRMING: {
+        FlowEvent.CONFIRMED: Flow.DECIDING,
+        FlowEvent.CONTRADICTED: Flow.DECIDING,
+        FlowEvent.NOT_ANSWERED: Flow.WAITING,
+        FlowEvent.REFUSED_IN_MEMORY: Flow.WAITING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.ASKING: {
+        FlowEvent.STALE: Flow.DECIDING,
+        FlowEvent.UNSTABLE: Flow.PROBING,
+        FlowEvent.UNKNOWABLE: Flow.UNDECIDABLE,
+        FlowEvent.LATE_REQUEST: Flow.WAITING,
+        FlowEvent.JUDGED: Flow.DECIDING,
+        FlowEvent.NOT_ANSWERED: Flow.WAITING,
+        FlowEvent.REFUSED_IN_MEMORY: Flow.WAITING,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.SURVEYING: {
+        FlowEvent.LATE_REQUEST: Flow.WAITING,
+        FlowEvent.NOT_ANSWERED: Flow.WAITING,
+        FlowEvent.SURVEYED: Flow.DECIDING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.UNDECIDABLE: {
+        FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+        FlowEvent.USER_DECIDED: Flow.DECIDING,
+        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+    },
+    Flow.REJECTING: {
+        FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+        FlowEvent.FAILED: Flow.REJECTING,
+        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
+        FlowEvent.REJECTS: Flow.REJECTING,
+        FlowEvent.DAMAGED: Flow.REJECTING,
+        FlowEvent.KEPT: Flow.DECIDING,
+        FlowEvent.KEPT_UNCHOSEN: Flow.NEW,
+        FlowEvent.NOT_KEPT: Flow.WAITING,
+        FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
+    },
+}
+
+FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
+    flow: {FlowEvent.DIVIDED: flow, **follows, FlowEvent.FORGOTTEN: Flow.NEW}
+    for flow, follows in _ROWS.items()
+}
+"""Any partition may be forgotten. A division ends the pause of a partition that settles, and changes nothing else."""

@@ -1,0 +1,90 @@
+"""The flows of a partition: what the table allows, and what it does not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+
+import pytest
+
+from kafkasafe._core import journal as j
+from kafkasafe._core.journal.progress import Progress
+
+PAIRS = list(itertools.product(j.Flow, j.FlowEvent))
+
+
+def reached(begin: j.Flow, without: frozenset[j.FlowEvent]) -> set[j.Flow]:
+    """The flows that can follow, however many events happen in between."""
+    found, todo = {begin}, [begin]
+    while todo:
+        for event, to in j.FLOW[todo.pop()].items():
+            if event not in without and to not in found:
+                found.add(to)
+                todo.append(to)
+    return found
+
+
+@pytest.mark.parametrize(("flow", "event"), PAIRS, ids=lambda each: each.name)
+def test_an_event_has_a_row_or_raises(flow: j.Flow, event: j.FlowEvent) -> None:
+    progress = Progress(flow)
+    to = j.FLOW[flow].get(event)
+    if to is None:
+        with pytest.raises(
+            j.IllegalMoveError, match=f"^{event.name} cannot happen to a partition that is {flow.name}: "
+        ):
+            progress.on(event)
+        assert progress.flow is flow
+    else:
+        progress.on(event)
+        assert progress.flow is to
+
+
+def test_the_table_has_each_flow_and_each_event() -> None:
+    assert set(j.FLOW) == set(j.Flow)
+    assert {event for follows in j.FLOW.values() for event in follows} == set(j.FlowEvent)
+    assert reached(j.Flow.NEW, frozenset()) == set(j.Flow)
+
+
+@pytest.mark.parametrize("flow", j.Flow, ids=lambda flow: flow.name)
+def test_no_flow_is_a_dead_end(flow: j.Flow) -> None:
+    assert j.Flow.FLOWING in reached(flow, frozenset({j.FlowEvent.FORGOTTEN}))
+
+
+def test_new_batches_are_sent_only_after_a_decision() -> None:
+    """A question, a pause, a survey or a failure is followed by a decision before the partition flows again."""
+    before = {
+        (flow, event)
+        for flow, follows in j.FLOW.items()
+        for event, to in follows.items()
+        if to is j.Flow.FLOWING and flow is not to
+    }
+    assert before == {
+        (j.Flow.NEW, j.FlowEvent.RECOVERED),
+        (j.Flow.NEW, j.FlowEvent.BASELINE_DURABLE),
+        (j.Flow.ASKING_BASELINE, j.FlowEvent.BASELINE_DURABLE),
+        (j.Flow.DECIDING, j.FlowEvent.DECIDED),
+    }
+
+
+def test_only_an_event_changes_the_flow() -> None:
+    """tests/test_ownership.py looks for writes from outside."""
+    writes = {
+        method.name
+        for method in ast.walk(ast.parse(inspect.getsource(Progress)))
+        if isinstance(method, ast.FunctionDef)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and node.attr == "flow" and isinstance(node.ctx, ast.Store)
+    }
+    assert writes == {"on"}
+
+
+def test_a_pause_is_due_once_after_a_failure() -> None:
+    progress = Progress(j.Flow.FLOWING)
+    for event in (j.FlowEvent.FAILED, j.FlowEvent.FAILED, j.FlowEvent.CONFIRMS, j.FlowEvent.CONFIRMED):
+        progress.on(event)
+    assert progress.flow is j.Flow.SETTLING
+    for event in (j.FlowEvent.PAUSE_DUE, j.FlowEvent.PAUSE_OVER, j.FlowEvent.CONFIRMS, j.FlowEvent.CONFIRMED):
+        progress.on(event)
+    assert progress.flow is j.Flow.DECIDING
+    assert j.FlowEvent.PAUSE_DUE not in j.FLOW[j.Flow.DECIDING]
