@@ -1,4 +1,4 @@
-"""The rules of docs/design.md's "Non-obvious", and the test of each."""
+"""The rules of docs/design-*.md, and the test of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-DESIGN = HERE.parent / "docs" / "design.md"
+PAGES = sorted((HERE.parent / "docs").glob("design*.md"))
 
 TESTS = {
     "What a rebalance listener asks of its consumer": "test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out",
@@ -180,14 +180,19 @@ TESTS = {
 
 
 def rules() -> list[str]:
-    _, _, page = DESIGN.read_text(encoding="utf-8").partition("\n## Non-obvious\n")
-    section, _, _ = page.partition("\n## ")
-    return [" ".join(rule.split()) for rule in re.findall(r"^- \*\*(.+?)(?:\*\*|$)", section, re.MULTILINE)]
+    found = []
+    for path in PAGES:
+        _, _, page = path.read_text(encoding="utf-8").partition("\n## Rules\n")
+        section, _, _ = page.partition("\n## ")
+        found += [
+            " ".join(rule.split()) for rule in re.findall(r"^- \*\*(.+?)(?:\*\*|$)", section, re.MULTILINE)
+        ]
+    return found
 
 
 @pytest.mark.parametrize("rule", TESTS)
 def test_the_test_of_a_rule_is_there(rule):
-    assert [found for found in rules() if found.startswith(rule)], "no such rule in docs/design.md"
+    assert [found for found in rules() if found.startswith(rule)], "no such rule in docs/design-*.md"
     definition = re.compile(rf"^ *def {TESTS[rule]}\(", re.MULTILINE)
     assert any(definition.search(path.read_text(encoding="utf-8")) for path in HERE.rglob("test_*.py"))
 
