@@ -115,7 +115,7 @@ TESTS = {
     "Restored batches are released only": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
     "The protocol of a transaction": "test_the_same_end_again_is_answered_as_the_first_was",
     "A commit that is refused because of its epoch": "test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_is",
-    "InitProducerId with one's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
+    "InitProducerId with the producer's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
     "A marker's group has": "test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets",
     "A join in progress": "test_partitions_that_a_topic_got_are_assigned",
     "A damaged control batch": "test_a_hole_in_the_spool_stops_what_was_before_it",
