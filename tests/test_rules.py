@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 PAGES = sorted((HERE.parent / "docs").glob("design*.md"))
 
 TESTS = {
-    "What a rebalance listener asks of its consumer": "test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out",
+    "A request of a rebalance listener": "test_a_listener_of_coroutines_seeks_and_commits_before_records_are_handed_out",
     "An answer may come between two polls": "test_members_that_are_polled_in_turns_come_to_an_end",
     "Metadata may be asked for": "test_metadata_that_are_asked_for_while_a_request_is_under_way",
     "A crash leaves bytes out": "test_damage_in_the_last_groups_of_a_killed_owner_is_no_torn_tail",
@@ -20,7 +20,7 @@ TESTS = {
     "No later group proves the last group": "test_the_next_life_delivers_what_was_gathered_once_and_in_its_place",
     "Bytes that recovery skipped": "test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage",
     "The first batch under an id goes alone": "test_the_first_batch_of_an_id_goes_alone_then_five",
-    "45 on a resend says nothing": "test_answers_lost_to_a_living_producer",
+    "Error 45 on a resend": "test_answers_lost_to_a_living_producer",
     "Retention and loss look alike": (
         "test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged"
     ),
@@ -65,7 +65,7 @@ TESTS = {
     "A gap before an earlier incarnation's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
     "An iteration over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
     "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
-    "A metadata request creates": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
+    "A metadata request may create": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
     "A crash of kafka-python's loop": (
         "test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_its_place"
     ),
@@ -82,7 +82,7 @@ TESTS = {
         "test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_are_delivered"
     ),
     "A refusal is checked once": "test_a_refusal_of_what_the_leader_has_is_not_believed",
-    "−1 proves nothing": "test_an_appended_batch_is_delivered_whatever_is_answered",
+    "Error −1 proves nothing": "test_an_appended_batch_is_delivered_whatever_is_answered",
     "Ctrl-C may raise": "test_ctrl_c_anywhere_in_send",
     "A signal handler may call": "test_signal_handler_in_the_middle_of_send",
     "Neither the pump nor an object of the producer": "test_dropped_producers",
@@ -101,15 +101,15 @@ TESTS = {
     "The sealing thread also notifies": "test_what_was_delivered_before_its_sender_could_see_that_is_seen",
     "A coroutine accepts its record in one step": "test_a_cancelled_send_has_accepted_nothing",
     "KafkaHandler's thread alone": "test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own",
-    "Dropped records have to be fetched again": "test_a_move_that_fails_skips_nothing",
+    "If a move fails": "test_a_move_that_fails_skips_nothing",
     "A program that is slow polls": "test_another_member_joins_while_the_program_works_through_what_was_fetched",
-    "A fetch that was built and not sent": "test_a_leader_that_the_metadata_do_not_have_yet",
+    "kafka-python takes a fetch for sent": "test_a_leader_that_the_metadata_do_not_have_yet",
     "A fetch may be on its way to the loop": "test_a_fetch_on_its_way_is_not_committed",
     "A start that is held too high": "test_without_epochs_a_lower_start_is_held_for_a_while_only",
     "The leader epoch in an answer about the start": "test_the_start_of_another_log_is_believed_with_the_proof",
     "A look-up by time may be wrong": "test_random_outages_give_no_wrong_answer",
     "A partition is doubted before its batch": "test_what_is_doubted_is_kept_until_the_log_was_read",
-    "An acknowledged batch says nothing of those": "test_what_was_acknowledged_behind_a_copy_says_nothing_of_it",
+    "An acknowledged batch proves nothing": "test_what_was_acknowledged_behind_a_copy_says_nothing_of_it",
     "STATE says how far everything is finished": "test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next",
     "A batch keeps its rank": "test_a_copy_keeps_place_and_id_when_its_old_place_is_gone",
     "Restored batches are released only": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
@@ -160,7 +160,7 @@ TESTS = {
     "A transaction that one of its atomic batches left": "test_a_transaction_that_one_of_them_left_is_not_committed",
     "Atomic batches that share a transaction": "test_nothing_that_stands_between_is_passed",
     "An offset is written when all atomic batches before": "test_an_offset_is_written_when_all_before_it_are_committed",
-    "What continues from a dropped atomic batch": (
+    "An atomic batch that continues from a dropped one": (
         "test_what_goes_on_from_a_dropped_unit_is_dropped_with_it_whatever_its_generation"
     ),
     "A reading that began before another": (
@@ -170,7 +170,7 @@ TESTS = {
     "A partition is surveyed while": "test_a_transaction_ends_in_the_topic_that_has_the_name_now",
     "A batch that returned from a packed backlog": "test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet",
     "What an earlier incarnation released": "test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_since",
-    "A mark of new ids is about plain": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
+    "A mark of new ids concerns": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
     "ENDED does not say where": "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
