@@ -53,7 +53,7 @@ def test_what_travels_between_rooms_can_be_printed_and_compared(message):
 
 
 def test_no_lock_is_held_over_disk_or_user_code(fake_kafka, tmp_path, monkeypatch):
-    """Under the producer's stand the partitioner and encoding only, under the ledger's bookkeeping (docs/design.md)."""
+    """Under the producer's stand the partitioner and encoding only, under the ledger's bookkeeping (docs/design-threads.md)."""
     producers: list[SafeProducer] = []
     held: list[str] = []
     seen: set[str] = set()

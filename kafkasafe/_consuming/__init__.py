@@ -1,4 +1,4 @@
-"""The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design.md).
+"""The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design-consumer.md).
 
 Each object gets those that it uses when it is made, and `reading.py` makes them all. From the leaves up:
 

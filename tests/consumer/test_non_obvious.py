@@ -1,4 +1,4 @@
-"""Rules of docs/design.md's "Non-obvious" about what is read."""
+"""Rules of docs/design-consumer.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of docs/design.md's "Non-obvious" that need a cluster, a disk and a moment. In virtual time."""
+"""Rules of docs/design-*.md that need a cluster, a disk and a moment. In virtual time."""
 
 from __future__ import annotations
 

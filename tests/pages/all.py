@@ -12,7 +12,18 @@ from tests.pages import (
     log_events,
     metrics,
     options,
+    partition_flows,
     position_states,
 )
 
-PAGES: Final = (errors, events, journal_states, kafka_codes, log_events, metrics, options, position_states)
+PAGES: Final = (
+    errors,
+    events,
+    journal_states,
+    kafka_codes,
+    log_events,
+    metrics,
+    options,
+    partition_flows,
+    position_states,
+)

@@ -1,4 +1,4 @@
-"""The states of a batch and the flows of a partition in docs/design.md, from the tables of `kafkasafe._core.journal`."""
+"""The states of a batch in docs/design.md, from the table of `kafkasafe._core.journal.lifecycle`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from kafkasafe._core.journal.flow import FLOW
 from kafkasafe._core.journal.lifecycle import STATE
 from tests.pages import DOCS, filled, table
 
@@ -20,7 +19,7 @@ def _follows(follows: Iterable[tuple[enum.Enum, str]]) -> str:
     return "; ".join(f"{', '.join(events)} → {to}" for to, events in by_state.items())
 
 
-def _table(head: str, states: Mapping[Any, Mapping[Any, enum.Enum]]) -> str:
+def state_table(head: str, states: Mapping[Any, Mapping[Any, enum.Enum]]) -> str:
     """One row a state. An event that is possible in each state is in the last row, unless it leads elsewhere."""
     anywhere: dict[enum.Enum, str] = {}
     for event in next(iter(states.values())):
@@ -45,4 +44,4 @@ def _table(head: str, states: Mapping[Any, Mapping[Any, enum.Enum]]) -> str:
 
 def text() -> str:
     """The page."""
-    return filled(PATH, {"batch states": _table("state", STATE), "partition flows": _table("flow", FLOW)})
+    return filled(PATH, {"batch states": state_table("state", STATE)})

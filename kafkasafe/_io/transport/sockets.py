@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import encodings.idna  # noqa: F401  # before there is a thread that resolves names: see docs/design.md
+import encodings.idna  # noqa: F401  # before there is a thread that resolves names: see docs/design-threads.md
 import functools
 import itertools
 import socket
