@@ -61,7 +61,6 @@ def test_new_batches_are_sent_only_after_a_decision() -> None:
     }
     assert before == {
         (j.Flow.NEW, j.FlowEvent.RECOVERED),
-        (j.Flow.NEW, j.FlowEvent.BASELINE_DURABLE),
         (j.Flow.ASKING_BASELINE, j.FlowEvent.BASELINE_DURABLE),
         (j.Flow.DECIDING, j.FlowEvent.DECIDED),
     }

@@ -1763,6 +1763,36 @@ def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     assert second.batch.position == 3
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_baseline_of_a_former_cluster_begins_nothing(answered: bool) -> None:
+    """The disk is full while the baseline in A is written, and meanwhile the producer moves to B."""
+    shell = Shell()
+    shell.journal.bind("A", assumed=None)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    shell.journal.baseline(1, 7, TOPIC_ID)
+    of_a = shell.journal.ready(shell.now, NOW_MS).persist
+    assert shell.journal.bind("B", assumed=None)
+    shell.journal.granted(7, 0)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert [ask.doubt for ask in ready.asks] == [()]
+    if answered:
+        shell.journal.baseline(1, 0, TOPIC_ID)
+    shell.write(of_a)
+    shell.write(ready.persist)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.sends == []
+    if not answered:
+        shell.write(ready.persist)
+        assert shell.turn() == []
+        shell.journal.baseline(1, 0, TOPIC_ID)
+        ready = shell.journal.ready(shell.now, NOW_MS)
+        assert ready.sends == []
+    assert [mark.baseline_offset for mark in ready.persist.marks if isinstance(mark, m.State)] == [0]
+    shell.write(ready.persist)
+    assert shell.turn() == [batch]
+
+
 def test_only_what_is_allowed_moves() -> None:
     batch = j.Batch(1, 1, 1, 1, 0)
     with pytest.raises(j.IllegalMoveError, match="ACKNOWLEDGED cannot happen to a batch that is SEALED"):

@@ -44,6 +44,8 @@ class AckedLog:
         told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
             batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
             written after their successors.
+        unwritten: How many baselines are on their way to the disk,
+        void: and how many of those, the first ones, are of a log that was forgotten since.
     """
 
     baseline_offset: int = -1
@@ -58,6 +60,8 @@ class AckedLog:
     released: Released = field(default_factory=Released)
     known_from: int = -1
     told_position: int = -1
+    unwritten: int = 0
+    void: int = 0
 
     @property
     def has_begun(self) -> bool:
@@ -83,12 +87,22 @@ class AckedLog:
         self.acked.clear()
         self.forgotten_offset = self.known_from = self.told_position = -1
         self.released.forget()
+        self.void = self.unwritten
 
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
     def begin(self, end_offset: int) -> None:
         """Note the log's end before the first batch of this lane was sent, except for batches of units."""
         self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
+        self.unwritten += 1
+
+    def begun(self) -> bool:
+        """Note that the next baseline on its way is durable. False: it is of a log that was forgotten since."""
+        self.unwritten -= 1
+        if not self.void:
+            return True
+        self.void -= 1
+        return False
 
     def begin_before(self, first_offset: int) -> None:
         """Lower the baseline to a unit's batch: units do not wait for the baseline and may precede it in the log."""

@@ -88,6 +88,8 @@ class Durability:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
+                if not partition.log.begun():
+                    return  # the baseline of the present log is asked for, or on its way
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
                     partition.progress.on(FlowEvent.BASELINE_DURABLE)

@@ -132,7 +132,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.BATCH_QUEUED: Flow.ASKING_BASELINE,
-        FlowEvent.BASELINE_DURABLE: Flow.FLOWING,  # forgotten while its baseline was written
         FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
         FlowEvent.REJECTS: Flow.REJECTING,
         FlowEvent.DAMAGED: Flow.REJECTING,
