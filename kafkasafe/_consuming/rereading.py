@@ -18,7 +18,8 @@ producer may ever deliver it. So it goes back as well, and the batch may be comm
    producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
 
 So `send_offsets` requests the group's offset for the first batch after that, and refuses the batch if the offset is not
-the one to which the consumer went back. All earlier producers of the program have ended by then.
+the one to which the consumer went back. All earlier producers of the program have ended by then. A batch that is
+rejected does not count, because the first batch may still be under way then (`Run.is_unused`).
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ class Fate(enum.Enum):
 
 
 _UNDECIDED: Final = frozenset({Fate.OPEN, Fate.WAITING, Fate.LEFT})
+_UNMOVED: Final = frozenset({Fate.FORGOTTEN, Fate.REJECTED})
+"""It did not move the group, and its reading continues."""
 
 
 class Numbers:
@@ -147,8 +149,15 @@ class Run:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the group's offset gave its position, and no batch continues it yet."""
-        return self.reached is not None and self.handed == (None if self.reached == NONE else self.reached)
+        """Whether the group's offset gave its position, and no batch of it has moved the group or may still do so.
+
+        Rejected batches do not move it. So if all were rejected, a batch of an earlier reading may still come first.
+        """
+        return (
+            self.reached is not None
+            and self.reached == self.reading.start
+            and all(claim.fate() in _UNMOVED for claim in self._claims)
+        )
 
     @property
     def handed(self) -> int | None:

@@ -13,6 +13,7 @@ from waiting import until
 from kafkasafe import SafeConsumer, SafeProducer, UsageError
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
+from kafkasafe.testing.proxy import FaultProxy
 
 PLACE = TopicPartition("in", 0)
 RECORDS = 60
@@ -126,19 +127,23 @@ def polled(consumer):
     return []
 
 
+def member(servers, **options):
+    return SafeConsumer(
+        bootstrap_servers=servers,
+        group_id="g",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_poll_records=5,
+        **options,
+    )
+
+
 @pytest.fixture
 def pair(servers, tmp_path):
     """A consumer by `assign`, so that nothing but a dropped batch can move it; its events; and a producer."""
     events = []
     with (
-        SafeConsumer(
-            bootstrap_servers=servers,
-            group_id="g",
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            max_poll_records=5,
-            on_event=events.append,
-        ) as consumer,
+        member(servers, on_event=events.append) as consumer,
         SafeProducer(
             bootstrap_servers=servers, spool_dir=tmp_path / "spool", retry_backoff_ms=20
         ) as producer,
@@ -263,27 +268,15 @@ def test_what_a_closed_producer_left_and_another_delivered_is_not_copied_again(
 ):
     """A third producer does not know of it, so the records were there twice."""
     options = {"bootstrap_servers": servers, "spool_dir": tmp_path / "spool", "retry_backoff_ms": 20}
-    consumer = SafeConsumer(
-        bootstrap_servers=servers,
-        group_id="g",
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        max_poll_records=5,
-    )
+    consumer = member(servers)
     if how == "subscribe":
         consumer.subscribe(["in"])
     else:
         consumer.assign([PLACE])
     with consumer:
-        producer = SafeProducer(**options)
-        copy_next(consumer, producer, [0, 1, 2, 3, 4]).get(60)
-        fake_kafka.deny("write", transactional_id="*")
-        left = copy_next(consumer, producer, [5, 6, 7, 8, 9])
-        left.durable(60)
-        producer.close(timeout=0)
+        leave_a_batch(fake_kafka, consumer, options)
         again = polled(consumer)
         assert again == [5, 6, 7, 8, 9], "nothing says whether it will ever be delivered"
-        fake_kafka.deny("write", transactional_id="*", on=False)
         SafeProducer(**options).close()
         assert committed(fake_kafka) == 10
         with SafeProducer(**options) as third:
@@ -294,6 +287,61 @@ def test_what_a_closed_producer_left_and_another_delivered_is_not_copied_again(
                 batch.send_offsets(consumer)
             copy_next(consumer, third, [10, 11, 12, 13, 14]).get(60)
     assert output(servers) == list(range(15))
+
+
+def test_what_a_closed_producer_left_is_not_copied_again_after_a_rejected_batch(
+    fake_kafka, servers, tmp_path
+):
+    """1. Batch A with records 5 to 9 is left in the spool, and the consumer goes back to 5. 2. The second producer
+    takes A up. Another batch with records 5 to 7 has a record that is too large, so it is rejected while A is under way.
+    3. A is committed, and the producer is closed. The third one does not know of A, and copied records 8 and 9 again.
+    """
+    another = next(node for node in fake_kafka.brokers if node != fake_kafka.leader("out"))
+    fake_kafka.create_topic("small", config={"max.message.bytes": "1000"}, assignments={0: [another]})
+    with FaultProxy(bootstrap=servers[0]) as proxy:
+        options = {
+            "bootstrap_servers": proxy.bootstrap_servers,
+            "spool_dir": tmp_path / "spool",
+            "retry_backoff_ms": 20,
+        }
+        consumer = member(servers)
+        consumer.subscribe(["in"])
+        with consumer:
+            leave_a_batch(fake_kafka, consumer, options)
+            held = proxy.on("Produce", topic="out").delay(60)
+            second = SafeProducer(**options)
+            held.wait()
+            consumer.config["max_poll_records"] = 3
+            assert polled(consumer) == [5, 6, 7]
+            with second.batch() as rejected:
+                rejected.send("small", b"x" * 5000)
+                rejected.send_offsets(consumer)
+            with pytest.raises(BatchDroppedError, match="TOO_LARGE"):
+                rejected.outcome.get(60)
+            assert committed(fake_kafka) == 5
+            assert polled(consumer) == [8, 9, 10]
+            held.remove()
+            proxy.cut()
+            until(lambda: committed(fake_kafka) == 10, 60)
+            second.close()
+            with SafeProducer(**options) as third:
+                batch = third.batch()
+                for each in (8, 9, 10):
+                    batch.send("out", b"%d" % each)
+                with pytest.raises(BatchDroppedError, match="read again"):
+                    batch.send_offsets(consumer)
+                copy_next(consumer, third, [10, 11, 12]).get(60)
+    assert output(servers) == list(range(13))
+
+
+def leave_a_batch(fake_kafka, consumer, options):
+    """A producer commits records 0 to 4, and is closed with a batch of records 5 to 9 in its spool."""
+    producer = SafeProducer(**options)
+    copy_next(consumer, producer, [0, 1, 2, 3, 4]).get(60)
+    fake_kafka.deny("write", transactional_id="*")
+    copy_next(consumer, producer, [5, 6, 7, 8, 9]).durable(60)
+    producer.close(timeout=0)
+    fake_kafka.deny("write", transactional_id="*", on=False)
 
 
 def copy_next(consumer, producer, expected):
