@@ -40,10 +40,10 @@ from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import Reading as MetricReading
-from kafkasafe._io.subscription import Subscription
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
 

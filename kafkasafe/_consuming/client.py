@@ -9,8 +9,8 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 
-from kafkasafe._io.metadata import Metadata
-from kafkasafe._io.transport import Manager
+from kafkasafe.kafkapython.manager import Manager
+from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
 
 __all__ = ["OURS"]

@@ -29,7 +29,6 @@ from kafka.protocol.producer import (
 )
 
 from kafkasafe._core.txn import Grant
-from kafkasafe._io import requests
 from kafkasafe._io.backoff import PAUSES, Backoff
 from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
@@ -38,6 +37,7 @@ from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed
 from kafkasafe.cluster.coordinators import SOFTWARE, protocol_of, versions_of
 from kafkasafe.cluster.transactions import TransactionIdentity
 from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.kafkapython import requests
 
 __all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
 

@@ -16,12 +16,12 @@ from kafka.net.connection import KafkaConnection
 from kafka.protocol.metadata import MetadataRequest
 
 from kafkasafe._io.transport.calls import Call, KafkaCall, PartitionQuestion, QuestionsCall, Wanted
-from kafkasafe._io.transport.manager import suppress_closed
 from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
+from kafkasafe.kafkapython.manager import suppress_closed
 
 __all__ = ["Link"]
 

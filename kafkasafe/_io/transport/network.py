@@ -14,11 +14,11 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.loop import Loop
-from kafkasafe._io.transport.manager import DirectManager
-from kafkasafe._io.transport.sockets import FORGETS
 from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.terms import NodeId
+from kafkasafe.kafkapython.loop import Loop
+from kafkasafe.kafkapython.manager import DirectManager
+from kafkasafe.kafkapython.sockets import FORGETS
 from kafkasafe.logs import limit_foreign
 
 __all__ = ["Network"]

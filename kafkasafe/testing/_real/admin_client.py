@@ -7,7 +7,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 
-from kafkasafe._io.admin import tidy_client
+from kafkasafe.kafkapython.admin import tidy_client
 
 __all__ = ["open_admin"]
 

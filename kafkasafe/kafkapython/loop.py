@@ -137,6 +137,7 @@ class Loop(NetworkSelector):
 
     @apart()
     def run_forever(self) -> None:
+        """Run until `end_soon`, or until an error. Then close the loop, on this thread."""
         own_threads.add(threading.get_ident())
         try:
             super().run_forever()  # type: ignore[no-untyped-call]

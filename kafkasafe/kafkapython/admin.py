@@ -9,7 +9,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from kafkasafe._io.transport import Manager
+from kafkasafe.kafkapython.manager import Manager
 
 __all__ = ["open_admin", "settings_of", "tidy_client"]
 

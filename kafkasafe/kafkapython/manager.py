@@ -15,7 +15,7 @@ from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 
-from kafkasafe._io.transport.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
+from kafkasafe.kafkapython.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
 from kafkasafe.logs import apart
 
 __all__ = ["DirectManager", "Manager", "suppress_closed"]

@@ -1,0 +1,15 @@
+"""kafka-python, extended where it has faults or lacks something.
+
+What depends on private names of kafka-python, or replaces a part of it, has its place here. All of it was written
+against kafka-python 3.0.12. A release that renames a private name breaks modules of this package only.
+
+    requests.py      requests, made of a name and plain data
+    loop.py          the event loop: work without a task for each request, and an end on its own thread
+    sockets.py       sockets: large responses without copies, and closing that leaves nothing open
+    manager.py       connections: name look-ups on threads of their own, and attempts that close their sockets
+    metadata.py      metadata: no request for an update gets lost
+    admin.py         the admin client, without leaks if it cannot connect
+    subscription.py  positions: another object names the offsets of a commit
+
+Modules further down know those further up only.
+"""
