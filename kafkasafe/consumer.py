@@ -27,22 +27,22 @@ from kafka import KafkaConsumer
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.client import OURS
 from kafkasafe._consuming.coordinator import Coordinator
 from kafkasafe._consuming.fetcher import Fetcher
-from kafkasafe._consuming.port import KafkaPython, each_record
 from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.health import ConsumerHealth
 from kafkasafe._core.patience import closing_timeout, seconds_of
 from kafkasafe._core.readings import Fate
-from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import Reading as MetricReading
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.kafkapython.adapter import KafkaPython, each_record
+from kafkasafe.kafkapython.batches import BatchPolling
+from kafkasafe.kafkapython.client import OURS
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions

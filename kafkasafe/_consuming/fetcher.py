@@ -10,7 +10,7 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.reading import Reading
-from kafkasafe._io.batches import BatchFetcher
+from kafkasafe.kafkapython.batches import BatchFetcher
 
 __all__ = ["Fetcher"]
 

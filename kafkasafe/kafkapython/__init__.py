@@ -10,6 +10,10 @@ against kafka-python 3.0.12. A release that renames a private name breaks module
     metadata.py      metadata: no request for an update gets lost
     admin.py         the admin client, without leaks if it cannot connect
     subscription.py  positions: another object names the offsets of a commit
+    records.py       fetched records: many are decoded at a time
+    batches.py       the fetcher: Arrow tables, requests that can be sent, and no data lost by an interrupt
+    client.py        KafkaConsumer's connections: back to the bootstrap servers if no broker can be reached
+    adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
 
 Modules further down know those further up only.
 """

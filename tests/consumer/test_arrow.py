@@ -22,9 +22,9 @@ from kafka.serializer import Deserializer
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core import batch
-from kafkasafe._io.batches import _Batches, _Kind
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
+from kafkasafe.kafkapython.batches import _Batches, _Kind
 from kafkasafe.testing.broker import KafkaCluster
 
 COLUMNS = [

@@ -31,7 +31,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe._core.arrow_decode import COLUMNS, Decoder, OldFormatError, schema_of
 from kafkasafe._core.batch import CorruptBatchError
 from kafkasafe._core.fetch_size import LARGE_FETCH_BYTES, FetchSize
-from kafkasafe._io.records import Records
+from kafkasafe.kafkapython.records import Records
 
 __all__ = ["BatchFetcher", "BatchPolling"]
 
