@@ -6,7 +6,7 @@ means, and when to reset a position.
 
 Structure: this module has the public methods; the decisions are in `_consuming`, and `Reading` puts them together.
 kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
-`_consuming.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
+`kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
 two methods start procedures (`_io.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
 `Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
 does not fetch from it (kafka-python's `_awaiting_validation`), but still fetches from the others. All decisions are
@@ -27,8 +27,6 @@ from kafka import KafkaConsumer
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.coordinator import Coordinator
-from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.health import ConsumerHealth
@@ -40,10 +38,10 @@ from kafkasafe._io.stats import Reading as MetricReading
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
-from kafkasafe.kafkapython.adapter import KafkaPython, each_record
+from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.batches import BatchPolling
 from kafkasafe.kafkapython.client import OURS
-from kafkasafe.kafkapython.subscription import Subscription
+from kafkasafe.kafkapython.consumer import abandon, extend, port_of, take_subscription_at_once
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
 
@@ -204,7 +202,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             self._reading = Reading(
                 safe=self._safe,
                 config=self.config,
-                port=KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager),
+                port=port_of(self),
                 tracker=self._tracker,
                 memory=self._memory,
                 reports=self._reports,
@@ -214,28 +212,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             )
         except BaseException as failed:
             self._memory.close()
-            if hasattr(self, "_client"):
-                # KafkaConsumer would leak a thread and sockets with each failed attempt.
-                self._client.close()
-            cause = getattr(getattr(self, "_manager", None), "last_failure", None)
+            cause = abandon(self)
             if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
                 raise WaitTimeoutError(
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
-        # KafkaConsumer creates its parts itself and offers no hook, so replace their classes afterwards.
-        self._fetcher.__class__ = Fetcher
-        self._fetcher.serve(self._reading)
-        self._coordinator.__class__ = Coordinator
-        self._coordinator.serve(self._reading)
-        if "max_partition_fetch_bytes" not in self._safe.kafka:
-            self._fetcher.choose_sizes()
-        # Ask for stable offsets only (KIP-447). An atomic batch in another process's spool will be committed even if
-        # that process dies. If this consumer began at the group's offset from before that batch, it would read the
-        # batch's input again.
-        self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
-        self._subscription.__class__ = Subscription
-        self._subscription.commit_from(self._reading.commits.committable)
+        extend(self, self._reading, chooses_sizes="max_partition_fetch_bytes" not in self._safe.kafka)
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
@@ -486,8 +469,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         parent: Any = super()
         parent.subscribe(topics, pattern, listener)
         if self.config["group_id"] is None:
-            self._coordinator._metadata_snapshot = {}
-            self._cluster.request_update()
+            take_subscription_at_once(self)
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Like KafkaConsumer's `assign`."""

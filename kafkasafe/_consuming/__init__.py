@@ -11,6 +11,6 @@ Each object gets those that it uses when it is made, and `reading.py` makes them
 - `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._core.position_table`.
 
-`fetcher.py` and `coordinator.py` extend kafka-python's classes to use these decisions. The public methods
+kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods
 are in `kafkasafe/consumer.py`, which no module here imports.
 """

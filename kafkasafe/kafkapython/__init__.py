@@ -14,6 +14,10 @@ against kafka-python 3.0.12. A release that renames a private name breaks module
     batches.py       the fetcher: Arrow tables, requests that can be sent, and no data lost by an interrupt
     client.py        KafkaConsumer's connections: back to the bootstrap servers if no broker can be reached
     adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
+    owner.py         what the fetcher and the coordinator of a consumer ask the objects that decide
+    fetcher.py       the fetcher: positions are reset and checked, and responses used, as these objects say
+    coordinator.py   the group: joins that end, offsets that are fresh, and commits that carry lineages
+    consumer.py      a KafkaConsumer gets these parts
 
 Modules further down know those further up only.
 """

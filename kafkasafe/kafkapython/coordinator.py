@@ -12,7 +12,7 @@ import kafka.errors as kafka_errors
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.reading import Reading
+from kafkasafe.kafkapython.owner import Owner
 
 __all__ = ["Coordinator"]
 
@@ -20,12 +20,12 @@ __all__ = ["Coordinator"]
 class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. It adds the lineage of the records read to committed offsets."""
 
-    owner: Reading
+    owner: Owner
     config: dict[str, Any]
     _asked_in: Any = None
     """The generation in which the group was asked for offsets."""
 
-    def serve(self, owner: Reading) -> None:
+    def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
 
