@@ -43,6 +43,12 @@ class Loop(NetworkSelector):
         """What is called on the loop's thread: when another thread woke it, and when the loop ends."""
         self._on_wake, self._on_exit = on_wake, on_exit
 
+    def started(self) -> threading.Thread:
+        """Start the loop's thread, and return it."""
+        self.start()  # type: ignore[no-untyped-call]
+        thread: Any = self._io_thread
+        return thread  # type: ignore[no-any-return]
+
     def end_soon(self) -> None:
         """This turn is the last one."""
         self._stop = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -139,6 +140,11 @@ class DirectManager(Manager):
     def take_brokers(self, brokers: dict[int, Any]) -> None:
         """Replaces the address book. It is never changed, so other threads see whole answers."""
         self.cluster._brokers = brokers
+
+    def known_brokers(self) -> Mapping[int, Any]:
+        """Return the address book, by node id."""
+        found: Mapping[int, Any] = self.cluster._brokers
+        return found
 
     def refuse(self) -> None:
         """No connection is made any more."""

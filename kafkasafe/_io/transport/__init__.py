@@ -5,7 +5,6 @@ request goes where and when, metadata, back-off and the encoding of Produce requ
 
 In this order, each room knows those above it:
 
-    wire.py          bytes of Produce requests and their answers; offsets_wire.py of ListOffsets
     order.py         fences, and where the batches went that are not answered yet
     calls.py         one request and its single outcome
     network.py       kafka-python's loop and connections, made of a client's options, and the addresses of brokers
