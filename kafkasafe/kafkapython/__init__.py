@@ -21,7 +21,7 @@ against kafka-python 3.0.12. A release that renames a private name breaks module
     owner.py         what the fetcher and the coordinator of a consumer ask the objects that decide
     fetcher.py       the fetcher: positions are reset and checked, and responses used, as these objects say
     coordinator.py   the group: joins that end, offsets that are fresh, and commits that carry lineages
-    consumer.py      a KafkaConsumer gets these parts
+    consumer.py      a KafkaConsumer with these parts, with Arrow tables and a faster iterator
     membership.py    what kafkasafe.aio needs of a KafkaConsumer that has no public name
 
 `pyproject.toml` says which module may import which.

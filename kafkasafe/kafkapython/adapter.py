@@ -123,6 +123,11 @@ class KafkaPython:
                     found[tp] = position
         return found
 
+    def committable(self) -> dict[TopicPartition, Any]:
+        """Return the offsets that a commit takes that names none."""
+        found: dict[TopicPartition, Any] = self._subscription.all_consumed_offsets()
+        return found
+
     def renew(self, tp: TopicPartition, state: Any) -> bool:
         """Treat a partition as newly assigned, if this is its state. Return whether it was."""
         with self._subscription._lock:

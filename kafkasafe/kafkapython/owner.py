@@ -28,6 +28,7 @@ class _Followers(Protocol):
 
 class _Positions(Protocol):
     def begin_resets(self) -> None: ...
+    def refresh_committed(self, timeout_ms: float | None = None) -> bool: ...
 
 
 class _Checking(Protocol):
