@@ -192,7 +192,12 @@ def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **
 
 
 class BatchFetcher(Fetcher):
-    """kafka-python's fetcher, which can also return RecordBatches."""
+    """kafka-python's fetcher, which can also return RecordBatches.
+
+    It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
+    `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), damaged data is taken again for ever,
+    and the data of a paused partition keeps the response of all partitions in memory.
+    """
 
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES

@@ -18,7 +18,12 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets."""
+    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets.
+
+    It also mends faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
+    `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets of an earlier
+    generation.
+    """
 
     owner: Owner
     config: dict[str, Any]

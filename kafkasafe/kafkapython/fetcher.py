@@ -19,7 +19,12 @@ _DECIDED_S: Final = 0.1
 
 
 class Fetcher(BatchFetcher):
-    """kafka-python's fetcher with the decisions of a SafeConsumer."""
+    """kafka-python's fetcher with the decisions of a SafeConsumer.
+
+    It replaces how kafka-python 3.0.12 resets and checks positions. It also mends faults in reading from followers
+    (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in back-off, and after it
+    left a follower, the leader sends it back there.
+    """
 
     owner: Owner
     _lost_nodes: set[int]

@@ -40,7 +40,11 @@ class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
 
 
 class Manager(KafkaConnectionManager):
-    """Makes connections without leaking sockets and without blocking the I/O thread on a name server."""
+    """Makes connections without leaking sockets and without blocking the I/O thread on a name server.
+
+    kafka-python 3.0.12 leaves the socket of a failed attempt to the garbage collector, looks up names on the I/O
+    thread, and never gives up a TLS handshake.
+    """
 
     plain: type[PlainSocket] = PlainSocket
     tls: type[TlsSocket] = TlsSocket
