@@ -15,7 +15,6 @@ from kafka.errors import KafkaError
 
 from kafkasafe._core.concerns import Concern, concerns_of
 from kafkasafe._core.examine import Finding
-from kafkasafe._io.admin import open_admin, settings_of
 from kafkasafe._io.connect import connect
 from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
 from kafkasafe._io.inspection import resent_in
@@ -41,6 +40,7 @@ from kafkasafe.cli_common import (
 )
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
+from kafkasafe.kafkapython.admin import open_admin, settings_of
 
 __all__ = ["app", "ask"]
 

@@ -6,10 +6,10 @@ means, and when to reset a position.
 
 Structure: this module has the public methods; the decisions are in `_consuming`, and `Reading` puts them together.
 kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
-`_consuming.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
+`kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
 two methods start procedures (`_io.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
 `Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
-does not fetch from it (kafka-python's `_awaiting_validation`), but still fetches from the others. All decisions are
+does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are
 made on the thread that polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage
 (the history of the records that were read) as text, under the lock of its `History`.
 """
@@ -17,9 +17,8 @@ made on the thread that polls. There is one exception: for a commit, kafka-pytho
 from __future__ import annotations
 
 import collections
-import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 import kafka.errors as kafka_errors
@@ -27,23 +26,19 @@ from kafka import KafkaConsumer
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.client import OURS
-from kafkasafe._consuming.coordinator import Coordinator
-from kafkasafe._consuming.fetcher import Fetcher
-from kafkasafe._consuming.port import KafkaPython, each_record
 from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.health import ConsumerHealth
 from kafkasafe._core.patience import closing_timeout, seconds_of
 from kafkasafe._core.readings import Fate
-from kafkasafe._io.batches import BatchPolling
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import Reading as MetricReading
-from kafkasafe._io.subscription import Subscription
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.kafkapython.client import OURS
+from kafkasafe.kafkapython.consumer import ExtendedConsumer
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
 
@@ -80,7 +75,7 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
+class SafeConsumer(OfOneProcess, ExtendedConsumer):
     """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
     It differs in these points:
@@ -132,17 +127,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
     _asks_for_stable_offsets = True
 
     if TYPE_CHECKING:
-        # KafkaConsumer's own attributes and methods, which have no types.
-        config: dict[str, Any]
-        _client: Any
-        _closed: bool
-        _cluster: Any
-        _coordinator: Any
-        _fetcher: Any
-        _iterator: Any
-        _manager: Any
-        _subscription: Any
-
+        # KafkaConsumer's own methods, which have no types.
         def assignment(self) -> set[TopicPartition]:
             """Return the partitions that are assigned to this consumer."""
 
@@ -204,7 +189,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             self._reading = Reading(
                 safe=self._safe,
                 config=self.config,
-                port=KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager),
+                port=self._port(),
                 tracker=self._tracker,
                 memory=self._memory,
                 reports=self._reports,
@@ -214,28 +199,13 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             )
         except BaseException as failed:
             self._memory.close()
-            if hasattr(self, "_client"):
-                # KafkaConsumer would leak a thread and sockets with each failed attempt.
-                self._client.close()
-            cause = getattr(getattr(self, "_manager", None), "last_failure", None)
+            cause = self._abandon()
             if isinstance(failed, kafka_errors.KafkaTimeoutError) and cause is not None:
                 raise WaitTimeoutError(
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
-        # KafkaConsumer creates its parts itself and offers no hook, so replace their classes afterwards.
-        self._fetcher.__class__ = Fetcher
-        self._fetcher.serve(self._reading)
-        self._coordinator.__class__ = Coordinator
-        self._coordinator.serve(self._reading)
-        if "max_partition_fetch_bytes" not in self._safe.kafka:
-            self._fetcher.choose_sizes()
-        # Ask for stable offsets only (KIP-447). An atomic batch in another process's spool will be committed even if
-        # that process dies. If this consumer began at the group's offset from before that batch, it would read the
-        # batch's input again.
-        self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
-        self._subscription.__class__ = Subscription
-        self._subscription.commit_from(self._reading.commits.committable)
+        self._extend(self._reading, chooses_sizes="max_partition_fetch_bytes" not in self._safe.kafka)
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
@@ -286,47 +256,12 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             raise reading.decisions.error(undecided)
         return records
 
-    def __next__(self) -> Any:
-        """Return the next record, like KafkaConsumer.
-
-        Raises:
-            StopIteration: The consumer is closed, or `consumer_timeout_ms` has passed without a record.
-        """
-        if self._iterator is not None and not self._closed:
-            try:
-                return next(self._iterator)
-            except StopIteration:
-                self._iterator = None
-        parent: Any = super()
-        return parent.__next__()
-
-    def _message_generator_v2(self) -> Iterator[Any]:
-        """Return the iterator from which kafka-python's `__next__` takes the records of one poll."""
-        timeout_ms = 1000 * max(0.0, self._consumer_timeout - time.monotonic())
-        poll = functools.partial(self.poll, timeout_ms, update_offsets=False)
-        return each_record(poll, self._subscription)
-
-    def _begin_iterating_again(self) -> None:
-        """Drop kafka-python's iterator, which would continue with the records and positions of its last poll."""
-        self._iterator = None
-
-    def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
-        """Find positions that are missing. kafka-python's `poll` calls it."""
-        return self._reading.positions.refresh_committed(timeout_ms)
-
-    def _is_closed(self) -> bool:
-        return bool(self._closed)
-
     def __repr__(self) -> str:
-        known = getattr(self, "_subscription", None)
-        if known is None:
+        reads = self._reads()
+        if reads is None:
             return "<SafeConsumer not opened>"
-        if known.subscribed_pattern is not None:
-            reads = known.subscribed_pattern.pattern
-        else:
-            reads = ", ".join(sorted(known.subscription or {tp.topic for tp in known.assigned_partitions()}))
         group = f" group={self.config['group_id']}" if self.config["group_id"] is not None else ""
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._is_closed() else "open"
         return f"<SafeConsumer {self.client_id} {state}{group} topics={reads}>"
 
     def close(
@@ -345,7 +280,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             OSError: A file could not be written. The consumer is closed nevertheless.
         """
         timeout_ms = _close_ms(timeout_ms, timeout)
-        if self._closed:
+        if self._is_closed():
             return
         # Ignore answers from now on: the objects that they would wake are about to be closed.
         self._reading.desk.retire()
@@ -486,8 +421,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         parent: Any = super()
         parent.subscribe(topics, pattern, listener)
         if self.config["group_id"] is None:
-            self._coordinator._metadata_snapshot = {}
-            self._cluster.request_update()
+            self._take_subscription_at_once()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Like KafkaConsumer's `assign`."""
@@ -577,8 +511,8 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         # Take the group's metadata before looking at the positions. If the consumer has lost its membership since, the
         # group refuses the offsets, because they carry the old generation.
         group = me.group_metadata()
-        is_assigned = not self._subscription.partitions_auto_assigned()
-        positions = self._subscription.all_consumed_offsets()
+        is_assigned = not reading.port.is_subscribed()
+        positions = reading.port.committable()
         moved, readings, claims = reading.rereading.offer(
             fate, positions, is_member=group.generation_id >= 0 or is_assigned, is_assigned=is_assigned
         )
@@ -588,14 +522,14 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
-        for tp in partitions or self._subscription.assigned_partitions():
+        for tp in partitions or self.assignment():
             self._reading.positions.sought(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, it also decides where to continue."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
-        for tp in partitions or self._subscription.assigned_partitions():
+        for tp in partitions or self.assignment():
             self._reading.positions.sought(tp)
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
@@ -611,7 +545,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
         """
         if not isinstance(partition, TopicPartition):
             raise TypeError("partition must be a TopicPartition namedtuple")
-        if not self._subscription.is_assigned(partition):
+        if self._reading.port.state(partition) is None:
             raise kafka_errors.IllegalStateError("Partition is not assigned")
         timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
@@ -621,7 +555,7 @@ class SafeConsumer(OfOneProcess, BatchPolling, KafkaConsumer):
             reading.positions.begin_resets()
             reading.checking.begin()
             reading.results.carry_on(partition)
-            state = self._subscription.assignment.get(partition)
+            state = reading.port.state(partition)
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()

@@ -20,8 +20,8 @@ import kafka.errors
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.testing import jars
 from kafkasafe.testing._real.topics import Topics
 from kafkasafe.testing.broker import (

@@ -16,10 +16,10 @@ from kafkasafe._core import steps
 from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
 from kafkasafe._core.units.together import Sharing
-from kafkasafe._io.admin import tidy_client
 from kafkasafe._io.engine.transactor import Transactor
 from kafkasafe._io.spool import Spool
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.kafkapython.admin import tidy_client
 
 ID = b"0123456789abcdef"
 

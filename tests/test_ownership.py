@@ -22,12 +22,13 @@ from kafkasafe.cluster.coordinators import Coordinated
 
 PACKAGE = Path(kafkasafe.__file__).parent
 EXCEPTIONS = {
-    "_consuming": 12,
+    "_consuming": 1,
     "_core/journal": 0,
     "_core/units": 0,
     "_io/engine": 71,
-    "_io/transport": 12,
+    "_io/transport": 1,
     "_producing": 3,
+    "kafkapython": 52,  # most of them on objects of kafka-python
 }
 
 

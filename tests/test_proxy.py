@@ -23,7 +23,7 @@ from kafka.protocol.producer import (
 )
 
 from kafkasafe.errors import UsageError
-from kafkasafe.testing import frames
+from kafkasafe.kafkapython import frames
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 

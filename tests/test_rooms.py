@@ -24,6 +24,7 @@ ROOMS = [
     "_producing",
     "aio",
     "cluster",
+    "kafkapython",
     "testing/_real",
     "testing/fake",
 ]

@@ -102,6 +102,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_classification.py": ALL,
     "test_clock.py": ALL,
     "test_docs.py": ALL,
+    "test_kafkapython.py": ALL,
     "test_options_typed.py": ALL,
     "test_ownership.py": ALL,
     "test_pages.py": ALL,

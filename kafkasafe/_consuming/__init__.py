@@ -4,13 +4,13 @@ Each object gets those that it uses when it is made, and `reading.py` makes them
 
 - `polls.py`, `reports.py`, `following.py`: the program's polls, where events go, and which followers are read from.
 - `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
-- `port.py`: kafka-python, and no other module names its private attributes.
+- `port.py`: what they need of kafka-python. `kafkasafe.kafkapython.adapter` implements it.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: what is kept, committed, raised,
   read again and shown.
 - `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._core.position_table`.
 
-`fetcher.py`, `coordinator.py` and `client.py` extend kafka-python's classes to use these decisions. The public methods
+kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods
 are in `kafkasafe/consumer.py`, which no module here imports.
 """

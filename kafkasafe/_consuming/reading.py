@@ -20,7 +20,6 @@ from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.polls import Polls
-from kafkasafe._consuming.port import KafkaPython
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
@@ -31,6 +30,7 @@ from kafkasafe._io.inquiry import Desk
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
+from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 __all__ = ["Reading"]

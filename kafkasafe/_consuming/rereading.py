@@ -30,11 +30,11 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.port import KafkaPython
 from kafkasafe._core.readings import NONE, Claim, Fate, Readings
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
+from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["Rereading"]
 

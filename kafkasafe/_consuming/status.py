@@ -9,11 +9,11 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.polls import Polls
-from kafkasafe._consuming.port import KafkaPython
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.health import ConsumerHealth, ConsumerSeen, consumer_health
 from kafkasafe._io.metric_readings import consumer_readings
 from kafkasafe._io.stats import PartitionProgress, Reading
+from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 __all__ = ["Status"]

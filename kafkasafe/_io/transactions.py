@@ -17,19 +17,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
 from kafka.errors import for_code
-from kafka.protocol.admin import CreateTopicsRequest, DescribeTransactionsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.producer import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
-)
 
 from kafkasafe._core.txn import Grant
-from kafkasafe._io import requests
 from kafkasafe._io.backoff import PAUSES, Backoff
 from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
@@ -38,6 +27,18 @@ from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed
 from kafkasafe.cluster.coordinators import SOFTWARE, protocol_of, versions_of
 from kafkasafe.cluster.transactions import TransactionIdentity
 from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.kafkapython import requests
+from kafkasafe.kafkapython.requests import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    CreateTopicsRequest,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+)
 
 __all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
 

@@ -26,12 +26,8 @@ from kafkasafe.aio.fetched import (
     as_offset,
     as_partition,
     as_partitions,
-    fetch_again,
     first_unhanded,
-    has_joined,
-    has_settled,
     not_in_children,
-    polled_without,
 )
 from kafkasafe.aio.listening import Listening
 from kafkasafe.aio.looking import Looking
@@ -41,6 +37,7 @@ from kafkasafe.aio.polls import Polls
 from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve, running_loop
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import UsageError
+from kafkasafe.kafkapython import membership
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 
 __all__ = ["SafeConsumer"]
@@ -135,7 +132,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return
             consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
             # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
-            consumer._subscription.commit_from(handed := Handed(self, consumer))
+            membership.commit_from(consumer, handed := Handed(self, consumer))
             consumer._reading.rereading.hand_out_later(handed.unhanded)
             self._consumer = consumer
             not_in_children(self)
@@ -163,7 +160,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         consumer = self._opened
         began = time.monotonic()
         end = began + _SETTLE_S
-        while not has_settled(consumer, began) and not self._fetched and time.monotonic() < end:
+        while not membership.has_settled(consumer, began) and not self._fetched and time.monotonic() < end:
             try:
                 await self._ask(frozenset(), _SLICE_MS)
             except Exception as error:
@@ -380,13 +377,13 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             joined = False
             try:
                 if fetch:
-                    records = polled_without(consumer, left_out, self._paused, timeout_ms)
+                    records = membership.polled_without(consumer, left_out, self._paused, timeout_ms)
                 else:
                     with consumer._reading.polls:
-                        consumer._coordinator.poll(timeout_ms=timeout_ms)
-                joined = has_joined(consumer)
+                        membership.keep_membership(consumer, timeout_ms)
+                joined = membership.has_joined(consumer)
             finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
-                states = dict(consumer._subscription.assignment)
+                states = membership.states_of(consumer)
                 # The positions of these partitions are now the committed ones.
                 gone = self._polls.ended(states, records)
                 paused = {tp for tp in gone if tp in states and states[tp].paused}
@@ -518,7 +515,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
 
     async def _hear(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
         """Call a listener. Meanwhile the consumer's thread waits, either in a poll or while it closes the consumer."""
-        states = dict(self._opened._subscription.assignment)
+        states = membership.states_of(self._opened)
         gone = self._polls.lost(states)
         self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
         self._drop(gone)
@@ -583,7 +580,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 return job(consumer)
             except BaseException:
                 # The job failed, so the positions did not move: fetch the dropped records again.
-                fetch_again(consumer, gone, dropped, *self._polls.on_their_way(kept))
+                membership.fetch_again(consumer, gone, dropped, *self._polls.on_their_way(kept))
                 raise
             finally:
                 self._polls.forget(gone)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
-from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.consumer import check_offset
@@ -24,14 +23,8 @@ __all__ = [
     "as_offset",
     "as_partition",
     "as_partitions",
-    "fetch_again",
-    "has_joined",
-    "has_settled",
     "not_in_children",
-    "polled_without",
 ]
-
-_CREATED_S: Final = 1.0
 
 
 class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
@@ -132,22 +125,6 @@ def as_partitions(given: Iterable[Any]) -> frozenset[TopicPartition]:
     return frozenset(map(as_partition, given))
 
 
-def polled_without(
-    consumer: Any, left_out: Iterable[TopicPartition], kept: set[TopicPartition], timeout_ms: float
-) -> Any:
-    """Poll all partitions except `left_out`. Called on the consumer's thread.
-
-    Partitions that the program pauses meanwhile (`kept`) stay paused.
-    """
-    paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
-    consumer.pause(*paused)
-    try:
-        return consumer.poll(timeout_ms)
-    finally:
-        known = consumer._subscription.assignment
-        consumer.resume(*(tp for tp in paused if tp in known and tp not in kept))
-
-
 def first_unhanded(
     in_hand: Mapping[TopicPartition, int], fetched: Iterable[Fetched]
 ) -> dict[TopicPartition, int]:
@@ -156,57 +133,6 @@ def first_unhanded(
     for each in fetched:
         first[each.tp] = min(first.get(each.tp, each.next_offset), each.next_offset)
     return first
-
-
-def fetch_again(
-    consumer: Any, partitions: Iterable[TopicPartition], *firsts: Mapping[TopicPartition, int]
-) -> None:
-    """Seek back to records that were fetched but dropped. Called on the consumer's thread.
-
-    Args:
-        consumer: The inner consumer.
-        partitions: Partitions to seek, if they are assigned.
-        firsts: First offsets by partition; earlier fetches come before later ones.
-    """
-    for tp in partitions:
-        found = [first[tp] for first in firsts if tp in first]
-        if found and tp in consumer._subscription.assignment:
-            KafkaConsumer.seek(consumer, tp, found[0])
-
-
-def has_joined(consumer: Any) -> bool:
-    """Return whether the assignment fits the subscription, so that no rejoin is needed.
-
-    Called on the consumer's thread.
-    """
-    known, coordinator = consumer._subscription, consumer._coordinator
-    if not known.partitions_auto_assigned():
-        return True
-    if coordinator.group_id is not None:
-        return not coordinator.need_rejoin()
-    with known._lock:
-        return {tp.topic for tp in known.assignment} <= set(known.subscription or ())
-
-
-def has_settled(consumer: Any, began: float) -> bool:
-    """Return whether the consumer has joined its group and has a position in each assigned partition.
-
-    Brokers that create topics automatically know a new topic only a moment after the first request for it. If a topic
-    is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
-    """
-    known, coordinator = consumer._subscription, consumer._coordinator
-    states = list(known.assignment.values())
-    if known.partitions_auto_assigned() and not states:
-        # No partition is assigned. This may be right, because other members may have them all. But kafka-python also
-        # assigns no partitions of a topic that it does not know.
-        cluster = coordinator._cluster
-        unknown = coordinator.group_id is None or not all(
-            map(cluster.partitions_for_topic, known.subscription)
-        )
-        if unknown and cluster._last_successful_refresh_ms / 1000 < began + _CREATED_S:
-            return False
-    joined = coordinator.group_id is None or not known.partitions_auto_assigned()
-    return (joined or not coordinator.need_rejoin()) and all(state.has_valid_position for state in states)
 
 
 _started: weakref.WeakSet[SafeConsumer] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
 from kafkasafe.aio.listening import Listener, as_listener
 from kafkasafe.aio.meanwhile import Meanwhile
 from kafkasafe.consumer import check_offset
+from kafkasafe.kafkapython.membership import loop_of
 
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
@@ -109,7 +110,7 @@ class Moving(ABC):
             heard = None
             # A consumer without a group never loses partitions, so it needs no listener.
             if given is not None and consumer.config["group_id"] is not None:
-                network = consumer._coordinator._net
+                network = loop_of(consumer)
                 heard = Listener(cast("SafeConsumer", self), given, self._loop_of(), network)
             consumer.subscribe(names, pattern, heard)
 

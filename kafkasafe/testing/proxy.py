@@ -32,8 +32,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kafkasafe.errors import UsageError
-from kafkasafe.testing import frames
-from kafkasafe.testing.frames import Api, Level
+from kafkasafe.kafkapython import frames
+from kafkasafe.kafkapython.frames import Api, Level
 from kafkasafe.testing.relay import Relay, connect
 
 if TYPE_CHECKING:

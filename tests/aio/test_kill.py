@@ -11,8 +11,8 @@ import pytest
 from helpers import run
 from kafka import KafkaConsumer, TopicPartition
 
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.aio import SafeProducer
+from kafkasafe.kafkapython.admin import tidy_client
 
 pytestmark = pytest.mark.crash
 

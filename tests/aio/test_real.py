@@ -14,8 +14,8 @@ from helpers import LONG_S, longest_callback, run, until
 from kafka import KafkaConsumer, TopicPartition
 
 from kafkasafe import SafeProducer as ThreadProducer
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.aio import SafeConsumer, SafeProducer
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing.broker import KafkaCluster
 

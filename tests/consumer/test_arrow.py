@@ -22,9 +22,9 @@ from kafka.serializer import Deserializer
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._core import batch
-from kafkasafe._io.batches import _Batches, _Kind
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
+from kafkasafe.kafkapython.batches import Kind, _Batches
 from kafkasafe.testing.broker import KafkaCluster
 
 COLUMNS = [
@@ -600,7 +600,7 @@ class TestOldFormats:
         batch.stamp_address(new, 6, 9)
         drained = []
         part = _Batches(
-            _Kind(frozenset(columns or [*COLUMNS[2:], "leader_epoch"]), views),
+            Kind(frozenset(columns or [*COLUMNS[2:], "leader_epoch"]), views),
             1,
             TopicPartition("t", 0),
             MemoryRecords(bytes(buffer + new)),

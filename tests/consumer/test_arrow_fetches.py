@@ -7,7 +7,7 @@ from consuming import new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe._io.batches import BatchFetcher
+from kafkasafe.kafkapython.batches import BatchFetcher
 
 MB = 1024 * 1024
 VALUES = [b"%d-" % number + b"x" * 50_000 for number in range(330)]

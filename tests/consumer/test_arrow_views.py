@@ -12,7 +12,7 @@ from consuming import new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer
-from kafkasafe._io.transport import sockets
+from kafkasafe.kafkapython import sockets
 from kafkasafe.testing.broker import KafkaCluster
 
 RND = random.Random(7)

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer, UsageError, aio
-from kafkasafe._io.admin import tidy_client
+from kafkasafe.kafkapython.admin import tidy_client
 
 PLACE = TopicPartition("in", 0)
 RECORDS = 20

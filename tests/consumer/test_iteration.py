@@ -11,7 +11,7 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.port import each_record
+from kafkasafe.kafkapython.adapter import each_record
 
 PLACES = [TopicPartition("topic", partition) for partition in range(3)]
 

@@ -15,9 +15,9 @@ from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe._core.readings import Fate
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.testing.proxy import FaultProxy
 
 RECORDS = 40

@@ -14,9 +14,9 @@ from consuming import Consumers, Raw, collect, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.offsets import EndOffsetTracker, Regressed, RegressedReason, Unproven
 from kafkasafe.testing.broker import KafkaCluster
 

@@ -19,8 +19,8 @@ from consuming import Writer, new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer, aio
-from kafkasafe._consuming.fetcher import Fetcher
 from kafkasafe._core import followers
+from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.log import ReplicaLog
 from kafkasafe.testing.fake.settings import RACK_AWARE

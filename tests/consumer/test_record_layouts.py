@@ -12,8 +12,8 @@ from test_records import LOG_APPEND_TIME, batch, record, sizes_of, story
 
 from kafkasafe._core import record_decode
 from kafkasafe._core.record_decode import Place, read, read_alike
-from kafkasafe._io import records as room
-from kafkasafe._io.records import Records
+from kafkasafe.kafkapython import records as room
+from kafkasafe.kafkapython.records import Records
 
 PLACE = Place("topic", 3, 5, 0, 1000, 1_700_000_000_000, None)
 SIZES = (None, 0, 1, 15, 63, 64, 100, 200)

@@ -20,8 +20,8 @@ from kafka.structs import TopicPartition
 from kafkasafe._core import batch as codec
 from kafkasafe._core import record_decode
 from kafkasafe._core.batch import Compression
-from kafkasafe._io import records as room
-from kafkasafe._io.records import Records
+from kafkasafe.kafkapython import records as room
+from kafkasafe.kafkapython.records import Records
 
 TP = TopicPartition("topic", 3)
 NOW = 1_700_000_000_000

@@ -16,13 +16,13 @@ from consuming import Consumers, Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._io.admin import tidy_client
 from kafkasafe._io.inquiry import Desk
 from kafkasafe._io.lookups import LookUps
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Failure
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import read_options

@@ -5,7 +5,7 @@ import socket
 import struct
 
 from kafkasafe._core import batch
-from kafkasafe.testing import frames
+from kafkasafe.kafkapython import frames
 
 
 class Raw:

@@ -1146,7 +1146,7 @@ def test_a_member_needs_an_id(side):
 
 
 def test_the_fake_speaks_no_version_that_the_broker_does_not(side):
-    from kafkasafe.testing import frames
+    from kafkasafe.kafkapython import frames
     from kafkasafe.testing.fake.settings import profile_of
 
     answer = side.ask("ApiVersions", 3, client_software_name="contract", client_software_version="1")

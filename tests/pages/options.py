@@ -8,7 +8,7 @@ from typing import Any, Final
 from kafka import KafkaConsumer
 
 from kafkasafe import config
-from kafkasafe._consuming.client import OURS
+from kafkasafe.kafkapython.client import OURS
 from tests.pages import DOCS, PACKAGE, class_bases, class_body, code, table
 
 PATH: Final = DOCS / "options-reference.md"

@@ -22,7 +22,7 @@ from lives import record_key, record_value, send
 from waiting import until
 
 from kafkasafe import SafeProducer
-from kafkasafe._io.admin import tidy_client
+from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.testing import FakeCluster, jars
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy

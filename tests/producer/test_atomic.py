@@ -10,8 +10,8 @@ from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
-from kafkasafe._io.admin import tidy_client
 from kafkasafe.errors import ConfigError, RejectedError
+from kafkasafe.kafkapython.admin import tidy_client
 
 
 def read(servers, *topics, isolation="read_committed"):

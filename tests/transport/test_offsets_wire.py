@@ -10,7 +10,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.frame import KafkaBytes
 
 from kafkasafe._core.code_names import all_codes
-from kafkasafe._io.transport.offsets_wire import OffsetsHeader, decode_offsets, encode_offsets
+from kafkasafe.kafkapython.offsets_wire import OffsetsHeader, decode_offsets, encode_offsets
 
 VERSIONS = range(1, 11)
 

@@ -10,7 +10,7 @@ from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.parser import KafkaProtocol
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe._io.transport import sockets
+from kafkasafe.kafkapython import sockets
 
 
 def received(size: int) -> sockets._Incoming:

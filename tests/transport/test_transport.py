@@ -31,10 +31,8 @@ from waiting import until
 from kafkasafe._core import batch
 from kafkasafe._io.transport import Transport
 from kafkasafe._io.transport.calls import KafkaCall
-from kafkasafe._io.transport.loop import Loop
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
 from kafkasafe._io.transport.questions import _next_offset
-from kafkasafe._io.transport.wire import Appended, ProduceHeader, decode_appended, encode_produce
 from kafkasafe.cluster.api import (
     EpochEnd,
     Failure,
@@ -50,6 +48,8 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.kafkapython.loop import Loop
+from kafkasafe.kafkapython.wire import Appended, ProduceHeader, decode_appended, encode_produce
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster

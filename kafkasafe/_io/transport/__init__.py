@@ -1,16 +1,13 @@
 """The network: requests to Kafka brokers, each answered exactly once.
 
-The only package that knows kafka-python's `kafka.net`. Sockets, TLS, SASL, proxies and the
-event loop are kafka-python's (`NetworkSelector`, `KafkaConnectionManager`, `KafkaConnection`); which request goes
-where and when, metadata, back-off and the encoding of Produce requests are decided here.
+Sockets, TLS, SASL, proxies and the event loop are kafka-python's, as `kafkasafe/kafkapython` extends them; which
+request goes where and when, metadata, back-off and the encoding of Produce requests are decided here.
 
 In this order, each room knows those above it:
 
-    wire.py          bytes of Produce requests and their answers; offsets_wire.py of ListOffsets
     order.py         fences, and where the batches went that are not answered yet
     calls.py         one request and its single outcome
-    loop.py          kafka-python's event loop, sockets.py its sockets, manager.py its way to make connections
-    network.py       all three, made of a client's options, and the addresses of brokers
+    network.py       kafka-python's loop and connections, made of a client's options, and the addresses of brokers
     mailbox.py       the way in for other threads
     schedule.py      when metadata are asked for
     link.py          the way to one broker; links.py all of them, and which are silent
@@ -62,7 +59,6 @@ Non-obvious:
   thread and never gives up a TLS handshake: `Manager._build_transport` replaces that part.
 """
 
-from kafkasafe._io.transport.manager import Manager
 from kafkasafe._io.transport.transport import Transport
 
-__all__ = ["Manager", "Transport"]
+__all__ = ["Transport"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as kafka_errors
-from kafka.protocol.metadata import MetadataRequest
 
 from kafkasafe._io.transport.calls import KafkaCall
 from kafkasafe._io.transport.links import Links
@@ -17,6 +16,7 @@ from kafkasafe._io.transport.router import Router
 from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
 from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.terms import not_sent, safely
+from kafkasafe.kafkapython.requests import MetadataRequest
 
 __all__ = ["BrokerQuestions"]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import kafka.errors as kafka_errors
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
-from kafkasafe._io.transport.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
-from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Buffer, Failure, Reached, Reply
 from kafkasafe.cluster.terms import TopicPartition, safely
 from kafkasafe.cluster.versions import newest
+from kafkasafe.kafkapython.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
+from kafkasafe.kafkapython.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafkasafe.kafkapython.wire import Frame
 
 __all__ = [
     "Call",

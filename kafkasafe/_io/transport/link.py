@@ -12,16 +12,23 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
-from kafka.net.connection import KafkaConnection
-from kafka.protocol.metadata import MetadataRequest
 
 from kafkasafe._io.transport.calls import Call, KafkaCall, PartitionQuestion, QuestionsCall, Wanted
-from kafkasafe._io.transport.manager import suppress_closed
 from kafkasafe._io.transport.network import Network
-from kafkasafe._io.transport.wire import Frame
 from kafkasafe.cluster.api import Failure
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
+from kafkasafe.kafkapython.connection import (
+    KafkaConnection,
+    connect,
+    drop_unsent,
+    is_reauthenticating,
+    on_outcome,
+    throttled_until,
+)
+from kafkasafe.kafkapython.manager import suppress_closed
+from kafkasafe.kafkapython.requests import MetadataRequest
+from kafkasafe.kafkapython.wire import Frame
 
 __all__ = ["Link"]
 
@@ -88,7 +95,7 @@ class Link:
             and conn.connected
             and self.ready_once
             and not conn.paused
-            and not conn._reauth.is_reauthenticating
+            and not is_reauthenticating(conn)
             and not self.waiting
         )
 
@@ -156,10 +163,9 @@ class Link:
             if not conn.connected:
                 self._arm(call.deadline)
                 return
-            if conn.paused or conn._reauth.is_reauthenticating:
+            if conn.paused or is_reauthenticating(conn):
                 # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
-                throttled = conn._throttle_time or 0.0
-                self._arm(min(max(throttled, now + _PAUSE_POLL_S), call.deadline))
+                self._arm(min(max(throttled_until(conn), now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
                 self._identify(conn, now)
@@ -248,7 +254,7 @@ class Link:
                 error = kafka_errors.KafkaConnectionError("The connection was closed")
             call.fail(error, sent=frame.encoded)
 
-        future._add_cb_eb(done, failed)
+        on_outcome(future, done, failed)
 
     def _watch(self, due: float) -> None:
         """One timer for all that is in flight: it stays where it is when what it was for is answered."""
@@ -279,12 +285,9 @@ class Link:
         self._watch(next_due)
 
     def _connect(self) -> None:
-        manager = self._network.manager
-        # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
-        manager.reset_backoff(self.node_id)
-        manager._auth_failures.pop(self.node_id, None)
         try:
-            conn = manager.get_connection(self.node_id, refresh_metadata_on_err=False)
+            # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
+            conn = connect(self._network.manager, self.node_id)
         except Exception as error:  # no such broker any more, or options that cannot work
             self._back_off()
             self._want_metadata()
@@ -368,9 +371,8 @@ class Link:
         conn = self.conn
         if conn is None:
             return
-        if conn.transport is not None and error is None:
-            # Buffered bytes would keep a closed transport open until a broker that may hang has taken them.
-            conn.transport._write_buffer.clear()
+        if error is None:
+            drop_unsent(conn)
         conn.close(error)
 
     def abandon(self, error: BaseException) -> None:

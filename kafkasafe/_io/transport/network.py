@@ -10,21 +10,18 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
-
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.loop import Loop
-from kafkasafe._io.transport.manager import DirectManager
-from kafkasafe._io.transport.sockets import FORGETS
 from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.terms import NodeId
+from kafkasafe.kafkapython.loop import Loop
+from kafkasafe.kafkapython.manager import DirectManager
+from kafkasafe.kafkapython.sockets import FORGETS
 from kafkasafe.logs import limit_foreign
 
 __all__ = ["Network"]
 
-_MANAGER_OPTIONS: Final = frozenset(KafkaConnectionManager.DEFAULT_CONFIG) | {"socks5_proxy"}
-_LOOP_OPTIONS: Final = frozenset(NetworkSelector.DEFAULT_CONFIG)
+_MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
+_LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
 
 
 class Network:
@@ -56,7 +53,7 @@ class Network:
         settings.setdefault("slow_task_threshold_secs", 0)
         # Reply callbacks run before kafka-python lifts its pause, and a paused connection refuses requests.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
-        default_options: Any = KafkaConnectionManager.DEFAULT_CONFIG["socket_options"]
+        default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)
         for key, option in (
             ("send_buffer_bytes", socket.SO_SNDBUF),
@@ -96,8 +93,7 @@ class Network:
 
     def start(self) -> threading.Thread:
         """Starts the loop's thread."""
-        self.loop.start()
-        thread: threading.Thread = self.loop._io_thread
+        thread: threading.Thread = self.loop.started()
         return thread
 
     def stop(self) -> None:
@@ -123,16 +119,16 @@ class Network:
 
     def addresses(self) -> Collection[int]:
         """Node ids of the brokers whose addresses are known."""
-        known: Collection[int] = self.manager.cluster._brokers
+        known: Collection[int] = self.manager.known_brokers()
         return known
 
     def learn_broker(self, endpoint: Any) -> None:
         """Adds a broker that another one named."""
-        cluster = self.manager.cluster
-        if endpoint.node_id not in cluster._brokers:
-            kind: Any = type(cluster.bootstrap_brokers()[0])
+        known = self.manager.known_brokers()
+        if endpoint.node_id not in known:
+            kind: Any = type(self.manager.cluster.bootstrap_brokers()[0])
             broker = kind(endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack)
-            self.manager.take_brokers({**cluster._brokers, endpoint.node_id: broker})
+            self.manager.take_brokers({**known, endpoint.node_id: broker})
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
         """Takes over the brokers of an answer about metadata. Returns their node ids."""

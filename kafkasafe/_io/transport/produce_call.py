@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import kafka.errors as kafka_errors
-from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 
 from kafkasafe._io.transport.calls import Call
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.schedule import RefreshSchedule
-from kafkasafe._io.transport.wire import Appended, Frame, ProduceHeader, encode_produce
 from kafkasafe.cluster.api import (
     Buffer,
     Failure,
@@ -35,6 +33,8 @@ from kafkasafe.cluster.terms import (
     safely,
 )
 from kafkasafe.cluster.transactions import TransactionIdentity
+from kafkasafe.kafkapython.requests import ProduceRequest as KafkaProduceRequest
+from kafkasafe.kafkapython.wire import Appended, Frame, ProduceHeader, encode_produce
 
 __all__ = ["Group", "ProduceCall", "ProduceShared"]
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
-from kafka.protocol.admin import DescribeProducersRequest
-from kafka.protocol.consumer import FetchRequest
 
 from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted, ReachCall
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
 from kafkasafe._io.transport.network import Network
-from kafkasafe._io.transport.offsets_wire import OffsetRow
 from kafkasafe._io.transport.router import Router
 from kafkasafe.cluster.api import (
     Buffer,
@@ -30,6 +27,8 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
+from kafkasafe.kafkapython.offsets_wire import OffsetRow
+from kafkasafe.kafkapython.requests import DescribeProducersRequest, FetchRequest
 
 __all__ = ["LeaderQuestions"]
 

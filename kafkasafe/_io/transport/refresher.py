@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import kafka.errors as kafka_errors
-from kafka.protocol.metadata import MetadataRequest
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.backoff import Backoff
@@ -40,6 +39,7 @@ from kafkasafe.cluster.terms import (
     not_sent,
     safely,
 )
+from kafkasafe.kafkapython.requests import MetadataRequest
 from kafkasafe.logs import EventLog
 
 __all__ = ["Refresher"]

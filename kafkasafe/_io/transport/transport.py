@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kafkasafe._io import requests
 from kafkasafe._io.transport.broker_questions import BrokerQuestions
 from kafkasafe._io.transport.lifecycle import Lifecycle
 from kafkasafe._io.transport.links import Links
@@ -36,6 +35,7 @@ from kafkasafe.cluster.coordinators import Coordinated, Node, Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import TopicPartition, log
+from kafkasafe.kafkapython import requests
 
 __all__ = ["Transport"]
 

@@ -1,4 +1,4 @@
-"""Opens kafka-python's admin client, without leaks if that fails."""
+"""Opens kafka-python's admin client with the options of tests."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 
-from kafkasafe._io.admin import tidy_client
+from kafkasafe.kafkapython.admin import make_admin
 
 __all__ = ["open_admin"]
 
 
 def open_admin(bootstrap_servers: Sequence[str], timeout_ms: int, **options: Any) -> KafkaAdminClient:
-    """Opens an admin client. If it cannot connect, closes its thread and sockets, which its constructor would leak."""
-    client: KafkaAdminClient = KafkaAdminClient.__new__(KafkaAdminClient)
-    try:
-        client.__init__(  # type: ignore[misc]
+    """Opens an admin client, which the caller closes."""
+    return make_admin(
+        {
             **options,
-            bootstrap_servers=list(bootstrap_servers),
-            bootstrap_timeout_ms=timeout_ms,
-            request_timeout_ms=timeout_ms,
-            reconnect_backoff_max_ms=500,
-            client_id="kafkasafe-testing",
-            kafka_client=tidy_client,
-        )
-    except BaseException:
-        if hasattr(client, "_net"):
-            client._closed = False
-            client.close()
-        raise
-    return client
+            "bootstrap_servers": list(bootstrap_servers),
+            "bootstrap_timeout_ms": timeout_ms,
+            "request_timeout_ms": timeout_ms,
+            "reconnect_backoff_max_ms": 500,
+            "client_id": "kafkasafe-testing",
+        }
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 from kafka.errors import KafkaError
 
 from kafkasafe.errors import UsageError
+from kafkasafe.kafkapython.admin import cluster_metadata
 from kafkasafe.testing._real.admin_client import open_admin
 from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.node import POLL_S, SESSION_TIMEOUT_MS, Node
@@ -231,9 +232,8 @@ class Nodes:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        # `describe_cluster` fails on the answer of Kafka 2.8 to 3.6. Fenced brokers, which are
-                        # registered but have not caught up, are not in the metadata.
-                        cluster = admin._manager.run(admin._get_cluster_metadata, [])
+                        # Fenced brokers, which are registered but have not caught up, are not in the metadata.
+                        cluster = cluster_metadata(admin)
                         self._check_cluster(cluster["cluster_id"])
                         up = {broker["node_id"] for broker in cluster["brokers"]}
                         if wanted <= up:

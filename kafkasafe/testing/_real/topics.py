@@ -14,7 +14,7 @@ from kafka.admin import ConfigResourceType, OffsetSpec
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from kafkasafe._core.batch import iter_headers
-from kafkasafe.testing import frames
+from kafkasafe.kafkapython import frames
 from kafkasafe.testing._real.admin import Admin
 from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.node import POLL_S, as_text

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kafkasafe.testing import frames
+from kafkasafe.kafkapython import frames
 from kafkasafe.testing.fake.asking import Ask, Fields, Handler, NotModelledError
 from kafkasafe.testing.fake.centre import INTERNAL, Topic
 from kafkasafe.testing.fake.checks import RefusedError

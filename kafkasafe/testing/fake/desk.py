@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kafkasafe.testing import frames
+from kafkasafe.kafkapython import frames
 from kafkasafe.testing.fake import (
     cluster_requests,
     data_requests,

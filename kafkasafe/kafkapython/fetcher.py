@@ -1,4 +1,4 @@
-"""kafka-python's fetcher, extended to ask a `Reading` for decisions."""
+"""kafka-python's fetcher, extended to ask an `Owner` for decisions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.reading import Reading
-from kafkasafe._io.batches import BatchFetcher
+from kafkasafe.kafkapython.batches import BatchFetcher
+from kafkasafe.kafkapython.owner import Owner
 
 __all__ = ["Fetcher"]
 
@@ -19,13 +19,18 @@ _DECIDED_S: Final = 0.1
 
 
 class Fetcher(BatchFetcher):
-    """kafka-python's fetcher with the decisions of a SafeConsumer."""
+    """kafka-python's fetcher with the decisions of a SafeConsumer.
 
-    owner: Reading
+    It replaces how kafka-python 3.0.12 resets and checks positions. It also mends faults in reading from followers
+    (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in back-off, and after it
+    left a follower, the leader sends it back there.
+    """
+
+    owner: Owner
     _lost_nodes: set[int]
     """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
 
-    def serve(self, owner: Reading) -> None:
+    def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
         self._lost_nodes = set()
@@ -38,12 +43,15 @@ class Fetcher(BatchFetcher):
         return found
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002  # kafka-python's signature
+        """Begin the resets that are due."""
         self.owner.positions.begin_resets()
 
     def maybe_validate_positions(self) -> None:
+        """Begin the checks of positions that are due."""
         self.owner.checking.begin()
 
     def validate_offsets_if_needed(self, timeout_ms: float | None = None) -> None:  # noqa: ARG002
+        """Apply the results of checks and resets."""
         self.owner.results.carry_on()
 
     def _handle_fetch_error(self, node_id: int, exception: BaseException) -> None:
@@ -57,6 +65,7 @@ class Fetcher(BatchFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
+        """See kafka-python's. Also ends when one of the owner's time limits does, or when a check has a result."""
         due_s = self.owner.due_s()
         # This call may send a fetch to a follower, so do not wait longer than a follower may take.
         waits_s = [self.owner.followers.patience_s] if self.config["client_rack"] else []

@@ -13,9 +13,10 @@ __all__ = ["Metadata"]
 class Metadata(ClusterMetadata):
     """Metadata with a separate update for requests that the one in flight does not cover.
 
-    kafka-python counts the response in flight as the answer to a new request. That response may have been requested
-    before a topic was added. Then the topic stays unknown for `metadata_max_age_ms`, five minutes by default. Kafka's
-    own client compares versions of the set of topics (`Metadata.requestVersion`).
+    kafka-python 3.0.12 counts the response in flight as the answer to a new request (KAFKA-7831 was this fault in
+    Kafka's own client). That response may have been requested before a topic was added. Then the topic stays unknown
+    for `metadata_max_age_ms`, five minutes by default. Kafka's own client now compares versions of the set of topics
+    (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:

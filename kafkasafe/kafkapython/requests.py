@@ -1,22 +1,48 @@
-"""Makes kafka-python's requests from a name and plain data."""
+"""kafka-python's requests, and a function that makes one from a name and plain data.
+
+Other packages import the classes from here, because kafka-python may move its protocol between releases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafka.protocol.admin import DescribeTransactionsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
+from kafka.protocol.admin import CreateTopicsRequest, DescribeProducersRequest, DescribeTransactionsRequest
+from kafka.protocol.consumer import (
+    FetchRequest,
+    ListOffsetsRequest,
+    OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
+)
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    ProduceRequest,
     TxnOffsetCommitRequest,
 )
 
-__all__ = ["made"]
+__all__ = [
+    "AddOffsetsToTxnRequest",
+    "AddPartitionsToTxnRequest",
+    "CreateTopicsRequest",
+    "DescribeProducersRequest",
+    "DescribeTransactionsRequest",
+    "EndTxnRequest",
+    "FetchRequest",
+    "FindCoordinatorRequest",
+    "InitProducerIdRequest",
+    "ListOffsetsRequest",
+    "MetadataRequest",
+    "OffsetFetchRequest",
+    "OffsetForLeaderEpochRequest",
+    "ProduceRequest",
+    "TxnOffsetCommitRequest",
+    "made",
+]
 
 _REQUESTS: Final[Mapping[str, Any]] = {
     "AddOffsetsToTxn": AddOffsetsToTxnRequest,

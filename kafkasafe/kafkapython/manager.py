@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -15,7 +16,7 @@ from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 
-from kafkasafe._io.transport.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
+from kafkasafe.kafkapython.sockets import DirectPlainSocket, DirectTlsSocket, PlainSocket, TlsSocket
 from kafkasafe.logs import apart
 
 __all__ = ["DirectManager", "Manager", "suppress_closed"]
@@ -39,7 +40,11 @@ class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
 
 
 class Manager(KafkaConnectionManager):
-    """Makes connections without leaking sockets and without blocking the I/O thread on a name server."""
+    """Makes connections without leaking sockets and without blocking the I/O thread on a name server.
+
+    kafka-python 3.0.12 leaves the socket of a failed attempt to the garbage collector, looks up names on the I/O
+    thread, and never gives up a TLS handshake.
+    """
 
     plain: type[PlainSocket] = PlainSocket
     tls: type[TlsSocket] = TlsSocket
@@ -139,6 +144,11 @@ class DirectManager(Manager):
     def take_brokers(self, brokers: dict[int, Any]) -> None:
         """Replaces the address book. It is never changed, so other threads see whole answers."""
         self.cluster._brokers = brokers
+
+    def known_brokers(self) -> Mapping[int, Any]:
+        """Return the address book, by node id."""
+        found: Mapping[int, Any] = self.cluster._brokers
+        return found
 
     def refuse(self) -> None:
         """No connection is made any more."""

@@ -1,8 +1,7 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
 Apart from a few names, this module knows no API in particular. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So a new kafka-python brings new APIs and
-versions.
+with a `name`, `topic` or `topic_id`), and these for arrays of partitions. So a new kafka-python brings new APIs.
 """
 
 from __future__ import annotations

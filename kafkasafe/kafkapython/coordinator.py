@@ -12,20 +12,25 @@ import kafka.errors as kafka_errors
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
-from kafkasafe._consuming.reading import Reading
+from kafkasafe.kafkapython.owner import Owner
 
 __all__ = ["Coordinator"]
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets."""
+    """kafka-python's coordinator. It adds the lineage of the records read to committed offsets.
 
-    owner: Reading
+    It also mends faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
+    `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets of an earlier
+    generation.
+    """
+
+    owner: Owner
     config: dict[str, Any]
     _asked_in: Any = None
     """The generation in which the group was asked for offsets."""
 
-    def serve(self, owner: Reading) -> None:
+    def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
 

@@ -9,9 +9,9 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from kafkasafe._io.transport import Manager
+from kafkasafe.kafkapython.manager import Manager
 
-__all__ = ["open_admin", "settings_of", "tidy_client"]
+__all__ = ["cluster_metadata", "make_admin", "open_admin", "settings_of", "tidy_client"]
 
 
 @contextlib.contextmanager
@@ -22,19 +22,40 @@ def open_admin(options: Mapping[str, Any]) -> Iterator[KafkaAdminClient]:
         KafkaError: No broker answers.
     """
     known = KafkaAdminClient.DEFAULT_CONFIG
+    client = make_admin({key: value for key, value in options.items() if key in known})
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def make_admin(options: Mapping[str, Any]) -> KafkaAdminClient:
+    """Make an admin client, which the caller closes.
+
+    If it cannot connect, the constructor of kafka-python 3.0.12 would leak its thread and sockets. They are closed.
+
+    Raises:
+        KafkaError: No broker answers.
+    """
     client: KafkaAdminClient = KafkaAdminClient.__new__(KafkaAdminClient)
     try:
-        given = {key: value for key, value in options.items() if key in known}
-        client.__init__(**{**given, "kafka_client": tidy_client})  # type: ignore[misc]
+        client.__init__(**{**options, "kafka_client": tidy_client})  # type: ignore[misc]
     except BaseException:
         if hasattr(client, "_net"):
             client._closed = False
             client.close()
         raise
-    try:
-        yield client
-    finally:
-        client.close()
+    return client
+
+
+def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
+    """Return the cluster id and the brokers, as the metadata have them.
+
+    Not `describe_cluster`: in kafka-python 3.0.12 it fails on the answer of Kafka 2.8 to 3.6.
+    """
+    client: Any = admin
+    found: dict[str, Any] = client._manager.run(client._get_cluster_metadata, [])
+    return found
 
 
 def settings_of(

@@ -131,9 +131,11 @@ class ProduceHeader:
         self.correlation_id = correlation_id
 
     def get_response_class(self) -> ProduceHeader:
+        """Return this object, which decodes the response."""
         return self
 
     def parse_header(self, buffer: Any) -> _ResponseHeader:
+        """Read the header of the response."""
         data = bytes(buffer)
         if self.api_version < _FLEXIBLE_PRODUCE or data[4:5] != b"\0":
             header: _ResponseHeader = self._theirs.parse_header(buffer)
@@ -142,6 +144,7 @@ class ProduceHeader:
         return _ResponseHeader(_INT32.unpack_from(data)[0])
 
     def decode(self, buffer: Any) -> Any:
+        """Read the response after its header."""
         at = buffer.tell()
         if self.api_version >= _FLEXIBLE_PRODUCE:
             appended = decode_appended(bytes(buffer), at)
@@ -222,11 +225,14 @@ class Frame:
         return f"{self.what} v{self.API_VERSION}"
 
     def expect_response(self) -> bool:
+        """Return true: each request is answered."""
         return True
 
     def with_header(self, correlation_id: int, client_id: str) -> None:
+        """Encode the request with this header."""
         self.header, self.rest = self.encoder(correlation_id, client_id)
 
     def encode(self, *, framed: bool, header: bool) -> Buffer:  # noqa: ARG002  # kafka-python's signature
+        """Return the first buffer, and leave the others in `rest`."""
         self.encoded = True
         return self.rest.pop(0)

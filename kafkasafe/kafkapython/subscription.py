@@ -12,7 +12,11 @@ __all__ = ["Subscription"]
 
 
 class Subscription(SubscriptionState):
-    """Commits that name no offsets take those that another object finds."""
+    """Commits that name no offsets take those that another object finds.
+
+    In kafka-python 3.0.12 they take the positions, which may be after records that `kafkasafe.aio` has fetched and not
+    returned yet.
+    """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
 

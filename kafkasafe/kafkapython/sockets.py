@@ -16,18 +16,15 @@ import struct
 import time
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import kafka.errors as kafka_errors
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.frame import KafkaBytes
 
-from kafkasafe._io.transport.loop import Loop
 from kafkasafe.cluster.api import Buffer
-
-if TYPE_CHECKING:
-    from kafkasafe._io.transport.calls import Call
+from kafkasafe.kafkapython.loop import Loop
 
 __all__ = ["FORGETS", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
 
@@ -35,6 +32,16 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
 """A smaller response is copied: SASL tokens have to be bytes."""
+
+
+class Timed(Protocol):
+    """A request whose bytes are being written.
+
+    Attributes:
+        written_at: When its last byte was written, monotonic seconds.
+    """
+
+    written_at: float
 
 
 class _Incoming(KafkaBytes):
@@ -135,9 +142,9 @@ class _SocketMixin:
     last_read: float
     last_write: float
     _written = 0
-    _marks: collections.deque[tuple[int, Call]] | None = None
+    _marks: collections.deque[tuple[int, Timed]] | None = None
 
-    def mark(self, call: Call) -> None:
+    def mark(self, call: Timed) -> None:
         """Notes in `written_at` of a call when the last byte is written of all that was given to be written."""
         if self._marks is None:
             self._marks = collections.deque()
@@ -250,6 +257,8 @@ class _SocketMixin:
 
 
 class PlainSocket(_SocketMixin, KafkaTCPTransport):
+    """A socket without TLS."""
+
     async def handshake(self, timeout_at: float | None = None) -> None:
         """A plain connection has none."""
 
@@ -275,6 +284,8 @@ class PlainSocket(_SocketMixin, KafkaTCPTransport):
 
 
 class TlsSocket(_SocketMixin, KafkaSSLTransport):
+    """A socket with TLS. kafka-python 3.0.12 waits for the end of a handshake without a time limit."""
+
     async def handshake(self, timeout_at: float | None = None) -> None:
         """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
         while True:
@@ -339,8 +350,8 @@ class _WithoutTasks:
 
 
 class DirectPlainSocket(_WithoutTasks, PlainSocket):
-    pass
+    """On a `Loop`, without TLS."""
 
 
 class DirectTlsSocket(_WithoutTasks, TlsSocket):
-    pass
+    """On a `Loop`, with TLS."""

@@ -16,9 +16,8 @@ discarded and fetched again from the position. The application has received none
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,26 +27,21 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._core.arrow_decode import COLUMNS, Decoder, OldFormatError, schema_of
+from kafkasafe._core.arrow_decode import Decoder, OldFormatError, schema_of
 from kafkasafe._core.batch import CorruptBatchError
 from kafkasafe._core.fetch_size import LARGE_FETCH_BYTES, FetchSize
-from kafkasafe._io.records import Records
+from kafkasafe.kafkapython.records import Records
 
-__all__ = ["BatchFetcher", "BatchPolling"]
+__all__ = ["BatchFetcher", "Kind"]
 
 _arrow: Any = pa  # names from its compiled modules have no types
 
-_PLACE: Final = [
-    _arrow.field("topic", _arrow.string(), nullable=False),
-    _arrow.field("partition", _arrow.int32(), nullable=False),
-]
-_ORDER: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch")
 # Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """The form in which fetched records are returned.
 
     Attributes:
@@ -73,7 +67,7 @@ class _Batches:
 
     def __init__(
         self,
-        kind: _Kind,
+        kind: Kind,
         fetch_offset: int,
         topic_partition: TopicPartition,
         records: Any,
@@ -198,9 +192,14 @@ def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **
 
 
 class BatchFetcher(Fetcher):
-    """kafka-python's fetcher, which can also return RecordBatches."""
+    """kafka-python's fetcher, which can also return RecordBatches.
 
-    _wanted: _Kind | None = None  # None: return records
+    It also mends faults of kafka-python 3.0.12: a fetch that could not be sent blocks its broker (see
+    `_create_fetch_requests`), an interrupt loses records (see `send_fetches`), damaged data is taken again for ever,
+    and the data of a paused partition keeps the response of all partitions in memory.
+    """
+
+    _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
     _taken: bool = False  # the last look found records, which still have to be returned
     _gave_records: bool = False  # the application has received records, not only batches
@@ -228,7 +227,7 @@ class BatchFetcher(Fetcher):
         return self._gave_batches and not self._gave_records
 
     @contextlib.contextmanager
-    def giving(self, kind: _Kind) -> Iterator[None]:
+    def giving(self, kind: Kind) -> Iterator[None]:
         """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
         self._wanted = kind
         self._gave_batches = True
@@ -382,116 +381,3 @@ class BatchFetcher(Fetcher):
         # Views count with all the memory that they keep.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
-
-
-class BatchPolling:
-    """`poll_arrow` and `poll_batches`, for a KafkaConsumer whose fetcher is a `BatchFetcher`."""
-
-    _fetcher: Any
-    _iterator: Any
-
-    def poll_arrow(
-        self,
-        timeout_ms: float = 0,
-        max_records: int | None = None,
-        *,
-        columns: Iterable[str] | None = None,
-        views: bool = False,
-    ) -> Any:
-        """Like `poll`, but returns an Arrow table. Several times as fast, because no record becomes a Python object.
-
-        Positions, commits, `isolation_level`, events and errors are the same as for `poll`. You can call both
-        alternately. Deserializers and `max_poll_records` do not apply: keys and values are bytes.
-
-        Args:
-            timeout_ms: How long to wait for records.
-            max_records: Maximum number of records. Default: everything that has been fetched, at most about 256 MB.
-            columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
-                none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
-                value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. They become columns of the type `binary_view` over the received
-                responses, or over the decompressed records. Each table, slice or buffer keeps the whole responses in
-                memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
-
-        Returns:
-            A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
-
-        Raises:
-            ValueError: A column has an unknown name, or a number is out of range.
-            CorruptRecordError: The next batch of a partition is damaged. Its position does not change.
-            KafkaError: See `poll`.
-        """
-        names = [field.name for field in _PLACE] + list(_ORDER)
-        wanted = set(names if columns is None else columns)
-        if unknown := wanted - set(names):
-            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(names)}")
-        known = schema_of(COLUMNS, views=views)
-        fields = [field for field in [*_PLACE, *map(known.field, _ORDER)] if field.name in wanted]
-        schema = _arrow.schema(fields)
-        parts = []
-        # Always read the offset, so that a table with only topic and partition has the right length.
-        for tp, batches in self._poll_batches(
-            timeout_ms, max_records, wanted & set(COLUMNS) | {"offset"}, views=views
-        ).items():
-            for batch in batches:
-                places = {
-                    "topic": lambda rows, tp=tp: _arrow.repeat(_arrow.scalar(tp.topic), rows),
-                    "partition": lambda rows, tp=tp: _arrow.repeat(
-                        _arrow.scalar(tp.partition, _arrow.int32()), rows
-                    ),
-                }
-                arrays = [
-                    places[name](batch.num_rows) if name in places else batch.column(name)
-                    for name in schema.names
-                ]
-                parts.append(_arrow.RecordBatch.from_arrays(arrays, schema=schema))
-        return _arrow.Table.from_batches(parts, schema=schema)
-
-    def poll_batches(
-        self,
-        timeout_ms: float = 0,
-        max_records: int | None = None,
-        *,
-        columns: Iterable[str] | None = None,
-        views: bool = False,
-    ) -> dict[TopicPartition, Any]:
-        """Like `poll_arrow`, but returns a batch for each partition.
-
-        Args:
-            timeout_ms: See `poll_arrow`.
-            max_records: See `poll_arrow`; of all partitions together.
-            columns: See `poll_arrow`; without topic and partition.
-            views: See `poll_arrow`.
-
-        Returns:
-            A pyarrow.RecordBatch for each partition that has records; with the columns in the order offset, timestamp,
-            timestamp_type, leader_epoch, key, value, headers.
-
-        Raises:
-            ValueError: See `poll_arrow`.
-            CorruptRecordError: See `poll_arrow`.
-            KafkaError: See `poll`.
-        """
-        wanted = set(COLUMNS if columns is None else columns)
-        if unknown := wanted - set(COLUMNS):
-            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
-        return {
-            tp: batches[0] if len(batches) == 1 else _joined(batches)
-            for tp, batches in self._poll_batches(timeout_ms, max_records, wanted, views=views).items()
-        }
-
-    def _poll_batches(
-        self, timeout_ms: float, max_records: int | None, columns: Iterable[str], *, views: bool
-    ) -> Mapping[TopicPartition, list[Any]]:
-        # Records that an iterator holds were not returned. They are read again, from the position.
-        self._iterator = None
-        poll: Any = self.poll  # type: ignore[attr-defined]  # KafkaConsumer has it
-        with self._fetcher.giving(_Kind(frozenset(columns), views)):
-            found: Mapping[TopicPartition, list[Any]] = poll(
-                timeout_ms, sys.maxsize if max_records is None else max_records
-            )
-        return found
-
-
-def _joined(batches: list[Any]) -> Any:
-    return _arrow.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -9,8 +9,8 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 
-from kafkasafe._io.metadata import Metadata
-from kafkasafe._io.transport import Manager
+from kafkasafe.kafkapython.manager import Manager
+from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
 
 __all__ = ["OURS"]
@@ -18,6 +18,8 @@ __all__ = ["OURS"]
 
 class _ReachingManager(Manager):
     """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
+
+    kafka-python 3.0.12 has no way back once all brokers that it knew are gone, and only logs why a connection failed.
 
     Attributes:
         last_failure: Why the last connection or metadata request failed.

@@ -1,0 +1,28 @@
+"""kafka-python, extended where it has faults or lacks something.
+
+What depends on private names of kafka-python, or replaces a part of it, has its place here. All of it was written
+against kafka-python 3.0.12. A release that renames a private name breaks modules of this package only.
+
+    requests.py      the classes of requests; one is made of a name and plain data
+    wire.py          bytes of Produce requests and their answers, without copies
+    offsets_wire.py  bytes of ListOffsets requests and their answers, for many partitions
+    frames.py        frames of the protocol as the fake broker and the proxies of kafkasafe.testing read and write them
+    loop.py          the event loop: work without a task for each request, and an end on its own thread
+    sockets.py       sockets: large responses without copies, and closing that leaves nothing open
+    manager.py       connections: name look-ups on threads of their own, and attempts that close their sockets
+    connection.py    what a link needs of a connection that has no public name
+    metadata.py      metadata: no request for an update gets lost
+    admin.py         the admin client, without leaks if it cannot connect
+    subscription.py  positions: another object names the offsets of a commit
+    records.py       fetched records: many are decoded at a time
+    batches.py       the fetcher: Arrow tables, requests that can be sent, and no data lost by an interrupt
+    client.py        KafkaConsumer's connections: back to the bootstrap servers if no broker can be reached
+    adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
+    owner.py         what the fetcher and the coordinator of a consumer ask the objects that decide
+    fetcher.py       the fetcher: positions are reset and checked, and responses used, as these objects say
+    coordinator.py   the group: joins that end, offsets that are fresh, and commits that carry lineages
+    consumer.py      a KafkaConsumer with these parts, with Arrow tables and a faster iterator
+    membership.py    what kafkasafe.aio needs of a KafkaConsumer that has no public name
+
+`pyproject.toml` says which module may import which.
+"""

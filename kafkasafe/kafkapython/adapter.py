@@ -1,0 +1,253 @@
+"""What a consumer's decisions need of kafka-python: its states of partitions, its group and its metadata.
+
+`KafkaPython` implements the protocol `Port` of `kafkasafe._consuming.port`. `each_record` is the iterator, which reads
+kafka-python's states without a call for each record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from kafka.future import Future
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe._core.epochs import UNDEFINED
+
+__all__ = ["KafkaPython", "each_record"]
+
+_Leadership: TypeAlias = tuple[bytes | None, int, int]
+_IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
+
+_position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
+"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as the rest of a step."""
+
+
+class KafkaPython:
+    """kafka-python as a `Port`.
+
+    Args:
+        subscription: Its subscription state.
+        fetcher: Its fetcher.
+        coordinator: Its group coordinator.
+        manager: Its connections.
+    """
+
+    __slots__ = ("_coordinator", "_fetcher", "_manager", "_subscription", "isolation")
+
+    def __init__(self, subscription: Any, fetcher: Any, coordinator: Any, manager: Any) -> None:
+        self._subscription = subscription
+        self._fetcher = fetcher
+        self._coordinator = coordinator
+        self._manager = manager
+        self.isolation: _IsolationLevel = (
+            "read_committed" if int(fetcher._isolation_level) else "read_uncommitted"
+        )
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> int:
+        """See `Port`."""
+        return int(self._subscription._default_offset_reset_strategy)
+
+    def assigned(self) -> dict[TopicPartition, Any]:
+        """See `Port`. The copy is made under kafka-python's lock, because its I/O thread changes the assignment."""
+        with self._subscription._lock:
+            return dict(self._subscription.assignment)
+
+    def state(self, tp: TopicPartition) -> Any:
+        """See `Port`."""
+        return self._subscription.assignment.get(tp)
+
+    def place(self, tp: TopicPartition, offset: int, epoch: int = UNDEFINED) -> None:
+        """See `Port`."""
+        self._subscription.seek(tp, OffsetAndMetadata(offset, "", epoch))
+
+    def hold(self, state: Any) -> None:
+        """See `Port`."""
+        state._awaiting_validation = True
+
+    def release(self, state: Any) -> None:
+        """See `Port`."""
+        state.complete_validation()
+
+    def reposition(self, state: Any, offset: int) -> None:
+        """See `Port`."""
+        state.position = OffsetAndMetadata(offset, "", UNDEFINED)
+
+    def reset(self, tp: TopicPartition, strategy: int) -> None:
+        """See `Port`."""
+        self._subscription.request_offset_reset(tp, strategy)
+
+    def resetting(self) -> Collection[TopicPartition]:
+        """See `Port`."""
+        found: Collection[TopicPartition] = self._subscription.partitions_needing_reset()
+        return found
+
+    def missing(self) -> Collection[TopicPartition]:
+        """See `Port`."""
+        found: Collection[TopicPartition] = self._subscription.missing_fetch_positions()
+        return found
+
+    def reset_missing(self) -> bool:
+        """See `Port`."""
+        self._subscription.reset_missing_positions()
+        return self.is_placed()
+
+    def is_placed(self) -> bool:
+        """See `Port`."""
+        return bool(self._subscription.has_all_fetch_positions())
+
+    def consumed(
+        self, unhanded: Mapping[TopicPartition, int], is_allowed: Callable[[TopicPartition, int], bool]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return positions for a commit. Any thread may call it.
+
+        Args:
+            unhanded: By partition, an offset that its position must not exceed.
+            is_allowed: Whether the offset of a partition may be committed. It is asked under kafka-python's lock: no
+                position is sought between it and the commit's offset.
+        """
+        found = {}
+        with self._subscription._lock:
+            for tp, state in self._subscription.assignment.items():
+                if not state.has_valid_position:
+                    continue
+                first, position = unhanded.get(tp), state.position
+                if first is not None and first < position.offset:
+                    position = OffsetAndMetadata(first, "", UNDEFINED)
+                if is_allowed(tp, position.offset):
+                    found[tp] = position
+        return found
+
+    def committable(self) -> dict[TopicPartition, Any]:
+        """Return the offsets that a commit takes that names none."""
+        found: dict[TopicPartition, Any] = self._subscription.all_consumed_offsets()
+        return found
+
+    def renew(self, tp: TopicPartition, state: Any) -> bool:
+        """Treat a partition as newly assigned, if this is its state. Return whether it was."""
+        with self._subscription._lock:
+            if self._subscription.assignment.get(tp) is not state:
+                return False
+            fresh = type(state)()
+            if state.paused:
+                fresh.pause()
+            self._subscription.assignment[tp] = fresh
+        return True
+
+    def move_to_end(self, tp: TopicPartition) -> None:
+        """Fetch from the other partitions first."""
+        self._subscription.move_partition_to_end(tp)
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None
+    ) -> Mapping[Any, Any]:
+        """See `Port`."""
+        found: Mapping[Any, Any] = self._coordinator.fetch_committed_offsets(
+            partitions, timeout_ms=timeout_ms
+        )
+        return found
+
+    def forget_committed(self) -> None:
+        """See `Port`. kafka-python keeps a request that was not answered in time."""
+        self._coordinator._offset_fetch_futures.clear()
+
+    def generation(self) -> tuple[Any, Any]:
+        """Return the group's generation, and the consumer's name in it."""
+        generation = self._coordinator._generation
+        return generation.generation_id, generation.member_id
+
+    def is_subscribed(self) -> bool:
+        """Return whether the group assigns partitions."""
+        return bool(self._subscription.partitions_auto_assigned())
+
+    # --- brokers ------------------------------------------------------------------------------------------------------
+
+    def leadership(self, tp: TopicPartition) -> _Leadership | None:
+        """See `Port`."""
+        cluster = self._manager.cluster
+        leader = cluster.leader_for_partition(tp)
+        if leader is None or leader < 0:
+            return None
+        epoch = cluster.leader_epoch_for_partition(tp)
+        topic_id = cluster.topic_id(tp.topic)
+        number = None if topic_id is None else topic_id.bytes
+        return number, leader, UNDEFINED if epoch is None else epoch
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        """Return the leader of a partition, as the metadata have it."""
+        found: int | None = self._manager.cluster.leader_for_partition(tp)
+        return found
+
+    def learn_leader(self, tp: TopicPartition, data: Any) -> None:
+        """See `Port`."""
+        self._fetcher._maybe_update_current_leader(tp, data)
+
+    def take_lost_nodes(self) -> Collection[int]:
+        """See `Port`."""
+        found: Collection[int] = self._fetcher.take_lost_nodes()
+        return found
+
+    def can_follow(self, tp: TopicPartition, node: int) -> bool:
+        """Return whether the metadata name this broker as a replica, and its connection is not in back-off."""
+        cluster = self._manager.cluster
+        return bool(cluster.is_replica_node(tp, node)) and not self._manager.connection_delay(node) > 0
+
+    def request_metadata(self) -> None:
+        """See `Port`."""
+        self._manager.cluster.request_update()
+
+    def is_connected(self) -> bool:
+        """Return whether a connection to a broker is open. Any thread may call it."""
+        return bool(self._manager.has_connection)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, on kafka-python's I/O thread."""
+        await self._manager._net.sleep(seconds)
+
+    def wake(self) -> None:
+        """Wake `poll`. This runs on our network thread; kafka-python's futures belong to its own."""
+        alarm = self._fetcher._reset_task
+        if isinstance(alarm, Future) and not alarm.is_done:
+            with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
+                self._manager.call_soon(_complete, alarm)
+
+
+def _complete(alarm: Future) -> None:
+    if not alarm.is_done:
+        alarm.success(None)
+
+
+def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscription: Any) -> Iterator[Any]:
+    """Poll once, and yield the records like kafka-python's iterator.
+
+    Before a record is yielded, the position becomes the offset after it. If the partition was paused, reset, checked or
+    assigned again meanwhile, its other records are dropped. kafka-python fetches them again when their turn comes.
+
+    Args:
+        poll: Poll without moving positions.
+        subscription: kafka-python's subscription state.
+    """
+    for tp, records in poll().items():
+        state = subscription.assignment.get(tp)
+        if state is None:
+            continue
+        for record in records:
+            # `is_fetchable` of the subscription, without its lock, which would not keep another thread from making a
+            # change right after this line.
+            if (
+                state.paused
+                or state._pending_revocation
+                or state._position is None
+                or state._awaiting_validation
+                or subscription.assignment.get(tp) is not state
+            ):
+                break
+            state._position = _position((record[3] + 1, "", record[2]))
+            yield record

@@ -1,0 +1,109 @@
+"""What `kafkasafe.aio` needs of a KafkaConsumer that has no public name.
+
+All functions are called on the consumer's thread, except for `states_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+
+__all__ = [
+    "commit_from",
+    "fetch_again",
+    "has_joined",
+    "has_settled",
+    "keep_membership",
+    "loop_of",
+    "polled_without",
+    "states_of",
+]
+
+_CREATED_S: Final = 1.0
+
+
+def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
+    """Let commits that name no offsets take those that this function returns; see `Subscription.commit_from`."""
+    consumer._subscription.commit_from(committable)
+
+
+def keep_membership(consumer: Any, timeout_ms: float) -> None:
+    """Do what a poll does for the group, and fetch nothing."""
+    consumer._coordinator.poll(timeout_ms=timeout_ms)
+
+
+def loop_of(consumer: Any) -> Any:
+    """Return kafka-python's event loop."""
+    return consumer._coordinator._net
+
+
+def states_of(consumer: Any) -> dict[TopicPartition, Any]:
+    """Return a copy of the assignment: kafka-python's states by partition."""
+    return dict(consumer._subscription.assignment)
+
+
+def polled_without(
+    consumer: Any, left_out: Iterable[TopicPartition], kept: set[TopicPartition], timeout_ms: float
+) -> Any:
+    """Poll all partitions except `left_out`.
+
+    Partitions that the program pauses meanwhile (`kept`) stay paused.
+    """
+    paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
+    consumer.pause(*paused)
+    try:
+        return consumer.poll(timeout_ms)
+    finally:
+        known = consumer._subscription.assignment
+        consumer.resume(*(tp for tp in paused if tp in known and tp not in kept))
+
+
+def fetch_again(
+    consumer: Any, partitions: Iterable[TopicPartition], *firsts: Mapping[TopicPartition, int]
+) -> None:
+    """Seek back to records that were fetched but dropped.
+
+    Args:
+        consumer: The inner consumer.
+        partitions: Partitions to seek, if they are assigned.
+        firsts: First offsets by partition; earlier fetches come before later ones.
+    """
+    for tp in partitions:
+        found = [first[tp] for first in firsts if tp in first]
+        if found and tp in consumer._subscription.assignment:
+            KafkaConsumer.seek(consumer, tp, found[0])
+
+
+def has_joined(consumer: Any) -> bool:
+    """Return whether the assignment fits the subscription, so that no rejoin is needed."""
+    known, coordinator = consumer._subscription, consumer._coordinator
+    if not known.partitions_auto_assigned():
+        return True
+    if coordinator.group_id is not None:
+        return not coordinator.need_rejoin()
+    with known._lock:
+        return {tp.topic for tp in known.assignment} <= set(known.subscription or ())
+
+
+def has_settled(consumer: Any, began: float) -> bool:
+    """Return whether the consumer has joined its group and has a position in each assigned partition.
+
+    Brokers that create topics automatically know a new topic only a moment after the first request for it. If a topic
+    is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
+    """
+    known, coordinator = consumer._subscription, consumer._coordinator
+    states = list(known.assignment.values())
+    if known.partitions_auto_assigned() and not states:
+        # No partition is assigned. This may be right, because other members may have them all. But kafka-python also
+        # assigns no partitions of a topic that it does not know.
+        cluster = coordinator._cluster
+        unknown = coordinator.group_id is None or not all(
+            map(cluster.partitions_for_topic, known.subscription)
+        )
+        if unknown and cluster._last_successful_refresh_ms / 1000 < began + _CREATED_S:
+            return False
+    joined = coordinator.group_id is None or not known.partitions_auto_assigned()
+    return (joined or not coordinator.need_rejoin()) and all(state.has_valid_position for state in states)

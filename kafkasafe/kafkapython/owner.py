@@ -1,0 +1,122 @@
+"""What kafka-python's fetcher and coordinator, as they are extended here, ask the objects of one consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe.kafkapython.adapter import KafkaPython
+from kafkasafe.logs import EventLog
+
+__all__ = ["Owner"]
+
+
+class _Followers(Protocol):
+    @property
+    def patience_s(self) -> float: ...
+    def asked(self, node: int, partitions: Iterable[TopicPartition], now: float) -> None: ...
+    def answered(self, node: int) -> None: ...
+    def failed(self, node: int, now: float) -> bool: ...
+    def hang(self, now: float) -> Collection[TopicPartition]: ...
+    def is_late(self, row: Any) -> bool: ...
+    def leave(self, partitions: Iterable[TopicPartition], now: float) -> None: ...
+    def leaves(self, partitions: Iterable[TopicPartition], now: float) -> bool: ...
+    def note_errors(self, node: int, rows: Iterable[tuple[TopicPartition, Any]]) -> None: ...
+
+
+class _Positions(Protocol):
+    def begin_resets(self) -> None: ...
+    def refresh_committed(self, timeout_ms: float | None = None) -> bool: ...
+
+
+class _Checking(Protocol):
+    def begin(self) -> None: ...
+
+
+class _Results(Protocol):
+    def carry_on(self) -> None: ...
+
+
+class _Parts(Protocol):
+    def is_busy(self) -> bool: ...
+    def resting(self, now: float) -> Collection[TopicPartition]: ...
+
+
+class _Desk(Protocol):
+    @property
+    def has_work(self) -> bool: ...
+
+
+class _Rereading(Protocol):
+    @property
+    def holds(self) -> bool: ...
+
+
+class _Responses(Protocol):
+    def accept(self, completed: Any) -> bool: ...
+
+
+class _Commits(Protocol):
+    def described(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]: ...
+    def stop_describing(self) -> None: ...
+    def committable(self, unhanded: Mapping[TopicPartition, int] = ...) -> dict[TopicPartition, Any]: ...
+
+
+class _Reports(Protocol):
+    @property
+    def log(self) -> EventLog: ...
+
+
+class Owner(Protocol):
+    """The objects of one consumer that decide."""
+
+    @property
+    def port(self) -> KafkaPython:
+        """kafka-python."""
+
+    @property
+    def followers(self) -> _Followers:
+        """Decides which partitions are read from followers."""
+
+    @property
+    def positions(self) -> _Positions:
+        """Finds positions."""
+
+    @property
+    def checking(self) -> _Checking:
+        """Begins checks of positions."""
+
+    @property
+    def results(self) -> _Results:
+        """Applies the results of checks."""
+
+    @property
+    def parts(self) -> _Parts:
+        """The assigned partitions."""
+
+    @property
+    def desk(self) -> _Desk:
+        """Runs the checks."""
+
+    @property
+    def rereading(self) -> _Rereading:
+        """Decides which partitions are read again."""
+
+    @property
+    def responses(self) -> _Responses:
+        """Looks at fetch responses."""
+
+    @property
+    def commits(self) -> _Commits:
+        """Decides about commits."""
+
+    @property
+    def reports(self) -> _Reports:
+        """Takes log records."""
+
+    def due_s(self) -> float | None:
+        """Return the seconds until the next time limit of these; None without one."""

@@ -1,0 +1,156 @@
+"""Private names of kafka-python are used in `kafkasafe/kafkapython` only. Here they are all attributes with an underscore."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import kafka
+import pytest
+
+import kafkasafe
+
+PACKAGE = Path(kafkasafe.__file__).parent
+ADAPTERS = PACKAGE / "kafkapython"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if ADAPTERS not in path.parents)
+
+FRIENDS = {
+    "aio/futures.py": {"_result"},  # of kafkasafe's RecordFuture
+    "aio/listening.py": {"_running"},  # a field of the listener itself
+    "logging_handler.py": {"_lock"},  # of the module logging
+    "spark/tokens.py": {"_name"},  # a field of the provider itself
+}
+"""Private names of other objects which kafka-python's objects have, too."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def declared(tree: ast.AST) -> set[str]:
+    """Private names that classes give their instances: fields, methods, slots."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name("self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.AnnAssign(target=ast.Name(name)):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name("__slots__")], value=ast.Tuple(elts=slots)):
+                names.update(slot.value for slot in slots if isinstance(slot, ast.Constant))
+    return {name for name in names if is_private(name)}
+
+
+def used(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(object, name) of each private attribute, and of each one that `getattr` and its like name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name) if is_private(name):
+                yield ast.unparse(value), name
+            case ast.Call(
+                func=ast.Name("getattr" | "hasattr" | "setattr" | "delattr"),
+                args=[value, ast.Constant(str(name)), *_],
+            ) if is_private(name):
+                yield ast.unparse(value), name
+
+
+KAFKA_PYTHONS = set().union(
+    *(
+        declared(parsed(path))
+        for path in Path(kafka.__file__).parent.rglob("*.py")
+        if "vendor" not in path.parts
+    )
+)
+OURS = set().union(*(declared(parsed(path)) for path in MODULES))
+
+
+def heirs(tree: ast.Module) -> list[ast.ClassDef]:
+    """Classes that extend one of kafka-python's or of `kafkapython`'s, and so have private fields of kafka-python."""
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith(("kafkasafe.kafkapython", "kafka."))
+        )
+        or (isinstance(node, ast.ImportFrom) and node.module == "kafka")
+        for alias in node.names
+    }
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id in imported for base in node.bases)
+    ]
+
+
+def foreign(tree: ast.Module, ours: set[str]) -> set[str]:
+    """Uses of kafka-python's private names. A name is ours if the module declares it; of `self`, if any of ours does."""
+    here = declared(tree)
+    found = {
+        f"{of}.{name}"
+        for of, name in used(tree)
+        if name in KAFKA_PYTHONS and name not in (ours if of == "self" else here)
+    }
+    for node in heirs(tree):
+        methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        found |= {
+            f"{of}.{name}"
+            for of, name in used(node)
+            if of == "self" and name in KAFKA_PYTHONS and name not in methods
+        }
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_private_names_of_kafka_python_are_used_by_its_adapters_only(path):
+    friends = FRIENDS.get(path.relative_to(PACKAGE).as_posix(), set())
+    found = foreign(parsed(path), OURS)
+    assert {each for each in found if each.rpartition(".")[2] not in friends} == set()
+    assert {each.rpartition(".")[2] for each in found} >= friends, "FRIENDS names more than the module uses"
+
+
+def test_the_adapters_use_private_names_of_kafka_python():
+    found = set().union(*({name for _, name in used(parsed(path))} for path in ADAPTERS.glob("*.py")))
+    assert found & KAFKA_PYTHONS >= {
+        "_awaiting_validation",
+        "_coordinator",
+        "_generation",
+        "_io_thread",
+        "_manager",
+    }
+
+
+def test_what_counts_as_a_private_name_of_kafka_python():
+    tree = ast.parse(
+        """
+from kafka import KafkaConsumer
+class Reader(KafkaConsumer):
+    def read(self):
+        self._iterator = None
+        return self._own(), self.poll()
+    def _own(self):
+        return getattr(self, "_fetcher", None)
+class Other:
+    def __init__(self, consumer):
+        self._closed = consumer._subscription
+        self._of_a_base_class, self._manager
+def look(other):
+    return other._closed, other._generation
+"""
+    )
+    assert foreign(tree, declared(tree)) == {
+        "consumer._subscription",
+        "other._generation",
+        "self._fetcher",
+        "self._iterator",
+        "self._manager",
+    }
+    assert "self._manager" not in foreign(tree, {"_manager"})
