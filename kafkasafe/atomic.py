@@ -33,7 +33,7 @@ from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
-from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.opening import Parts
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
@@ -491,7 +491,7 @@ class AtomicBatch:
             chunk = self._open.get(topic)
             if chunk is not None and chunk.open and chunk.left >= size:
                 index = next(chunk.numbers)
-        if chunk is None or not 0 <= index < MAX_RECORDS - 1:
+        if chunk is None or not 0 <= index < chunk.most - 1:
             chunk = parts.admission.chunk_apart(topic, self._cannot_wait)
             # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
             self._chunks.append(chunk)

@@ -214,7 +214,7 @@ class _OfProducers(ConnectionOptions, total=False):
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size
-    """Largest batch, bytes."""
+    """Largest batch, bytes. If a topic has many partitions, more than this is collected for all of them together."""
     linger_ms: float
     """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from kafkasafe._core import batch as codec
+from kafkasafe._core.chunk_room import MOST_BYTES, room_for
 from kafkasafe._io.engine.parcels import Parcel
 from kafkasafe._io.engine.slips import Slip
 from kafkasafe._io.pump import Pump
@@ -31,7 +32,7 @@ __all__ = ["NEVER", "Accumulator", "Unit"]
 log = EventLog("producer")
 
 NEVER: Final = float("inf")
-_LEFT: Final[Callable[[Chunk], int]] = attrgetter("left")
+_ROOM_AND_LEFT: Final[Callable[[Chunk], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
 """If memory is short, the producer's thread tries again to encode after this time, seconds."""
 
@@ -94,7 +95,8 @@ class Accumulator:
         chunks: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        chunk_bytes: Room of a new batch, bytes.
+        chunk_bytes: Usual room of a new batch, and the largest size of the batches into which it is divided, bytes.
+        most_room: Limit of larger rooms, and of what all open batches together have beyond `chunk_bytes`, bytes.
     """
 
     def __init__(
@@ -104,10 +106,13 @@ class Accumulator:
         self.lock = threading.RLock()
         self.max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self.chunk_bytes = min(config.batch_bytes, self.max_record_bytes)
+        self.most_room = _most_room(config)
         self._config = config
         self._lifecycle = lifecycle
         self._pump = pump
-        self._encoder = Encoder(partitioning, config.compression)
+        self._encoder = Encoder(partitioning, config.compression, self.chunk_bytes)
+        self._spread: dict[str, int] = {}
+        """By topic: into how many batches the last open batch was divided; only those of more than one."""
         self._units: dict[Unit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
@@ -283,11 +288,18 @@ class Accumulator:
 
         A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
         """
-        left = list(map(_LEFT, list(self.chunks.values())))
-        if min(left, default=0) < 0:
-            # A record did not fit.
-            left = [max(each, 0) for each in left]
-        return 2 * self.max_record_bytes + self.chunk_bytes * len(left) - sum(left)
+        pairs = map(_ROOM_AND_LEFT, list(self.chunks.values()))
+        # If a record did not fit, `left` is negative.
+        return 2 * self.max_record_bytes + sum(room - left if left > 0 else room for room, left in pairs)
+
+    def next_room(self, topic: str) -> int:
+        """Return the room of the topic's next open batch, bytes, if the spool has space for it."""
+        usual, most = self.chunk_bytes, self.most_room
+        room = room_for(usual, self._spread.get(topic, 1), most)
+        if room > usual:
+            beyond = sum(chunk.room - usual for chunk in list(self.chunks.values()))
+            room = max(usual, min(room, usual + most - beyond))
+        return room
 
     def seal(self, chunk: Chunk) -> None:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
@@ -313,6 +325,10 @@ class Accumulator:
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             chunk.submitted(parcels)
+            if len(parcels) > 1:
+                self._spread[chunk.topic] = len(parcels)
+            else:
+                self._spread.pop(chunk.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
                 self._pump.nudge()  # done already: wake waiting callers, which could not see these parcels before
             chunk.forget()
@@ -327,6 +343,18 @@ class Accumulator:
             ):
                 # A signal handler came just now, and another thread opened this chunk while the handler waited.
                 self.seal(other)
+
+
+def _most_room(config: ProducerConfig) -> int:
+    """Return the limit of rooms beyond `batch_size`, bytes; 0 if there are none.
+
+    A unit of `delivery="transactional"` has as many open batches as brokers remember batches of a partition, so each of
+    them has one batch for a partition.
+    """
+    if config.delivery == "transactional":
+        return 0
+    ahead = config.run_ahead_bytes
+    return MOST_BYTES if ahead is None else min(MOST_BYTES, ahead // 2)
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:

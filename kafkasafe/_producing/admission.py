@@ -12,10 +12,11 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import kafka.errors as kafka_errors
 
+from kafkasafe._core.chunk_room import rooms_records
 from kafkasafe._core.health import ProducerHealth, producer_health
 from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
-from kafkasafe._producing.chunk import MAX_RECORDS, Chunk, Special
+from kafkasafe._producing.chunk import Chunk, Special
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
@@ -172,9 +173,9 @@ class Admission:
                         index = chunk.enter(size)
                 if chunk is not None:
                     future = new_future(chunk, index)
-                    if index < MAX_RECORDS:
+                    if index < chunk.most:
                         chunk.put(index, key, value, special)
-                    if index >= MAX_RECORDS - 1 or not chunk.open:
+                    if index >= chunk.most - 1 or not chunk.open:
                         self._accumulator.seal_or_leave(chunk)
                     if chunk.open or chunk.took(index):
                         return future
@@ -253,14 +254,16 @@ class Admission:
         if self._delivery.callbacks.full():
             return None
         needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
+        usual, room = self._accumulator.chunk_bytes, self._accumulator.next_room(topic)
         with ledger.lock:
             if not ledger.room(needed):
                 return None
+            if room > usual and not ledger.room(needed + usual + self._accumulator.most_room):
+                room = usual
         self.check_topic(topic)
         due = time.monotonic() + self._config.linger_s
-        return Chunk(
-            topic, time.time_ns() // 1_000_000, due, self._accumulator.chunk_bytes, self._delivery.callbacks
-        )
+        most = rooms_records(usual, room)
+        return Chunk(topic, time.time_ns() // 1_000_000, due, room, self._delivery.callbacks, most=most)
 
     def chunk_apart(self, topic: str, guard: Callable[..., None]) -> Chunk:
         """Make a chunk of an atomic batch: no other thread adds to it, and only the commit has it sealed."""

@@ -16,12 +16,12 @@ import numpy as np
 from kafka.producer.future import RecordMetadata
 from kafka.structs import TopicPartition
 
+from kafkasafe._core.chunk_room import MAX_RECORDS
 from kafkasafe._io.callbacks import CallbackThread, take
 from kafkasafe._io.engine.parcels import Indexes, Parcel
 
-__all__ = ["ABSENT", "MAX_RECORDS", "Chunk", "Encoded", "Headers", "Sizes", "Special"]
+__all__ = ["ABSENT", "Chunk", "Encoded", "Headers", "Sizes", "Special", "headers_bytes"]
 
-MAX_RECORDS: Final = 8192
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new chunk, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
@@ -58,6 +58,8 @@ class Chunk:
     Attributes:
         topic: Topic name.
         open: Whether it accepts records.
+        room: Bytes of room of the empty chunk. With more than `batch_size`, a partition may get several batches of it.
+        most: It takes at most this many records.
         left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
         keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
@@ -65,7 +67,7 @@ class Chunk:
         special: (partition, headers, timestamp) of the records that have any of them, by number.
         timestamp_ms: For records without a timestamp of their own: when the first record of the chunk was added.
         due: When it is sealed at the latest, monotonic seconds.
-        encoded: While it is being sealed: one parcel per partition, and the places of the records in them.
+        encoded: While it is being sealed: parcels, each for one partition, and the places of the records in them.
         parcels: The parcels, once sealed.
         count, absent: Once sealed: its records are the numbers below `count`, except those in `absent`.
         acked: Set by the first request for metadata if only offsets differ: topic, partition, both, base offset,
@@ -101,10 +103,12 @@ class Chunk:
         "index_in",
         "keys",
         "left",
+        "most",
         "numbers",
         "open",
         "parcel_of",
         "parcels",
+        "room",
         "sizes",
         "special",
         "thread",
@@ -119,13 +123,16 @@ class Chunk:
         topic: str,
         timestamp_ms: int,
         due: float,
-        left: int,
+        room: int,
         thread: CallbackThread,
         guard: Callable[..., None] | None = None,
+        most: int = MAX_RECORDS,
     ) -> None:
         self.topic = topic
         self.open = True
-        self.left = left
+        self.room = room
+        self.most = most
+        self.left = room
         self.numbers = itertools.count()
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = [ABSENT] * _FEW_RECORDS
@@ -161,7 +168,7 @@ class Chunk:
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
                 # The last record never has an entry in advance, so it always comes here, and its sender seals then.
-                room = min(max(4 * len(column), _FEW_RECORDS), MAX_RECORDS - 1)
+                room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
             keys[index] = key
@@ -477,6 +484,11 @@ class Chunk:
             self.thread.call(callbacks, self.all_metadata(parcel, indexes), due)
         else:
             self.thread.call(errbacks, itertools.repeat(parcel.error), due)
+
+
+def headers_bytes(headers: Headers) -> int:
+    """Return with how many bytes the headers of a record count, for a record that has a `Special`."""
+    return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Encode the records of a chunk into parcels, one for each partition.
+"""Encode the records of a chunk into parcels, each for one partition.
 
 Encoding has no side effects and does not wait, so it may be repeated after a Ctrl-C, or after memory was short.
 """
@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kafkasafe._core import batch as codec
-from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel, seems_given
-from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special
+from kafkasafe._core.chunk_room import fitting_edges
+from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
+from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special, headers_bytes
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.errors import SpoolWriteError
 
@@ -26,10 +27,12 @@ class Encoder:
     Attributes:
         partitioning: Chooses the partitions.
         compression: Of each batch.
+        batch_bytes: Largest size of a batch before compression, if the chunk has more room than that.
     """
 
     partitioning: Partitioning
     compression: codec.Compression
+    batch_bytes: int
 
     def encoded(self, chunk: Chunk) -> Encoded:
         """Encode a chunk. Encoding has no side effects, so it may be repeated.
@@ -94,7 +97,7 @@ class Encoder:
         if not partitions and chosen and self.partitioning.left_open(chunk.topic):
             # Some records wait for the choice of their partition. Records with a given one must not overtake these.
             return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
-        if chosen or (partitions > 1 and (keys or self.partitioning.asks)):
+        if chosen or (partitions > 1 and (keys or self.partitioning.asks)) or self._may_divide(chunk):
             return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
         partition = self.partitioning.next_partition(partitions) if partitions else UNCHOSEN
         return Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
@@ -117,7 +120,8 @@ class Encoder:
                 chosen[index] = partition
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
-        edges = np.flatnonzero(np.diff(ordered)) + 1
+        sizes = _weights(keys, values, special)[order] if self._may_divide(chunk) else None
+        edges = fitting_edges(ordered, sizes, self.batch_bytes)
         parcels = []
         parcel_of = np.empty(len(values), np.int64)
         index_in = np.empty(len(values), np.int64)
@@ -136,6 +140,10 @@ class Encoder:
                 )
             )
         return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
+
+    def _may_divide(self, chunk: Chunk) -> bool:
+        """Return whether the records of one partition may be too many for a batch."""
+        return chunk.room > self.batch_bytes
 
     def _parcel(
         self,
@@ -178,6 +186,16 @@ def _sizes(items: list[bytes | None]) -> Sizes:
     except TypeError:
         sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
     return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
+
+
+def _weights(keys: list[bytes | None], values: list[bytes | None], special: dict[int, Special]) -> Indexes:
+    """Return the size of each record, as `RecordForm.prepare` counts it."""
+    sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))
+    sizes += np.fromiter((len(key or b"") for key in keys), np.int64, len(keys))
+    sizes += codec.RECORD_OVERHEAD
+    for index, (_, headers, _) in special.items():
+        sizes[index] += headers_bytes(headers)
+    return sizes
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:

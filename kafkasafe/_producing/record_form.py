@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._producing.admission import Admission
-from kafkasafe._producing.chunk import Headers, Special
+from kafkasafe._producing.chunk import Headers, Special, headers_bytes
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning, as_int
 from kafkasafe._producing.signatures import takes
@@ -93,7 +93,7 @@ class RecordForm:
             if partition is not None:
                 partition = self._admission.checked_partition(topic, partition)
             special = (partition, _check_headers(headers), timestamp_ms)
-            size += 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in special[1])
+            size += headers_bytes(special[1])
         return key, value, special, size
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe._producing.admission import STEP_S
-from kafkasafe._producing.chunk import MAX_RECORDS, Chunk
+from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
@@ -238,15 +238,15 @@ class Gate:
 
     def put(self, chunk: Chunk, index: int, key: bytes | None, value: bytes | None, special: Any) -> bool:
         """Put a record at its index, extending the lists if needed. Return False if it is not accepted."""
-        if index < MAX_RECORDS:
+        if index < chunk.most:
             chunk.put(index, key, value, special)
             if not chunk.open:
                 return chunk.took(index)
-        if index >= MAX_RECORDS - 1 or chunk.left <= 0:
+        if index >= chunk.most - 1 or chunk.left <= 0:
             chunk.fill()
             parts = self.parts
             self._worker.put(lambda: parts.accumulator.seal_one(chunk))
-        return index < MAX_RECORDS
+        return index < chunk.most
 
     def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""

@@ -1,0 +1,78 @@
+"""The room of an open batch, and its division into batches of usual size.
+
+An open batch belongs to a topic. When it is full, its records are divided among the partitions of their keys. Each
+batch that results has a fixed cost: an entry in the spool, in the journal and in a request. With `batch_size` for the
+whole topic and 1,000 partitions, a batch has a few records, and this cost exceeds that of the records by far. So an
+open batch has more room if the one before it was divided among many partitions. `batch_size` remains the limit of each
+batch that is sent: a partition with more records gets several batches, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MAX_RECORDS", "MOST_BYTES", "fitting_edges", "room_for", "rooms_records"]
+
+MAX_RECORDS: Final = 8192
+"""Largest number of records of a batch."""
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Largest room of an open batch, unless `batch_size` is larger. One thread encodes an open batch under a lock, so this
+also limits how long other threads wait for the lock."""
+_MOST_RECORDS: Final = 8 * MAX_RECORDS
+"""Largest number of records of an open batch."""
+_USEFUL_BYTES: Final = 32 * 1024
+"""Beyond this size of a partition's batch, more room saves little."""
+
+Integers = npt.NDArray[np.int64]
+
+
+def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
+    """Return the room of the next open batch of a topic, bytes, at least `batch_bytes`.
+
+    Args:
+        batch_bytes: Largest size of a batch.
+        spread: Number of batches into which the topic's last open batch was divided.
+        most_bytes: Limit of rooms that are larger than `batch_bytes`.
+    """
+    return max(batch_bytes, min(spread * min(batch_bytes, _USEFUL_BYTES), most_bytes))
+
+
+def rooms_records(batch_bytes: int, room: int) -> int:
+    """Return how many records an open batch of this room takes: the more, the larger it is."""
+    return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
+
+
+def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
+    """Return where batches begin in records that are sorted by partition.
+
+    A batch has records of one partition, at most `MAX_RECORDS`, and at most `batch_bytes`. A record that is larger has
+    a batch of its own. As few batches as possible are made in this order of the records.
+
+    Args:
+        partitions: Of each record, sorted.
+        sizes: Of each record, bytes; None if all records together fit into a batch.
+        batch_bytes: Largest size of a batch.
+
+    Returns:
+        The index of the first record of each batch but the first one.
+    """
+    changes: list[int] = (np.flatnonzero(np.diff(partitions)) + 1).tolist()
+    if sizes is None:
+        return changes
+    ends: Any = np.cumsum(sizes)
+    edges: list[int] = []
+    begin = 0
+    for end in [*changes, len(partitions)]:
+        if begin:
+            edges.append(begin)
+        while True:
+            before = int(ends[begin - 1]) if begin else 0
+            fits = int(np.searchsorted(ends, before + batch_bytes, "right"))
+            begin = min(max(fits, begin + 1), begin + MAX_RECORDS, end)
+            if begin == end:
+                break
+            edges.append(begin)
+    return edges

@@ -1,0 +1,139 @@
+"""Topics with many partitions: an open batch has more room, and what is sent keeps its order and its limits."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.partition import partition_for_key
+
+MIB = 1024 * 1024
+PARTITIONS = 100
+KEYS = [b"key-%03d" % number for number in range(1000)]
+
+
+@pytest.fixture
+def topic(fake_kafka) -> str:
+    fake_kafka.create_topic("many", partitions=PARTITIONS)
+    return "many"
+
+
+def spread(producer, topic: str) -> None:
+    """Have an open batch divided among all partitions. Before the first contact it would be divided later."""
+    producer.send(topic, b"first", KEYS[0]).get(30)
+    for key in KEYS:
+        producer.send(topic, b"first", key)
+    producer.flush()
+
+
+def chunk_of(producer, topic: str):
+    return producer._chunks[topic]
+
+
+def sealed(producer, topic: str, chunk) -> list:
+    """Seal the open batch; return its parcels."""
+    producer._parts.accumulator.seal_one(chunk)
+    return chunk.parcels
+
+
+def test_an_open_batch_has_more_room_after_one_that_was_divided_among_many(fake_kafka, producers, topic):
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    spread(producer, topic)
+    futures = [producer.send(topic, b"x" * 100, KEYS[number % 1000]) for number in range(20_000)]
+    chunk = chunk_of(producer, topic)
+    assert chunk.room == PARTITIONS * 32 * 1024
+    assert chunk.waiting == 20_000
+    assert len(sealed(producer, topic, chunk)) == PARTITIONS
+    producer.flush()
+    assert all(
+        future.get(0).partition == partition_for_key(KEYS[number % 1000], PARTITIONS)
+        for number, future in enumerate(futures)
+    )
+
+
+def test_records_without_keys_have_the_usual_room(fake_kafka, producers, topic):
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    producer.send(topic, b"first").get(30)
+    for _ in range(300):
+        producer.send(topic, b"x" * 100)
+    chunk = chunk_of(producer, topic)
+    assert chunk.room == producer._parts.accumulator.chunk_bytes
+    assert len(sealed(producer, topic, chunk)) == 1
+
+
+@pytest.mark.parametrize("how", ["one key", "no key", "given partition", "headers"])
+def test_many_records_of_one_partition_become_several_batches_in_order(fake_kafka, producers, topic, how):
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000, batch_size=50_000)
+    spread(producer, topic)
+    more = {
+        "one key": {"key": KEYS[0]},
+        "no key": {},
+        "given partition": {"partition": 7},
+        "headers": {"key": KEYS[0], "headers": [("name", b"y" * 500)]},
+    }[how]
+    values = [b"%06d" % number + b"x" * (number % 600) for number in range(1000)]
+    producer.send(topic, b"", **more)  # opens it
+    chunk = chunk_of(producer, topic)
+    futures = [producer.send(topic, value, **more) for value in values]
+    assert chunk_of(producer, topic) is chunk
+    parcels = sealed(producer, topic, chunk)
+    assert len(parcels) > 5
+    assert len({parcel.partition for parcel in parcels}) == 1
+    assert max(parcel.size_bytes for parcel in parcels) <= 50_000 + codec.HEADER_BYTES
+    producer.flush()
+    found = [future.get(0) for future in futures]
+    assert [each.offset for each in found] == list(range(found[0].offset, found[0].offset + len(values)))
+    sent = set(values)
+    assert [value for value in fake_kafka.values(topic, found[0].partition) if value in sent] == values
+
+
+def test_the_order_of_each_key_is_that_of_the_calls(fake_kafka, producers, topic):
+    producer = producers(fake_kafka.bootstrap_servers, batch_size=20_000)
+    expected = collections.defaultdict(list)
+    for number in range(30_000):
+        key = KEYS[number * number % 997 % (5 if number % 3 else 1000)]
+        value = b"%s %d" % (key, number)
+        expected[partition_for_key(key, PARTITIONS)].append(value)
+        producer.send(topic, value, key)
+    producer.flush()
+    for partition, values in expected.items():
+        assert fake_kafka.values(topic, partition) == values
+
+
+def test_open_batches_of_many_topics_share_the_additional_room(fake_kafka, producers):
+    topics = [f"many-{number}" for number in range(8)]
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
+    for topic in topics:
+        fake_kafka.create_topic(topic, partitions=PARTITIONS)
+        spread(producer, topic)
+    for topic in topics:
+        producer.send(topic, b"x", KEYS[0])
+    usual, most = producer._parts.accumulator.chunk_bytes, producer._parts.accumulator.most_room
+    rooms = [chunk_of(producer, topic).room for topic in topics]
+    assert rooms[0] > 3 * usual
+    assert rooms[-1] == usual
+    assert sum(rooms) == len(topics) * usual + most
+    producer.flush()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delivery": "transactional"},
+        {"run_ahead_bytes": MIB},
+        {
+            "spool_max_bytes": 16 * MIB,
+            "spool_segment_bytes": 4 * MIB,
+            "run_ahead_bytes": None,
+            "max_request_size": 2 * MIB,
+        },
+    ],
+)
+def test_the_room_is_the_usual_one_where_more_would_break_a_limit(fake_kafka, producers, topic, options):
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000, **options)
+    spread(producer, topic)
+    producer.send(topic, b"x", KEYS[0])
+    assert chunk_of(producer, topic).room == producer._parts.accumulator.chunk_bytes
+    producer.flush()
