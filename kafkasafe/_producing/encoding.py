@@ -190,9 +190,9 @@ def _sizes(items: list[bytes | None]) -> Sizes:
 
 def _weights(keys: list[bytes | None], values: list[bytes | None], special: dict[int, Special]) -> Indexes:
     """Return the size of each record, as `RecordForm.prepare` counts it."""
-    sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))
-    sizes += np.fromiter((len(key or b"") for key in keys), np.int64, len(keys))
-    sizes += codec.RECORD_OVERHEAD
+    sizes = np.full(len(values), codec.RECORD_OVERHEAD, np.int64)
+    for column in (keys, values):
+        sizes += np.maximum(_sizes(column), 0)
     for index, (_, headers, _) in special.items():
         sizes[index] += headers_bytes(headers)
     return sizes
