@@ -99,6 +99,7 @@ class Spool:
         """First positions of segments whose content was lost while this process had them."""
         self._repair = False
         self._sync_failed = False
+        self._deletions_undurable = False
         """A sync has failed since the last repair."""
         self._continued: tuple[int, int] | None = None
         """First position and handle of the segment to continue after the repair: only disk space was missing."""
@@ -354,7 +355,7 @@ class Spool:
             Bytes freed.
 
         Raises:
-            SpoolError: A file cannot be deleted. The log is whole.
+            SpoolError: A file cannot be deleted, or its deletion is not durable. The log is whole.
         """
         # A segment's snapshot replaces the marks before it: it must be durable before earlier segments are deleted.
         bound = min(before_position, self.synced_position - 1)
@@ -381,15 +382,18 @@ class Spool:
                 raise SpoolError(f"{self._lane / EXTENT_NAME} cannot be written: {error}") from error
         for segment in done[:going]:
             try:
+                self._sync_deletions()
                 self._unlink(segment)
-                # One by one: a log with a hole in its middle would be damaged.
-                self._files.sync_directory(self._lane)
+                # The file is gone, even if the deletion is not durable yet. A segment that stayed in the list would be
+                # taken for a missing one.
+                self._deletions_undurable = True
+                del self._segments[0]
+                self._extent.gone(segment)
+                self._used -= segment.size_bytes
+                freed += segment.size_bytes
+                self._sync_deletions()
             except OSError as error:
                 raise SpoolError(f"{segment.path} cannot be deleted: {error}") from error
-            del self._segments[0]
-            self._extent.gone(segment)
-            self._used -= segment.size_bytes
-            freed += segment.size_bytes
         if freed:
             self._reserve.restore_after_release(self._wanted_reserve())
         return freed
@@ -497,6 +501,12 @@ class Spool:
 
     def _has_name(self, segment: StoredSegment, names: Collection[str]) -> bool:
         return segment.path.name in names or segment.first_position in self._lost
+
+    def _sync_deletions(self) -> None:
+        """Make deletions durable, one by one: a log with a hole in its middle would be damaged."""
+        if self._deletions_undurable:
+            self._files.sync_directory(self._lane)
+            self._deletions_undurable = False
 
     def _unlink(self, segment: StoredSegment) -> None:
         self._lost.discard(segment.first_position)

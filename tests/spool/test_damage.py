@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,6 +206,28 @@ def test_whatever_happened_before_a_segment_that_is_missing_is_damage(seed):
         disk.process().unlink(path)
         with pytest.raises(SpoolCorruptError, match=r"missing|should follow"):
             recover(disk.copy())
+
+
+def test_a_deletion_that_is_not_durable_yet_is_no_missing_segment():
+    """The deleted segment was still in the list: the next look at the lane claimed that the log begins with it."""
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    owner.declare(DECLARED)
+    for number in range(8):
+        owner.commit([Group((), ((1, encode(number, 3, 400)),))])
+    spool, (_, first, _) = owner.spool, owner.spool.segments[3]
+    disk.fail("sync_directory", error=errno.ENOSPC, times=2)
+    for _ in range(2):
+        with pytest.raises(SpoolError, match="cannot be deleted"):
+            owner.release(first)
+    assert spool.in_place
+    assert spool.restore() == []
+    recover(disk.copy()).close()
+    owner.release(first)
+    assert spool.segments[0][1] == first
+    recover(disk.copy()).close()
+    found = recover(power_cut(disk))
+    assert found.items == [item for item in owner.promised if item[0] >= found.spool.first_position]
 
 
 def test_a_lane_of_an_earlier_version_opens_and_is_held_to_its_extent_from_then_on(monkeypatch):

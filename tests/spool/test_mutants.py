@@ -142,7 +142,10 @@ MUTANTS = {
     "segments behind the promised end stay": (
         Spool, "_put_back", "self._unlink(segment)", "pass", crashes),
     "a release syncs the directory only once": (
-        Spool, "release", "self._files.sync_directory(self._lane)", "pass", crashes),
+        Spool, "_sync_deletions", "self._files.sync_directory(self._lane)", "pass", crashes),
+    "a segment whose deletion is not durable counts as missing": (
+        Spool, "release", "self._deletions_undurable = True", "self._files.sync_directory(self._lane)",
+        test_damage.test_a_deletion_that_is_not_durable_yet_is_no_missing_segment),
     "a segment goes before its successor is durable": (
         Spool, "release", "min(before_position, self.synced_position - 1)", "before_position",
         test_spool.test_a_segment_is_not_released_before_what_replaces_it_is_durable),
