@@ -34,7 +34,7 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
 
     Args:
         batch_bytes: Largest size of a batch.
-        spread: Number of batches into which the topic's last open batch was divided.
+        spread: Number of partitions among which the topic's last open batch was divided.
         most_bytes: Limit of rooms that are larger than `batch_bytes`.
     """
     return max(batch_bytes, min(spread * min(batch_bytes, _USEFUL_BYTES), most_bytes))

@@ -112,7 +112,7 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.chunk_bytes)
         self._spread: dict[str, int] = {}
-        """By topic: into how many batches the last open batch was divided; only those of more than one."""
+        """By topic: among how many partitions the last open batch was divided; only those of more than one."""
         self._units: dict[Unit, None] = {}
         """Atomic batches on their way from their callers to the pump, in order."""
 
@@ -288,13 +288,17 @@ class Accumulator:
 
         A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
         """
-        pairs = map(_ROOM_AND_LEFT, list(self.chunks.values()))
+        pairs, usual = map(_ROOM_AND_LEFT, list(self.chunks.values())), self.chunk_bytes
+        # Room beyond the usual one counts even while it is empty: the chunk keeps it, whatever is accepted meanwhile.
         # If a record did not fit, `left` is negative.
-        return 2 * self.max_record_bytes + sum(room - left if left > 0 else room for room, left in pairs)
+        taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
+        return 2 * self.max_record_bytes + taken
 
     def next_room(self, topic: str) -> int:
         """Return the room of the topic's next open batch, bytes, if the spool has space for it."""
         usual, most = self.chunk_bytes, self.most_room
+        if not self._encoder.partitioning.knows(topic):
+            return usual  # its records may wait for their partitions, all in one batch
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(chunk.room - usual for chunk in list(self.chunks.values()))
@@ -325,8 +329,10 @@ class Accumulator:
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             chunk.submitted(parcels)
-            if len(parcels) > 1:
-                self._spread[chunk.topic] = len(parcels)
+            # Count partitions: several batches of one partition are no reason for more room.
+            spread = len({parcel.partition for parcel in parcels})
+            if spread > 1:
+                self._spread[chunk.topic] = spread
             else:
                 self._spread.pop(chunk.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):

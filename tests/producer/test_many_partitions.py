@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 
 import pytest
 
+from kafkasafe import SpoolFullError
 from kafkasafe._core import batch as codec
 from kafkasafe._core.partition import partition_for_key
+from kafkasafe.testing import FakeCluster
 
 MIB = 1024 * 1024
 PARTITIONS = 100
@@ -136,4 +139,77 @@ def test_the_room_is_the_usual_one_where_more_would_break_a_limit(fake_kafka, pr
     spread(producer, topic)
     producer.send(topic, b"x", KEYS[0])
     assert chunk_of(producer, topic).room == producer._parts.accumulator.chunk_bytes
+    producer.flush()
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_several_batches_of_a_partition_give_the_next_open_batch_no_more_room(fake_kafka, producers, keyed):
+    """Each open batch had room for one usual batch more than the last one, and without keys it kept that."""
+    batch_size = 16_384
+    fake_kafka.create_topic("two", partitions=2)
+    producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000, batch_size=batch_size)
+    producer.send("two", b"first", b"a").get(30)
+    rooms = set()
+    for number in range(3000):
+        producer.send("two", b"x" * 100, KEYS[number % 1000] if keyed or number < 500 else None)
+        rooms.add(chunk_of(producer, "two").room)
+    assert max(rooms) == 2 * batch_size
+    assert chunk_of(producer, "two").room == (2 if keyed else 1) * batch_size
+    producer.flush()
+
+
+def test_an_open_batch_whose_partitions_are_unknown_becomes_no_batch_that_is_too_large(producers):
+    """Given partitions of a missing topic made more room, and a record without one made one batch of it all."""
+    with FakeCluster(config={"auto.create.topics.enable": "false"}) as cluster:
+        producer = producers(
+            cluster.bootstrap_servers, linger_ms=600_000, batch_size=50_000, on_blocked_topic="accept"
+        )
+        for partition in range(PARTITIONS):
+            producer.send("late", b"first", partition=partition)
+        producer.durable()
+        futures = [producer.send("late", b"x" * 1000, partition=7) for _ in range(200)]
+        futures.append(producer.send("late", b"last", KEYS[0]))
+        producer.durable()
+        assert (
+            max(each.size_bytes for future in futures for each in future._chunk.parcels)
+            <= 50_000 + codec.HEADER_BYTES
+        )
+        cluster.create_topic("late", partitions=PARTITIONS)
+        producer.flush()
+        assert cluster.values("late", 7) == [b"first"] + [b"x" * 1000] * 200
+
+
+def test_an_open_batch_with_more_room_leaves_the_spool_within_its_limit(fake_kafka, producers):
+    """It kept its room while records of other topics took the spool's last bytes."""
+    limit = 16 * MIB
+    fake_kafka.create_topic("other", partitions=1)
+    fake_kafka.create_topic("many", partitions=1000)
+    producer = producers(
+        fake_kafka.bootstrap_servers,
+        linger_ms=600_000,
+        spool_max_bytes=limit,
+        spool_segment_bytes=2 * MIB,
+        max_block_ms=0,
+        run_ahead_bytes=None,
+    )
+    producer.send("other", b"first").get(30)
+    spread(producer, "many")
+    for node in (1, 2, 3):
+        fake_kafka.pause(node)
+    producer.send("many", b"first", KEYS[0])
+    assert chunk_of(producer, "many").room > 6 * MIB
+    for topic, key in ("other", None), ("many", KEYS[0]):
+        for _ in range(10_000):
+            try:
+                producer.send(topic, b"x" * 2000, key)
+            except SpoolFullError:
+                break
+        else:
+            pytest.fail("The spool takes more than its limit")
+        with contextlib.suppress(SpoolFullError):
+            producer.send("many", b"more", KEYS[0])
+    producer.durable()
+    assert producer._pump.ledger.used <= limit
+    for node in (1, 2, 3):
+        fake_kafka.resume(node)
     producer.flush()
