@@ -1793,6 +1793,52 @@ def test_the_baseline_of_a_former_cluster_begins_nothing(answered: bool) -> None
     assert shell.turn() == [batch]
 
 
+def test_the_second_of_two_baselines_begins_nothing() -> None:
+    """The question of before a move is answered after it, like the one of after it, and the disk fails twice.
+
+    The partition has sent meanwhile, so its flow is another one when the second baseline would be durable.
+    """
+    shell = Shell()
+    shell.journal.bind("A", assumed=None)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    assert shell.journal.bind("B", assumed=None)
+    shell.journal.granted(7, 0)
+    shell.turn()
+    assert [ask.doubt for ask in shell.asks] == [(), ()]
+    shell.journal.baseline(1, 5, TOPIC_ID)
+    first = shell.journal.ready(shell.now, NOW_MS).persist
+    shell.journal.baseline(1, 6, TOPIC_ID)
+    shell.write(first)
+    ready = shell.journal.ready(shell.now, NOW_MS)
+    assert ready.sends == [batch]
+    shell.lose(batch)
+    shell.write(ready.persist)
+    assert shell.turn() == []
+    shell.wait()
+    shell.judge(Verdict.DECIDED, 0)
+    assert batch.state is j.State.SENT
+    shell.ack(batch, 6)
+    shell.turn()
+    assert batch.state is j.State.COMMITTED
+
+
+@pytest.mark.parametrize("code", [0, 6, 29])
+def test_one_answer_is_enough_for_two_questions_for_the_baseline(code: int) -> None:
+    """The other question fails before the baseline is durable."""
+    shell = Shell()
+    shell.journal.bind("A", assumed=None)
+    (batch,) = shell.seal(1)
+    shell.turn()
+    assert shell.journal.bind("B", assumed=None)
+    shell.journal.granted(7, 0)
+    shell.turn()
+    shell.journal.baseline(1, 5, TOPIC_ID)
+    shell.journal.ask_failed(1, "gone", code=code, now=shell.now)
+    assert shell.turn() == []
+    assert shell.wait() == [batch]
+
+
 def test_only_what_is_allowed_moves() -> None:
     batch = j.Batch(1, 1, 1, 1, 0)
     with pytest.raises(j.IllegalMoveError, match="ACKNOWLEDGED cannot happen to a batch that is SEALED"):

@@ -6,11 +6,14 @@ lost, and sent it there.
 
 from __future__ import annotations
 
+import kafka.errors as kafka_errors
 import pytest
 from virtual import World
 
 from kafkasafe import events
+from kafkasafe._io.engine.questions import Baseline
 from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.cluster import api as t
 from kafkasafe.testing.disk import ProcessKilled
 
 LOSSES = events.DataLost | events.SpoolRecordsMissing | events.LostRecordsRestored
@@ -195,3 +198,30 @@ def test_a_lane_that_was_not_open_at_the_move_forgets_when_it_is(taken):
     scene.settle()
     assert scene.world.log("orders", 0) == [b"other 1", b"other 2"]
     assert scene.losses == []
+
+
+def test_two_questions_for_the_baseline_have_one_answer(monkeypatch):
+    """A record for a new topic is accepted before the producer knows that another cluster answers now.
+
+    The question of before the move and the one of after it are both answered there, the second one with an error.
+    """
+    scene = Scene()
+    scene.deliver(b"1")
+    scene.world.kill(scene.life)
+    scene.world.cluster.replace("other")
+    scene.world.cluster.create_topic("payments", 1)
+    scene.life = scene.world.start(**scene.options)
+    parcel = scene.life.send("payments", 0, [b"other 1"])
+    answers: list[t.OffsetListed | t.Failure] = []
+    listed = Baseline._on_listed
+
+    def second_fails(self, result):
+        answers.append(result)
+        failure = t.Failure(kafka_errors.RequestTimedOutError("no answer"), sent=True)
+        listed(self, failure if len(answers) == 2 else result)
+
+    monkeypatch.setattr(Baseline, "_on_listed", second_fails)
+    assert scene.world.run(60, until=lambda: parcel.done)
+    assert parcel.error is None
+    assert len(answers) == 2
+    assert scene.world.log("payments", 0) == [b"other 1"]

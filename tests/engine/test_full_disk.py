@@ -9,11 +9,13 @@ import pytest
 from virtual import World
 
 from kafkasafe import events, logs
+from kafkasafe._core import journal as j
 from kafkasafe._io import reserve as reserve_module
 from kafkasafe._io import spool
 from kafkasafe._io.engine import disk
 from kafkasafe._io.reserve import Reserve
 from kafkasafe._io.spool import Spool
+from kafkasafe.errors import RejectedError
 from kafkasafe.testing.disk import ProcessKilled
 
 MIB = 1 << 20
@@ -188,3 +190,60 @@ def test_a_reserve_for_divisions_goes_with_what_it_is_for():
     world.set_outage(False)
     assert world.run(600, until=lambda: finished(world))
     assert reserve(world) == [65_536]
+
+
+@pytest.fixture
+def room(monkeypatch) -> list[bool]:
+    """Whether the volume has room for parts of divided batches."""
+    there, has_room = [False], Spool.has_room
+    monkeypatch.setattr(Spool, "has_room", lambda self, size: there[0] and has_room(self, size))
+    return there
+
+
+def test_a_batch_that_is_sent_again_meanwhile_is_not_divided(room):
+    """A topic is created again while a batch that is too large waits for room.
+
+    What the old topic had comes first, so the large one is refused a second time after it. There is room for its parts
+    while the second request with it is under way.
+    """
+    world = World()
+    world.centre.create_topic("orders", 1, settings={"max.message.bytes": 500})
+    life = world.start(retain_acked_bytes=MIB, restore_recreated_topics=True)
+    first = life.send("orders", 0, [b"first"])
+    assert world.run(60, until=lambda: first.done)
+    values = [b"%06d" % number + random.Random(number).randbytes(30) for number in range(40)]
+    large = life.send("orders", 0, values)
+    lane = life.ground.own
+    assert world.run(60, until=lambda: bool(lane.undivided))
+    (divide,) = lane.undivided
+    world.cluster.delete_topic("orders")
+    world.centre.create_topic("orders", 1, settings={"max.message.bytes": 500})
+    assert world.run(60, until=lambda: divide.batch.state is j.State.SENT)
+    room[0], lane.room_at = True, 0.0
+    last = life.send("orders", 0, [b"last"])
+    assert world.run(60, until=lambda: large.done and last.done)
+    assert (large.error, last.error) == (None, None)
+    assert world.log("orders", 0) == [b"first", *values, b"last"]
+
+
+def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
+    """A topic is deleted while a batch for it waits for room, and there is room once the batch is in rejected/."""
+    world = World()
+    world.centre.settings["auto.create.topics.enable"] = "false"
+    life = world.start(blocked_timeout_ms=90_000)
+    parcel = life.send("orders", -1, [b"1"])
+    assert world.run(60, until=lambda: parcel.durable)
+    world.cluster.create_topic("orders", 1)
+    lane = life.ground.own
+    assert world.run(60, until=lambda: bool(lane.undivided))
+    world.cluster.delete_topic("orders")
+    set_aside = j.Journal.set_aside
+
+    def makes_room(self, aside, kept, reason=""):
+        room[0], lane.room_at = True, 0.0
+        return set_aside(self, aside, kept, reason)
+
+    monkeypatch.setattr(j.Journal, "set_aside", makes_room)
+    assert world.run(600, until=lambda: parcel.done)
+    assert isinstance(parcel.error, RejectedError)
+    assert not lane.undivided

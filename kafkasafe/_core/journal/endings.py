@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.destinations import Destinations
-from kafkasafe._core.journal.flow import FlowEvent
+from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.groups import (
     Begun,
     Consequence,
@@ -88,8 +88,10 @@ class Durability:
                     self._report_healed(batch)
             case Begun(destination):
                 partition = self._partitions[destination]
-                if not partition.log.begun():
-                    return  # the baseline of the present log is asked for, or on its way
+                if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
+                    # The baseline of the present log is asked for, or on its way; or it was asked for twice, as before
+                    # and after a move to another cluster, and the other question has an outcome already.
+                    return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
                     partition.progress.on(FlowEvent.BASELINE_DURABLE)

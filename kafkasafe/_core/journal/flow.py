@@ -146,7 +146,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     Flow.FLOWING: {
         FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
-        FlowEvent.BASELINE_DURABLE: Flow.FLOWING,  # of a second answer to the same question
         FlowEvent.FAILED: Flow.SETTLING,
         FlowEvent.SUSPECTED: Flow.DECIDING,
         FlowEvent.OLD_HEAD: Flow.DECIDING,
@@ -171,7 +170,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     },
     Flow.DECIDING: {
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
-        FlowEvent.BASELINE_DURABLE_SUSPECTED: Flow.DECIDING,  # of a second answer to the same question
         FlowEvent.FAILED: Flow.DECIDING,
         FlowEvent.SURVEYS: Flow.SURVEYING,
         FlowEvent.LATE_REQUEST: Flow.WAITING,

@@ -9,7 +9,7 @@ from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.notices import Notice
-from kafkasafe._core.journal.states import Batch, Fate
+from kafkasafe._core.journal.states import Batch, Fate, State
 from kafkasafe._core.loss import AckedBatch, Released
 
 __all__ = [
@@ -84,6 +84,11 @@ class Divide:
 
     batch: Batch
     refused: bool
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the batch still has to be divided. Meanwhile it may be sent again, or rejected as a whole."""
+        return self.batch.state in {State.REFUSED if self.refused else State.SEALED, State.JOINED}
 
 
 @dataclass(frozen=True, slots=True)

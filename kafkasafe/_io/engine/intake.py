@@ -204,9 +204,9 @@ class Intake:
         """
         if not divides and not lane.undivided:
             return False
-        # The journal may have named an unread batch again, or given it up.
+        # The journal may have named an undivided batch again, sent it again, or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.reads.take(), *divides)}
-        todo = [divide for handle, divide in unique.items() if handle in lane.parcels]
+        todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
         if lane.divided_bytes or lane.room_at > self._ground.clock.monotonic():
             lane.reads.leave(todo)
