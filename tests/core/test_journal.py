@@ -1793,6 +1793,31 @@ def test_the_baseline_of_a_former_cluster_begins_nothing(answered: bool) -> None
     assert shell.turn() == [batch]
 
 
+@pytest.mark.parametrize("resend", [False, True])
+def test_what_got_an_id_behind_a_skipped_batch_is_undecidable_too(resend: bool) -> None:
+    """Whether a batch that has an id only now was sent under another one cannot be determined either."""
+    shell = Shell()
+    shell.journal.recover_marks(0, [m.Destination(1, "t", 0)])
+    for position, identity in ((2, BatchId(7, 0, 2, 1)), (3, None)):
+        shell.journal.recover_batch(
+            position, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=identity
+        )
+    shell.journal.recover_lost(5, 0)
+    shell.journal.recovered(shell.now)
+    shell.journal.granted(8, 0)
+    shell.turn()
+    (first,) = shell.notices
+    assert isinstance(first, j.Undecidable)
+    shell.journal.decide(first.batch, resend=False)
+    shell.turn()
+    second = shell.notices[-1]
+    assert isinstance(second, j.Undecidable)
+    assert (second.batch.position, second.batch.state) == (3, j.State.UNDECIDABLE)
+    shell.journal.decide(second.batch, resend=resend)
+    shell.turn()
+    assert second.batch.state is (j.State.PREPARED if resend else j.State.COMMITTED)
+
+
 def test_the_second_of_two_baselines_begins_nothing() -> None:
     """The question of before a move is answered after it, like the one of after it, and the disk fails twice.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from virtual import World
 
+from kafkasafe._io.spool import Spool
 from kafkasafe.errors import BatchDroppedError
 
 
@@ -78,3 +81,26 @@ def test_one_record_that_is_too_large_gives_the_unit_up_as_a_whole():
     world.run(1)
     assert world.committed("orders", 0) == [b"behind"]
     assert world.committed("audit", 0) == [b"2"]
+
+
+def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
+    """It was sent, found too large, and its division waits for room; meanwhile the disk damages it."""
+    room, has_room = [False], Spool.has_room
+    monkeypatch.setattr(Spool, "has_room", lambda self, size: room[0] and has_room(self, size))
+    world, life = started()
+    world.set_outage(True)
+    values = [random.Random(number).randbytes(100) for number in range(20)]
+    life.unit(("orders", 0, values), ("audit", 0, [b"1"]))
+    world.run(5)
+    world.kill(life)  # the next producer has the batch on disk only
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    lane = life.ground.own
+    assert world.run(60, lambda: bool(lane.undivided))
+    for file in world.disk._files.values():
+        at = file.content.find(values[5])
+        if at >= 0:
+            file.content[at] ^= 1
+    room[0], lane.room_at = True, 0.0
+    done(world, life)
+    assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [])

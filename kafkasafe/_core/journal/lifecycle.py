@@ -114,6 +114,7 @@ STATE: Final[dict[State, dict[BatchEvent, State]]] = {
         BatchEvent.DIVIDED: State.REPLACED,
         BatchEvent.MERGED: State.REPLACED,
         BatchEvent.KEPT: State.REJECTED,
+        BatchEvent.UNKNOWABLE: State.UNDECIDABLE,
     },
     State.SENT: {
         BatchEvent.ACKNOWLEDGED: State.ACKED,
