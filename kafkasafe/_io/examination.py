@@ -24,7 +24,7 @@ from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
 from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
-from kafkasafe._io.inspection import extent_of, read_lane, resent_in, steps, unreadable
+from kafkasafe._io.inspection import dropped_in, extent_of, read_lane, resent_in, unreadable
 from kafkasafe._io.recovery import (
     BatchEntry,
     Log,
@@ -194,7 +194,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
         {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
         max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
-        {position: unit.reason for unit in steps(log)[1] if unit.is_dropped for position in unit.positions},
+        dropped_in(log),
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
     there = {entry.position for entry in entries}
@@ -217,9 +217,9 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         for file in kept
         for entry in file.entries
         # A batch that is still in the log is shown with what its marks say.
-        if not (_ours(file, log) and entry.position in there)
+        if not (file.is_of(log.lane_id) and entry.position in there)
     ]
-    held = {entry.position: file.path for file in kept if _ours(file, log) for entry in file.entries}
+    held = {entry.position: file.path for file in kept if file.is_of(log.lane_id) for entry in file.entries}
     given = _given(log)
     for entry in entries:
         if entry.destination in journal.views.destinations:
@@ -271,11 +271,6 @@ def _given(log: Log) -> dict[int, tuple[tuple[int, int, int], ...]]:
             found[entry.position] = runs[index]
         index += bool(entry.destination)
     return found
-
-
-def _ours(file: KeptFile, log: Log) -> bool:
-    """Whether the file's positions belong to this log, not to an earlier directory with the same path."""
-    return file.content is not None and file.content.lane_id in {b"", log.lane_id}
 
 
 def _identity(header: codec.BatchHeader) -> BatchId | None:

@@ -55,6 +55,10 @@ class KeptFile:
     entries: tuple[pure.Entry, ...] = ()
     error: str = ""
 
+    def is_of(self, lane_id: bytes | None) -> bool:
+        """Whether its positions belong to the log with this id, not to an earlier directory with the same path."""
+        return self.content is not None and self.content.lane_id in {b"", lane_id}
+
     @property
     def records(self) -> int:
         """Number of records that count as rejected."""

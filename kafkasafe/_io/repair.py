@@ -16,8 +16,7 @@ from typing import Final, Literal
 from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
-from kafkasafe._io.inspection import read_lane
-from kafkasafe._io.inspection import steps as unit_steps
+from kafkasafe._io.inspection import dropped_in, read_lane
 from kafkasafe._io.quarantine import already_quarantined, copy_aside
 from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry, address_bytes
 from kafkasafe._io.rejected import read_rejected
@@ -83,14 +82,12 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     told = fates(
         [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)],
         {},
-        dropped={
-            at: unit.reason for unit in unit_steps(found)[1] if unit.is_dropped for at in unit.positions
-        },
+        dropped=dropped_in(found),
     )
     kept = {
         entry.position
         for file in read_rejected(files, lane, lane_id=found.lane_id, waits={})
-        if file.content is not None and file.content.lane_id in {b"", found.lane_id}
+        if file.content is not None and file.is_of(found.lane_id)
         for entry in file.content.entries
     }
     blind = any(isinstance(entry, LostEntry) and not entry.destination for entry in found.entries)
