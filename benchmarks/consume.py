@@ -12,7 +12,8 @@ is checked; nothing is done with them, which favours clients that make an object
 SafeConsumer and KafkaConsumer have their defaults, confluent-kafka the settings that its documentation offers for
 throughput, which are printed (with its defaults it waits for a second whenever its queue is full: the row "defaults");
 "16 MB" are larger fetches, for the clients that take them (poll_arrow goes up to 8 MiB by itself). confluent-kafka is
-asked for 10,000 messages at a time, poll_arrow for what is there.
+asked for 10,000 messages at a time, poll_arrow and aiokafka's getmany for what is there. Java's row is Kafka's own
+ConsumerPerformance: its figure without the time of the rebalance. Its CPU time includes the start of its process.
 
 A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
 ratios.
@@ -21,6 +22,7 @@ ratios.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import cProfile
 import json
@@ -28,6 +30,7 @@ import os
 import platform
 import pstats
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,6 +45,8 @@ CLIENTS = {
     "confluent": "confluent-kafka consume()",
     "confluent-16MB": "confluent-kafka consume(), 16 MB",
     "confluent-defaults": "confluent-kafka consume(), defaults",
+    "aiokafka": "aiokafka getmany()",
+    "java": "Java's ConsumerPerformance",
     "arrow": "SafeConsumer.poll_arrow",
     "arrow-16MB": "SafeConsumer.poll_arrow, 16 MB",
     "arrow-views": "SafeConsumer.poll_arrow, views",
@@ -58,7 +63,7 @@ CONFLUENT = {
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 1_000_000,
 }
-SHARE = {"kafka-python": 0.15, "safe": 0.4}
+SHARE = {"kafka-python": 0.15, "safe": 0.4, "aiokafka": 0.4}
 LARGE_FETCH = 16_000_000
 KEYS = 10_000
 JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
@@ -148,6 +153,33 @@ def confluent(
         consumer.close()
 
 
+@contextlib.contextmanager
+def aio(servers: list[str], topic: str) -> Iterator[Poll]:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def start() -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=servers, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        await consumer.start()
+        consumer.assign([TopicPartition(topic, 0)])
+        return consumer
+
+    async def some() -> tuple[int, int]:
+        count, last = 0, -1
+        for records in (await consumer.getmany(timeout_ms=1000)).values():
+            count += len(records)
+            last = records[-1].offset
+        return count, last
+
+    with asyncio.Runner() as runner:
+        consumer = runner.run(start())
+        try:
+            yield lambda: runner.run(some())
+        finally:
+            runner.run(consumer.stop())
+
+
 def open_client(name: str, servers: list[str], topic: str) -> contextlib.AbstractContextManager[Poll]:
     match name:
         case "kafka-python":
@@ -158,6 +190,8 @@ def open_client(name: str, servers: list[str], topic: str) -> contextlib.Abstrac
             from kafkasafe.consumer import SafeConsumer
 
             return kafka_python(SafeConsumer, servers, topic)
+        case "aiokafka":
+            return aio(servers, topic)
         case "confluent" | "confluent-16MB" | "confluent-defaults":
             more = {} if name.endswith("defaults") else CONFLUENT
             return confluent(servers, topic, LARGE_FETCH if name.endswith("MB") else None, more)
@@ -225,7 +259,28 @@ def fill(cluster, size: int, varies: bool, count: int) -> str:
     return topic
 
 
+def java(cluster, topic: str, count: int) -> dict[str, float]:
+    """Kafka's own measurement of its Java consumer."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    printed = cluster.run_java_tool(
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *("--bootstrap-server", ",".join(cluster.bootstrap_servers), "--topic", topic),
+        *("--num-records", str(count), "--hide-header"),
+        timeout_s=300,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # start, end, MB, MB/s, records, records/s, rebalance in ms, fetch in ms, fetched MB/s, fetched records/s
+    fields = printed.strip().splitlines()[-1].split(", ")
+    read, per_s = int(fields[4]), float(fields[9])
+    if read < count:
+        sys.exit(f"ConsumerPerformance read {read} of {count} records:\n{printed}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"records": read, "seconds": read / per_s, "cpu_us": cpu / read * 1e6}
+
+
 def one(cluster, client: str, topic: str, count: int, options: argparse.Namespace) -> dict[str, float]:
+    if client == "java":
+        return java(cluster, topic, count)
     command = [
         *(sys.executable, __file__, "--client", client, "--topic", topic, "--records", str(count)),
         *("--servers", ",".join(cluster.bootstrap_servers)),

@@ -14,7 +14,9 @@ theirs), and its batches may hold as many messages as fit; its idempotence is of
 SafeProducer's and kafka-python's is on (`confluent-idempotent` shows it with the same guarantee). kafka-python has
 SafeProducer's batch size and linger time. "+callbacks": each record has a delivery callback, which is what an
 application needs that wants to know what happened to its records; SafeProducer returns a future for each record in
-any case.
+any case. Java's row is Kafka's own ProducerPerformance, which sends without keys: a warm-up of as many records as are
+measured, so that its compiler has seen them, and its own figure of the records after them. Its CPU time includes the
+start of its process, spread over all records.
 
 A benchmark on a machine that is shared, or whose broker shares its cores, says little in records/s and something in
 ratios.
@@ -23,12 +25,15 @@ ratios.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import cProfile
 import json
 import os
 import platform
 import pstats
+import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -50,6 +55,8 @@ CLIENTS = {
     "confluent": "confluent-kafka",
     "confluent-callbacks": "confluent-kafka +callbacks",
     "confluent-idempotent": "confluent-kafka idempotent +callbacks",
+    "aiokafka": "aiokafka",
+    "java": "Java's ProducerPerformance",
 }
 LAYOUTS = {"1 partition, no keys": 1, "3 partitions, keys": 3}
 SIZES = (100, 1024)
@@ -62,8 +69,11 @@ CONFLUENT = {
     "queue.buffering.max.messages": 10_000_000,
     "queue.buffering.max.kbytes": 2_000_000,
 }
+AIOKAFKA = {"max_batch_size": 1_000_000, "linger_ms": 5, "acks": "all", "enable_idempotence": True}
+JAVA = {"batch.size": 1_000_000, "linger.ms": 5, "buffer.memory": 1_000_000_000}
+"""Java's producer is idempotent with acks=all by default."""
 # Share of --records that a client sends: so that each measurement takes seconds, not minutes.
-SHARE = {"kafka-python": 0.06, "kafka-python-callbacks": 0.06}
+SHARE = {"kafka-python": 0.06, "kafka-python-callbacks": 0.06, "aiokafka": 0.1}
 SIZE_SHARE = {100: 1.0, 1024: 0.25}
 WARM_UP = 2000
 KEYS = 10_000
@@ -190,6 +200,28 @@ def confluent(topic: str, servers: str, *, callbacks: bool, idempotent: bool) ->
     yield run
 
 
+@contextlib.contextmanager
+def aio(topic: str, servers: str) -> Iterator[Send]:
+    from aiokafka import AIOKafkaProducer
+
+    async def start() -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(bootstrap_servers=servers, **AIOKAFKA)
+        await producer.start()
+        return producer
+
+    async def send_all(values: list[bytes], keys: list[bytes] | None) -> None:
+        for i, value in enumerate(values):
+            await producer.send(topic, value, None if keys is None else keys[i])
+        await producer.flush()
+
+    with asyncio.Runner() as runner:
+        producer = runner.run(start())
+        try:
+            yield lambda values, keys: runner.run(send_all(values, keys))
+        finally:
+            runner.run(producer.stop())
+
+
 def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.AbstractContextManager[Send]:
     match name:
         case "safe-always" | "safe-on_error":
@@ -202,6 +234,8 @@ def open_client(name: str, topic: str, servers: str, spool: str) -> contextlib.A
             return safe(topic, servers, spool, "always", callbacks=True)
         case "kafka-python" | "kafka-python-callbacks":
             return kafka_python(topic, servers, callbacks=name != "kafka-python")
+        case "aiokafka":
+            return aio(topic, servers)
         case _:
             idempotent = name == "confluent-idempotent"
             return confluent(topic, servers, callbacks=name != "confluent", idempotent=idempotent)
@@ -236,11 +270,35 @@ def end_offsets(servers: list[str], topic: str, partitions: int) -> int:
         consumer.close()
 
 
+def java(cluster, topic: str, size: int, count: int) -> dict[str, float]:
+    """Kafka's own measurement of its Java producer, after a warm-up of as many records."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    settings = {"bootstrap.servers": ",".join(cluster.bootstrap_servers), **JAVA}
+    printed = cluster.run_java_tool(
+        "org.apache.kafka.tools.ProducerPerformance",
+        *("--topic", topic, "--record-size", str(size), "--throughput", "-1"),
+        *("--num-records", str(2 * count), "--warmup-records", str(count)),
+        *("--command-property", *(f"{name}={value}" for name, value in settings.items())),
+        timeout_s=600,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    steady = re.search(r"([\d,]+) steady state records sent, ([\d.]+) records/sec", printed)
+    if steady is None:
+        sys.exit(f"ProducerPerformance printed no figure after its warm-up:\n{printed}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"records": count, "seconds": count / float(steady[2]), "cpu_us": cpu / (2 * count) * 1e6}
+
+
 def one(
     cluster, client: str, size: int, partitions: int, count: int, options: argparse.Namespace
 ) -> dict[str, float]:
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     cluster.create_topic(topic, partitions=partitions)
+    if client == "java":
+        try:
+            return java(cluster, topic, size, count)
+        finally:
+            cluster.delete_topic(topic)
     spool = tempfile.mkdtemp(prefix="kafkasafe-bench-", dir=options.spool_parent)
     command = [
         *(sys.executable, __file__, "--client", client, "--topic", topic, "--size", str(size)),
@@ -304,7 +362,10 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
         f"{facts['cores']} cores ({facts['cpu']}), load {facts['load']}, Linux {facts['kernel']}, Python"
         f" {facts['python']}; fdatasync of 4 KB: {fsync_ms(options.spool_parent):.2f} ms"
     )
-    print(f"SafeProducer: defaults; kafka-python: {KAFKA_PYTHON}; confluent-kafka: {CONFLUENT}")
+    print(
+        f"SafeProducer: defaults; kafka-python: {KAFKA_PYTHON}; confluent-kafka: {CONFLUENT};"
+        f" aiokafka: {AIOKAFKA}; Java: {JAVA}"
+    )
     names = options.clients.split(",") if options.clients else list(CLIENTS)
     rows: list[dict[str, object]] = []
     # 1 GB of log per measurement is deleted as soon as the topic is.
@@ -314,10 +375,11 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
         one(cluster, names[0], 100, 1, min(options.records, 200_000), options)
         for size in options.sizes:
             for layout, partitions in LAYOUTS.items():
-                rates: dict[str, list[float]] = {name: [] for name in names}
-                cpu: dict[str, list[float]] = {name: [] for name in names}
+                shown = [name for name in names if name != "java" or partitions == 1]
+                rates: dict[str, list[float]] = {name: [] for name in shown}
+                cpu: dict[str, list[float]] = {name: [] for name in shown}
                 for _ in range(options.repeats):
-                    for name in names:
+                    for name in shown:
                         count = int(options.records * SHARE.get(name, 1.0) * SIZE_SHARE.get(size, 1.0))
                         result = one(cluster, name, size, partitions, max(count, 1000), options)
                         rates[name].append(result["records"] / result["seconds"])
@@ -327,7 +389,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
                 print(
                     f"  {'':40}{'records/s':>12}{'MB/s':>8}{'CPU us':>8}{'/kafka-python':>15}{'/confluent':>12}  runs"
                 )
-                for name in names:
+                for name in shown:
                     rate, used = medians[name], statistics.median(cpu[name])
                     print(
                         f"  {CLIENTS[name]:40}{rate:>12,.0f}{rate * size / 1e6:>8.0f}{used:>8.2f}"
