@@ -31,7 +31,6 @@ from kafkasafe._io.recovery import (
     LostEntry,
     MarksEntry,
     Stored,
-    StoredSegment,
     replay,
 )
 from kafkasafe._io.refusals import read_needed
@@ -43,6 +42,7 @@ from kafkasafe._io.rejected import (
     summed_up,
     waits_of,
 )
+from kafkasafe._io.segment_reader import StoredSegment
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
 from kafkasafe.errors import SpoolError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kafkasafe._core.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, Claim, encode_claim
 from kafkasafe._io.files import Files, write_all
-from kafkasafe._io.recovery import EXTENT_NAME, Log, StoredSegment
+from kafkasafe._io.recovery import EXTENT_NAME, Log
+from kafkasafe._io.segment_reader import StoredSegment
 
 __all__ = ["ExtentFile"]
 

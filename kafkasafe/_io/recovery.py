@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import itertools
 import re
-import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
-from kafkasafe._core.batch import Compression
-from kafkasafe._core.extent import Claim, Extent, decode_extent
+from kafkasafe._core.extent import Extent, decode_extent
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
-from kafkasafe._core.placing import Places, Stored
+from kafkasafe._core.placing import Stored
 from kafkasafe._io.files import Files, WholeFiles, read_file, read_whole
-from kafkasafe.errors import SpoolFormatError
+from kafkasafe._io.segment_reader import (
+    OVERHEAD_BYTES,
+    Bad,
+    Group,
+    SegmentReader,
+    StoredSegment,
+    group_at,
+)
 
 __all__ = [
     "SEGMENT_NAME",
@@ -34,9 +39,7 @@ __all__ = [
     "LostEntry",
     "MarksEntry",
     "Stored",
-    "StoredSegment",
     "TornEntry",
-    "address_bytes",
     "read_extent",
     "replay",
     "replay_one",
@@ -46,19 +49,7 @@ __all__ = [
 
 SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
-_GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
-"""The beginning of every GROUP record, after its length: attributes, two deltas, length of the key, the key."""
-_LENGTH_BYTES: Final = range(1, 6)  # of a varint
-_ADDRESS: Final = struct.Struct(">qiibI")
-_ADDRESS_BYTES: Final = _ADDRESS.size
-_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 EXTENT_NAME: Final = "extent"
-_SECTOR_BYTES: Final = 512
-_ZEROS: Final = 4  # this many zeros at the end of a sector count as bytes that were not written
-# A whole batch may end with this many zeros. Plain: the last record without headers; lz4: the frame's end mark; gzip:
-# the size of the content; snappy and zstd: content that was stored uncompressed.
-_LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
-_LAST_ZEROS_COMPRESSED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +92,7 @@ class TornEntry:
     destination: int
 
 
-_Content: TypeAlias = bytes | bytearray
-
 Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
-
-
-@dataclass(slots=True)
-class StoredSegment:
-    """One segment file.
-
-    Attributes:
-        path: The file.
-        first_position: Position of its first record, which is also its name.
-        size_bytes: Valid bytes. Bytes after them were abandoned.
-        batches: Its data batches, by position.
-        records: Number of records in these batches.
-        proven_bytes: A later group states that all bytes before this one were durable.
-        written_ms: When its last group was written, ms since the epoch; 0 if unknown.
-    """
-
-    path: Path
-    first_position: int
-    size_bytes: int = 0
-    batches: Places = field(default_factory=Places)
-    records: int = 0
-    proven_bytes: int = 0
-    written_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,36 +183,6 @@ class Log:
     records_after_end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """An intact control batch, with its data batches (None for a damaged one).
-
-    `torn` has the damaged batches that a crash may have left like this.
-    """
-
-    segment: int
-    at: int
-    group: m.Group
-    marks: list[m.Mark]
-    batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]]
-    torn: list[tuple[int, m.ManifestEntry]]
-    end: int
-    end_position: int
-    written_ms: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Bad:
-    """Bytes between groups that do not form a group. `torn`: a crash may have left them like this."""
-
-    segment: int
-    at: int
-    end: int
-    position: int
-    torn: bool
-    end_position: int = -1
-
-
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
     """Passes the entries of a log to a journal. The caller calls `journal.recovered()` at the end."""
     for entry in entries:
@@ -310,7 +246,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     # tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
-    reader = _Reader(lane_id)
+    reader = SegmentReader(lane_id)
     whole = _Whole(segments, before.of(lane_id), each)
     if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
         whole.ended = True
@@ -335,13 +271,13 @@ def _writer(files: Files, path: Path) -> bytes | None:
     handle = files.open(path)
     try:
         header = files.read(handle, 0, codec.HEADER_BYTES)
-        size = int.from_bytes(header[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        size = int.from_bytes(header[8:12], "big", signed=True) + OVERHEAD_BYTES
         if len(header) < codec.HEADER_BYTES or not codec.HEADER_BYTES < size <= files.size(handle):
             return None
         content = files.read(handle, 0, size)
     finally:
         files.close(handle)
-    read = _group_at(content, 0)
+    read = group_at(content, 0)
     return None if read is None else read[0].lane_id
 
 
@@ -353,11 +289,13 @@ def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
 
 def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
     content = read_file(files, path)
-    groups = list(_Reader(writer).segment(0, StoredSegment(path, int(path.name[:20])), content, None, None))
+    groups = list(
+        SegmentReader(writer).segment(0, StoredSegment(path, int(path.name[:20])), content, None, None)
+    )
     records = sum(
         header.count
         for group in groups
-        if isinstance(group, _Group)
+        if isinstance(group, Group)
         for _, _, header in group.batches
         if header is not None
     )
@@ -378,227 +316,6 @@ def read_extent(files: Files, lane: Path) -> Extent:
         OSError: The file cannot be read.
     """
     return decode_extent(read_whole(files, lane / EXTENT_NAME) or b"")
-
-
-def address_bytes(entry: m.ManifestEntry) -> bytes:
-    """Bytes 0 to 20 of a data batch as they were written. The batch's own CRC does not cover them."""
-    return _ADDRESS.pack(entry.position, entry.size_bytes - _OVERHEAD_BYTES, entry.destination, 2, entry.crc)
-
-
-class _Reader:
-    """Iterates over segments, group by group."""
-
-    def __init__(self, lane_id: bytes | None) -> None:
-        self.lane_id = lane_id
-
-    def segment(
-        self,
-        index: int,
-        segment: StoredSegment,
-        content: _Content,
-        limit: int | None,
-        end: Claim | None,
-    ) -> Iterator[_Group | _Bad]:
-        at, position, exact, more = 0, segment.first_position, True, False
-        while at < len(content) and (limit is None or position < limit):
-            read = self._group_at(content, at)
-            if read is None or not self._follows(read[0], position, exact=exact):
-                bad_at = at
-                at, read = self._resync(content, at + 1, position)
-                if read is not None and limit is not None and read[0].position >= limit:
-                    at, read = len(content), None
-                follows = -1 if read is None else read[0].position
-                torn = _group_at(content, bad_at) is None and _group_may_be_torn(content, bad_at, at)
-                yield _Bad(index, bad_at, at, position, torn, follows)
-                exact = more = False
-                if read is None:
-                    break
-            group, marks, size = read
-            if limit is not None and group.position >= limit:
-                break  # abandoned bytes: the next segment begins here
-            item = self._batches(index, content, at, group, marks, size, limit)
-            segment.written_ms = max(segment.written_ms, codec.read_header(content, at).max_timestamp)
-            yield item
-            at, position = item.end, item.end_position
-            exact = not item.batches or item.batches[-1][2] is not None
-            bound = self._bound(limit, end)
-            more = not exact and _may_miss_more(content, item.batches[-1], bound)
-        segment.size_bytes = at
-        bound = self._bound(limit, end)
-        if bound is not None and position < bound and (exact or more):
-            yield _Bad(index, at, at, position, torn=True, end_position=bound)
-
-    def _bound(self, limit: int | None, end: Claim | None) -> int | None:
-        """Position that the segment must reach: the beginning of the next one, or for the last one the claimed end."""
-        if limit is not None or end is None:
-            return limit
-        return end.position if self.lane_id in {None, end.lane_id} else None
-
-    @staticmethod
-    def _follows(group: m.Group, position: int, *, exact: bool) -> bool:
-        return group.position == position if exact else group.position >= position
-
-    def _batches(
-        self,
-        index: int,
-        content: _Content,
-        at: int,
-        group: m.Group,
-        marks: list[m.Mark],
-        size: int,
-        limit: int | None,
-    ) -> _Group:
-        start, at = at, at + size
-        position = group.position + 1 + len(marks)
-        batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
-        torn: list[tuple[int, m.ManifestEntry]] = []
-        for number, entry in enumerate(group.manifest):
-            if limit is not None and entry.position >= limit:
-                break  # an earlier recovery cut this off; the next segment begins here
-            header = _batch_at(content, at, entry)
-            position = entry.position + (header.count if header is not None else 1)
-            if header is not None and number + 1 < len(group.manifest):
-                follows = group.manifest[number + 1].position
-                if position != follows:
-                    header = None
-            batches.append((at, entry, header))
-            if header is None and _batch_may_be_torn(content, at, entry):
-                torn.append((at, entry))
-            at = min(at + entry.size_bytes, len(content))
-        written_ms = codec.read_header(content, start).max_timestamp
-        return _Group(index, start, group, marks, batches, torn, at, position, written_ms)
-
-    def _group_at(self, content: _Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-        read = _group_at(content, at)
-        if read is not None and self.lane_id is None:
-            self.lane_id = read[0].lane_id
-        return read if read is not None and read[0].lane_id == self.lane_id else None
-
-    def _resync(
-        self, content: _Content, at: int, position: int
-    ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """The first intact group from a byte on, with its byte. (end of the segment, None) if there is none."""
-        earliest = at
-        found = content.find(_GROUP_KEY, at)
-        while found >= 0:
-            for length in _LENGTH_BYTES:
-                start = found - codec.HEADER_BYTES - length
-                if start < earliest:
-                    break
-                read = self._group_at(content, start)
-                if read is not None and read[0].position >= position:
-                    return start, read
-            found = content.find(_GROUP_KEY, found + 1)
-        return len(content), None
-
-
-def _group_at(content: _Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-    """The intact control batch at a byte, of any lane: its group, its marks and its size."""
-    try:
-        header = codec.read_header(content, at)
-        if not header.is_control:
-            return None
-        group, marks = m.decode_group(memoryview(content)[at : at + header.size_bytes])
-    except m.UnknownFormatError as error:
-        raise SpoolFormatError(f"{error}. Nothing was changed") from error
-    except (m.MarkError, codec.CorruptBatchError):
-        return None
-    return group, marks, header.size_bytes
-
-
-def _may_miss_more(
-    content: _Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
-) -> bool:
-    """Whether groups may be missing after the group's last batch, in which the file ends.
-
-    Such groups may have had marks. So the reader must know that more may be missing than the batch.
-    """
-    at, entry, _ = last
-    if at + entry.size_bytes <= len(content):
-        return False
-    try:
-        return entry.position + codec.read_header(content, at).count != limit
-    except codec.CorruptBatchError:
-        return True
-
-
-def _group_may_be_torn(content: _Content, at: int, end: int) -> bool:
-    """Whether a crash during the writing of a group may have left these bytes.
-
-    Args:
-        content: Content of the segment.
-        at: Where the group should begin.
-        end: Where the next intact group begins, otherwise the end of the segment.
-    """
-    head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # A crash leaves each byte with its intended value or 0. The intended values of these bytes are known.
-    for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
-        if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
-            return False
-    if not any(head[:_ADDRESS_BYTES]):
-        return True
-    if len(head) < codec.HEADER_BYTES:
-        return end == len(content)
-    size = 12 + int.from_bytes(head[8:12], "big", signed=True)
-    return _may_be_torn(content, at, end if size < codec.HEADER_BYTES else at + size)
-
-
-def _may_be_torn(content: _Content, start: int, end: int) -> bool:
-    """Whether a crash may have left a batch like this. Otherwise the batch was complete once, and was changed later.
-
-    Disks write whole sectors. A missing sector is zero from its beginning. If the process was still writing to it, it
-    may be zero from the middle on. Data that the file system had not written yet is missing at the end of the file.
-    etcd's write-ahead log also judges by sectors.
-    """
-    if end > len(content):
-        return True
-    first = start - start % _SECTOR_BYTES
-    for boundary in range(first + _SECTOR_BYTES, end, _SECTOR_BYTES):
-        if not any(content[max(start, boundary - _ZEROS) : boundary]):
-            return True
-    part = content[start:end]
-    compression = part[22] & 7 if len(part) > 22 else Compression.NONE
-    zeros = len(part) - len(part.rstrip(b"\x00"))
-    last = min(len(part), (end - 1) % _SECTOR_BYTES + 1)  # bytes in the last sector
-    return zeros > _LAST_ZEROS.get(compression, _LAST_ZEROS_COMPRESSED) or (zeros >= last and last < _ZEROS)
-
-
-def _batch_may_be_torn(content: _Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left a data batch like this. Its manifest entry says more than its bytes do."""
-    end = at + entry.size_bytes
-    if end <= len(content):
-        meant = address_bytes(entry)
-        restored = bytearray(meant + content[at + _ADDRESS_BYTES : end])
-        try:
-            codec.verify(restored)
-        except codec.CorruptBatchError:
-            pass
-        else:
-            return _address_may_be_torn(content[at : at + _ADDRESS_BYTES], meant, at)
-    return _may_be_torn(content, at, end)
-
-
-def _address_may_be_torn(found: _Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have left this address. The body is complete, so missing bytes end at a sector boundary."""
-    boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
-    if boundary >= len(meant) or found[boundary:] != meant[boundary:]:
-        return False
-    kept = next((i for i, (is_, was) in enumerate(zip(found, meant, strict=True)) if is_ != was), len(meant))
-    return not any(found[kept:boundary])
-
-
-def _batch_at(content: _Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The data batch of a manifest entry; None unless the checksums cover every byte of it."""
-    body = memoryview(content)[at : at + entry.size_bytes]
-    if len(body) < entry.size_bytes:
-        return None
-    try:
-        header = codec.verify(body)
-    except codec.CorruptBatchError:
-        return None
-    promised = (entry.position, entry.destination, entry.size_bytes, entry.crc)
-    found = (header.base_offset, header.partition_leader_epoch, header.size_bytes, header.crc)
-    return header if found == promised and header.count > 0 and not header.is_control else None
 
 
 class _Whole:
@@ -630,7 +347,7 @@ class _Whole:
         self.entries: list[Entry] = []
         self._each = self.entries.append if each is None else each
         self._counts = each is not None
-        self.rest: list[_Group | _Bad] = []
+        self.rest: list[Group | Bad] = []
         self.ended = False
         self.synced = 0
         self.known_torn: set[int] = set()
@@ -642,20 +359,20 @@ class _Whole:
         # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
-    def take(self, item: _Group | _Bad) -> None:
+    def take(self, item: Group | Bad) -> None:
         """Processes the next group of the log."""
-        if isinstance(item, _Group):
+        if isinstance(item, Group):
             self.synced = max(self.synced, item.group.synced_position)
             for mark in item.marks:
                 if isinstance(mark, m.Torn):
                     self.known_torn.update(mark.positions)
-        if not self.ended and isinstance(item, _Group) and self._is_whole(item):
+        if not self.ended and isinstance(item, Group) and self._is_whole(item):
             self._take(item)
         else:
             self.ended = True
             self.rest.append(item)
 
-    def _is_whole(self, item: _Group) -> bool:
+    def _is_whole(self, item: Group) -> bool:
         if item.torn or any(header is None for _, _, header in item.batches):
             return False
         new = {mark.number for mark in item.marks if isinstance(mark, m.Destination)}
@@ -663,7 +380,7 @@ class _Whole:
             entry.destination in self.declared or entry.destination in new for _, entry, _ in item.batches
         )
 
-    def _take(self, item: _Group) -> None:
+    def _take(self, item: Group) -> None:
         self.groups += 1
         self._unproven.append((item.segment, item.end_position, item.end))
         self.prove(self.synced)
@@ -726,7 +443,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
     if whole.end_position >= 0:
         next_position = whole.end_position
     for item in whole.rest:
-        if isinstance(item, _Bad):
+        if isinstance(item, Bad):
             if item.position >= synced and item.torn:
                 torn, next_position = (item.segment, item.at), item.position
                 break
@@ -808,7 +525,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
     )
 
 
-def _cut_at(item: _Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
+def _cut_at(item: Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
     """(byte, position) where a torn group must be cut, after its last complete batch; None if nothing is torn."""
     if not torn:
         return None

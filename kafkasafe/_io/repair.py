@@ -18,8 +18,9 @@ from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import dropped_in, read_lane
 from kafkasafe._io.quarantine import already_quarantined, copy_aside
-from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry, address_bytes
+from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry
 from kafkasafe._io.rejected import read_rejected
+from kafkasafe._io.segment_reader import address_bytes
 from kafkasafe._io.tail import cut_tail
 from kafkasafe.errors import SpoolError
 

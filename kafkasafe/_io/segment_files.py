@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe._io.files import Files, Identity, size_of, write_all
-from kafkasafe._io.recovery import StoredSegment
+from kafkasafe._io.segment_reader import StoredSegment
 
 __all__ = ["SegmentFiles"]
 

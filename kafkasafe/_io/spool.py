@@ -30,12 +30,12 @@ from kafkasafe._io.recovery import (
     LostEntry,
     MarksEntry,
     Stored,
-    StoredSegment,
     scan,
     segment_name,
 )
 from kafkasafe._io.reserve import NO_ROOM, Reserve
 from kafkasafe._io.segment_files import SegmentFiles
+from kafkasafe._io.segment_reader import StoredSegment
 from kafkasafe._io.tail import cut_tail, make_durable, remove_drafts
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
 from kafkasafe.logs import EventLog

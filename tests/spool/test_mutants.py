@@ -14,7 +14,7 @@ import pytest
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
 from kafkasafe._io import discard as discarding
-from kafkasafe._io import extent_file, quarantine, recovery, resend, spool
+from kafkasafe._io import extent_file, quarantine, recovery, resend, segment_reader, spool
 from kafkasafe._io.files import DirectoryFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
@@ -173,23 +173,23 @@ MUTANTS = {
     "what was taken while it was read does not count": (
         recovery._Whole, "_count", "self.between += records", "pass", streams),
     "the manifest's CRC is ignored": (
-        recovery, "_batch_at", "header.size_bytes, header.crc)", "header.size_bytes, entry.crc)",
+        segment_reader, "_batch_at", "header.size_bytes, header.crc)", "header.size_bytes, entry.crc)",
         test_damage.test_a_batch_put_in_the_place_of_another_is_damage),
     "the manifest's addresses are ignored": (
-        recovery, "_batch_at", "found == promised and", "", flips),
+        segment_reader, "_batch_at", "found == promised and", "", flips),
     "groups behind a batch that is cut short are not missed": (
-        recovery._Reader, "segment", "(exact or more)", "exact", short_segments),
+        segment_reader.SegmentReader, "segment", "(exact or more)", "exact", short_segments),
     "all damage is taken for a torn tail": (
         recovery, "_judge", "if item.position >= synced and item.torn:", "if True:", flips),
     "damage behind the last synced position is taken for a torn tail": (
         recovery, "_judge", "item.position >= synced and item.torn", "item.position >= synced", open_ends),
     "a damaged batch behind it is taken for a torn one": (
-        recovery, "_may_be_torn", "if end > len(content):", "if True:", open_ends),
+        segment_reader, "_may_be_torn", "if end > len(content):", "if True:", open_ends),
     "a sector that is missing is taken for damage": (
-        recovery, "_may_be_torn", "if not any(", "if any(()) and not any(",
+        segment_reader, "_may_be_torn", "if not any(", "if any(()) and not any(",
         test_damage.test_sectors_that_are_missing_are_a_torn_write),
     "a group of which only a beginning is there is taken for damage": (
-        recovery, "_group_may_be_torn", "return end == len(content)", "return False", crashes),
+        segment_reader, "_group_may_be_torn", "return end == len(content)", "return False", crashes),
     "what is cut off is not copied aside": (
         spool, "keep_torn", "_set_aside(files, kept, content)", "pass", torn_ends),
     "where the log begins is not durable before segments go": (
@@ -205,7 +205,7 @@ MUTANTS = {
     "segments that are missing in front are not missed": (
         recovery, "_missing_front", "begin.position >= segments[0].first_position", "True", vanished),
     "segments that are missing at the end are not missed": (
-        recovery._Reader, "_bound", "end.position if", "None if", vanished),
+        segment_reader.SegmentReader, "_bound", "end.position if", "None if", vanished),
     "positions of what is missing are given again": (
         recovery, "_judge", "next_position = max(next_position, extent.end.position)", "pass",
         flips_at_the_end),
@@ -213,7 +213,7 @@ MUTANTS = {
         recovery, "_synced", "extent.end is None", "True",
         test_damage.test_looking_into_a_lane_tells_damage_and_torn_tails_and_changes_nothing),
     "the manifest's CRC does not prove a body": (
-        recovery, "_batch_may_be_torn", "return _address_may_be_torn(", "return False and _address_may_be_torn(",
+        segment_reader, "_batch_may_be_torn", "return _address_may_be_torn(", "return False and _address_may_be_torn(",
         test_damage.test_an_address_torn_at_a_sectors_end_is_no_damage_before_it_is_promised),
     "what is whole behind a torn batch is cut": (
         recovery, "_cut_at", "at > last", "True",
