@@ -35,7 +35,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from produce import CONFLUENT, JAVA_OPTIONS, machine
+from kafka.errors import KafkaTimeoutError
+from produce import CONFLUENT, JAVA_OPTIONS, end_offsets, machine
 from start import resident
 
 HERE = Path(__file__).parent
@@ -257,6 +258,18 @@ class Bench:
         if partitions > MOST_PARTITIONS:
             with self._cluster.admin() as admin:
                 admin.create_partitions({topic: partitions}, timeout_ms=120_000)
+            self._wait_for_leaders(topic, partitions)
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        """Without this the first client would wait for them."""
+        for attempt in range(10):
+            try:
+                end_offsets(self._cluster.bootstrap_servers, topic, partitions)
+            except KafkaTimeoutError:
+                if attempt == 9:
+                    raise
+            else:
+                return
 
     def _once(self, client: str, topic: str, of: dict[str, Any], processes: int) -> dict[str, float]:
         records = max(1, of["records"] // processes)

@@ -21,6 +21,7 @@ from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal import Journal
 from kafkasafe._core.placing import Stored
 from kafkasafe._io.files import Files, WholeFiles, read_file, read_whole
+from kafkasafe._io.outline import OutlineReader
 from kafkasafe._io.segment_reader import (
     OVERHEAD_BYTES,
     Bad,
@@ -227,7 +228,8 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         files: The disk.
         lane: The lane's directory.
         each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
-            then does not contain them. The caller must hold the lane's lock.
+            then does not contain them. The content of large batches is then not read in segments that are certain to be
+            durable: `Spool.read` checks it. The caller must hold the lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -251,9 +253,16 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
         whole.ended = True
     contents = WholeFiles(files)
+    outlines = OutlineReader(files, lane_id) if lane_id is not None and each is not None else None
+    durable_position = 0 if whole.extent.end is None else whole.extent.end.position
     for index, segment in enumerate(segments):
         limit = segments[index + 1].first_position if index + 1 < len(segments) else None
-        for item in reader.segment(index, segment, contents.read(segment.path), limit, before.end):
+        groups: Iterable[Group | Bad] | None = None
+        if outlines is not None and limit is not None and limit <= durable_position:
+            groups = outlines.read(index, segment, limit)
+        if groups is None:
+            groups = reader.segment(index, segment, contents.read(segment.path), limit, before.end)
+        for item in groups:
             whole.take(item)
     extent = Extent(read_extent(files, lane).begin, before.end).of(reader.lane_id)
     log = _judge(lane, whole, reader.lane_id, _synced(segments, whole.synced, extent), extent)
