@@ -9,6 +9,7 @@ import itertools
 import pytest
 
 from kafkasafe._core import journal as j
+from kafkasafe._core import units as u
 from kafkasafe._core.journal.progress import Progress
 
 PAIRS = list(itertools.product(j.Flow, j.FlowEvent))
@@ -87,3 +88,30 @@ def test_a_pause_is_due_once_after_a_failure() -> None:
         progress.on(event)
     assert progress.flow is j.Flow.DECIDING
     assert j.FlowEvent.PAUSE_DUE not in j.FLOW[j.Flow.DECIDING]
+
+
+@pytest.mark.parametrize("partition", [0, j.UNCHOSEN])
+@pytest.mark.parametrize("flow", j.Flow, ids=lambda flow: flow.name)
+def test_damage_in_a_unit_ends_the_whole_unit_whatever_its_partition_does(
+    flow: j.Flow, partition: int
+) -> None:
+    journal = j.Journal()
+    journal.units.name("lane")
+    unit = journal.units.seal(b"1" * 16, "", ())
+    batches = [
+        journal.seal(journal.destination(topic, number), count=1, size_bytes=80, max_timestamp=1, unit=unit)
+        for topic, number in (("a", partition), ("b", 0))
+    ]
+    journal.close_unit(unit)
+    journal.persisted(journal.ready(0.0, 0).persist, [0, 1], 2)
+    progress = journal._parts.destinations.at("a", partition).progress
+    progress.flow = flow
+    journal.damaged(batches[0], "damaged")
+    assert progress.flow is flow
+    assert {batch.state for batch in batches} == {j.State.JOINED}
+    assert (unit.phase, unit.code, unit.reason) == (u.Phase.REFUSED, j.DAMAGED, "damaged")
+    [refuse] = journal.ready(0.0, 0).units
+    assert isinstance(refuse, u.Refuse)
+    assert [batch.code for batch in batches] == [j.DAMAGED] * 2
+    journal.damaged(batches[0], "damaged")  # found once more, before the unit's end is durable
+    assert unit.phase is u.Phase.REFUSED

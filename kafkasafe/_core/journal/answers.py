@@ -136,10 +136,15 @@ class Answers:
     def damaged(self, batch: Batch, message: str) -> None:
         """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided.
 
+        A batch of a unit ends its unit, which is delivered as a whole or not at all.
+
         Args:
             batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
             message: Human-readable text.
         """
+        if batch.unit is not None:
+            self._units.give_up(batch.unit, DAMAGED, message)
+            return
         partition = self._partitions[batch.destination]
         batch.blame(DAMAGED, message)
         if partition.partition == UNCHOSEN:

@@ -234,10 +234,7 @@ class Intake:
                     self._ledger.damage.pop(lane.journal.views.address(divide.batch.destination), None)
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, divide.batch, error):
-                    if divide.refused and divide.batch.unit is not None:
-                        lane.journal.units.give_up(divide.batch.unit, j.DAMAGED, str(error))
-                    else:
-                        lane.journal.damaged(divide.batch, str(error))
+                    lane.journal.damaged(divide.batch, str(error))
                     progress = True
                 else:
                     stopped.add(divide.batch.destination)

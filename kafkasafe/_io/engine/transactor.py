@@ -160,8 +160,7 @@ class Transactor:
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    unit = batch.unit or action.transaction.units[0]
-                    lane.journal.units.give_up(unit, j.DAMAGED, str(error))
+                    lane.journal.damaged(batch, str(error))
                 else:
                     self._failed(lane, action, None, str(error), sent=False)
                 continue
