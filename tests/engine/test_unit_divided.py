@@ -101,7 +101,8 @@ def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
         at = file.content.find(values[5])
         if at >= 0:
             file.content[at] ^= 1
-    room[0], lane.room_at = True, 0.0
+    room[0] = True
+    lane.divisions.end_pause()
     done(world, life)
     assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [])
 
