@@ -30,14 +30,11 @@ from kafkasafe._core.batch import (
     BatchHeader,
     Buffer,
     CorruptBatchError,
-    _crc_of,
-    _decompress,
-    _read_field,
-    _read_varint,
-    _run_of_equal_lengths,
-    _varints,
     read_header,
 )
+from kafkasafe._core.batch.compression import decompress
+from kafkasafe._core.batch.fields import read_field, read_varint, run_of_equal_lengths, varints
+from kafkasafe._core.batch.header import crc_of
 
 __all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
 
@@ -334,7 +331,7 @@ class Decoder:
                 f"Offsets {header.base_offset} to {header.last_offset}: the batch in front goes to {self._end - 1}"
             )
         if self._check_crcs:
-            crc = _crc_of(self._buffer, self._at, header.size_bytes)
+            crc = crc_of(self._buffer, self._at, header.size_bytes)
             if crc != header.crc:
                 raise CorruptBatchError(
                     f"Offsets {header.base_offset} to {header.last_offset}: their CRC is {crc:#010x}, the header of"
@@ -359,10 +356,10 @@ class Decoder:
             return False  # compaction removed the marker after all records of its transaction
         body = self._body(self._at, header)
         try:
-            length, at = _read_varint(body, 0)
+            length, at = read_varint(body, 0)
             end = at + length
-            at = _read_varint(body, at + 1)[1]
-            key = _read_field(body, _read_varint(body, at)[1], end)[0]
+            at = read_varint(body, at + 1)[1]
+            key = read_field(body, read_varint(body, at)[1], end)[0]
         except IndexError:
             key = None
         if key is None or len(key) < _CONTROL_KEY.size:
@@ -372,7 +369,7 @@ class Decoder:
     def _body(self, at: int, header: BatchHeader) -> bytes:
         stored = bytes(memoryview(self._buffer)[at + HEADER_BYTES : at + header.size_bytes])
         try:
-            return _decompress(stored, header.compression, self._max_body_bytes)
+            return decompress(stored, header.compression, self._max_body_bytes)
         except CorruptBatchError as error:
             raise CorruptBatchError(
                 f"Offsets {header.base_offset} to {header.last_offset}: {error}"
@@ -431,18 +428,18 @@ def _parse(
     counts = np.array([header.count for header in headers])
     data = np.frombuffer(source, np.uint8)
     starts = _starts(source, areas, [header.count for header in headers])
-    lengths, at = _varints(data, starts)
+    lengths, at = varints(data, starts)
     ends = at + lengths
     expected = np.append(starts[1:], 0)
     expected[np.cumsum(counts) - 1] = [end for _, end in areas]
     # Each record ends where the next begins, so no field can lead out of its batch unseen.
     if not np.array_equal(ends, expected):
         raise CorruptBatchError("A record does not end where the next one begins")
-    deltas, at = _varints(data, at + 1)
-    offset_deltas, at = _varints(data, at)
+    deltas, at = varints(data, at + 1)
+    offset_deltas, at = varints(data, at)
     keys, at = _field(data, at, ends)
     values, at = _field(data, at, ends)
-    header_counts, at = _varints(data, at)
+    header_counts, at = varints(data, at)
     headed = header_counts.any()
     if not headed:
         if not np.array_equal(at, ends):
@@ -517,12 +514,12 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
                     if second < 0x80:
                         position += 2 + ((first & 0x7F) >> 1) + (second << 6)
                     else:
-                        length, after = _read_varint(source, position)
+                        length, after = read_varint(source, position)
                         position = after + length
             left -= step
             stride = position - previous
             if left and stride > 0 and begin + stride * step == position:
-                run = _run_of_equal_lengths(
+                run = run_of_equal_lengths(
                     source,
                     previous,
                     stride,
@@ -546,7 +543,7 @@ def _field(
     data: npt.NDArray[np.uint8], at: _Numbers, ends: _Numbers
 ) -> tuple[tuple[_Numbers, _Numbers], _Numbers]:
     """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
-    lengths, at = _varints(data, at)
+    lengths, at = varints(data, at)
     if (lengths < -1).any() or (lengths > ends - at).any():
         raise CorruptBatchError("A key or value that runs over the end of its record")
     return (at, lengths), at + np.maximum(lengths, 0)
@@ -646,7 +643,7 @@ def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> 
         end = int(ends[record])
         for slot in range(int(before[record]) + nth, int(before[record + 1])):
             for column in (names, values):
-                length, position = _read_varint(source, position)
+                length, position = read_varint(source, position)
                 if length < -1 or length > end - position:
                     raise CorruptBatchError("A header that runs over the end of its record")
                 column[:, slot] = position, length

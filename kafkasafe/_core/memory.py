@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkasafe._core.epochs import MAX_OFFSET, BatchMark, Lineage, LineageError
+from kafkasafe._core.epochs import BatchMark, Lineage, LineageError
+from kafkasafe._core.epochs.lineage import MAX_OFFSET
 from kafkasafe._core.sealed import SealError, seal, unseal
 
 __all__ = ["Remembered", "decode", "encode"]

@@ -20,7 +20,8 @@ from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError, _decompress
+from kafkasafe._core.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError
+from kafkasafe._core.batch.compression import decompress
 from kafkasafe._core.record_decode import Piece, Place, Row, read, read_alike
 
 __all__ = ["Records"]
@@ -204,7 +205,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             return
         if header.attributes & _COMPRESSED:
             try:
-                body = _decompress(bytes(body), header.compression, MAX_BODY_BYTES)
+                body = decompress(bytes(body), header.compression, MAX_BODY_BYTES)
             except CorruptBatchError as error:
                 yield self._without_codec(DefaultRecordBatch(view), error)
                 return

@@ -17,9 +17,9 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.serializer import Deserializer
 from kafka.structs import TopicPartition
 
-from kafkasafe._core import batch as codec
 from kafkasafe._core import record_decode
 from kafkasafe._core.batch import Compression
+from kafkasafe._core.batch.compression import compress
 from kafkasafe.kafkapython import records as room
 from kafkasafe.kafkapython.records import Records
 
@@ -131,7 +131,7 @@ def a_log(rnd):
         flags |= LOG_APPEND_TIME if rnd.random() < 0.3 else 0
         options = {"flags": flags, "producer": producer, "epoch": epoch}
         compression = rnd.choice(list(Compression))
-        stored = codec._compress(body, compression, None) if compression else body
+        stored = compress(body, compression, None) if compression else body
         ours.append(batch(offset, body, count, last, codec_id=int(compression), stored=stored, **options))
         plain.append(batch(offset, body, count, last, **options))
         offset += last + 1 + (rnd.choice((0, 4)) if holes else 0)
@@ -345,10 +345,10 @@ def test_a_marker_that_compaction_emptied_is_passed():
 def test_no_batch_is_looked_at_before_its_records_are_asked_for(monkeypatch):
     """What is decompressed at once is one batch, and an error comes no earlier than kafka-python's."""
     opened = []
-    decompress = room._decompress
-    monkeypatch.setattr(room, "_decompress", lambda *args: opened.append(1) or decompress(*args))
+    decompress = room.decompress
+    monkeypatch.setattr(room, "decompress", lambda *args: opened.append(1) or decompress(*args))
     body = b"".join(record(i, 0, b"k", b"v") for i in range(100))
-    stored = codec._compress(body, Compression.ZSTD, None)
+    stored = compress(body, Compression.ZSTD, None)
     buffer = b"".join(batch(100 * i, body, 100, 99, codec_id=4, stored=stored) for i in range(3))
     part = Records(0, TP, MemoryRecords(buffer))
     assert len(part.take(60)) == 60

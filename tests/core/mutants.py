@@ -117,7 +117,7 @@ MUTANTS: dict[str, Change] = {
     "TrustsFormerLife": source(
         Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
-        "    for batch in [batch for each in self._partitions.values() for batch in each.queue]:\n"
+        "    for batch in [batch for each in self._all.values() for batch in each.queue]:\n"
         "        batch.identity, batch.state = None, State.SEALED",
     ),
     # A request whose answer was lost is taken for dead at once.
@@ -185,8 +185,8 @@ MUTANTS: dict[str, Change] = {
     ),
     # A batch is rejected though its copy could not be written.
     "RejectsWithoutCopy": source(
-        Rejecter, "set_aside", "partition = self._partitions[aside.destination]",
-        "kept, partition = len(aside.batches), self._partitions[aside.destination]",
+        Rejecter, "set_aside", "partition = self._all[aside.destination]",
+        "kept, partition = len(aside.batches), self._all[aside.destination]",
     ),
     # A batch is rejected that has no place in the spool which its copy could name.
     "RejectsFromMemory": source(Rejecter, "reject_head", "if head.durable:", "if True:"),
@@ -222,7 +222,7 @@ MUTANTS: dict[str, Change] = {
     "ForgetsSuspicion": source(
         Recovery, "recovered", "self._drop_parents()",
         "self._drop_parents()\n"
-        "    for each in self._partitions.values():\n"
+        "    for each in self._destinations.partitions.values():\n"
         "        each.loss.close()",
     ),
     # An acknowledgement before the one before it is nothing special, nor is the first one of another leader.

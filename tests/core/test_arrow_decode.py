@@ -22,6 +22,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._core import batch
 from kafkasafe._core.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError, decode
 from kafkasafe._core.batch import Compression, CorruptBatchError
+from kafkasafe._core.batch.compression import compress
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("topic", 0)
@@ -60,7 +61,7 @@ class Batch:
         body = b"".join(map(encode_record, self.records))
         flags = self.flags
         if compressed and self.compression is not Compression.NONE and self.records:
-            body = batch._compress(body, self.compression, None)
+            body = compress(body, self.compression, None)
             flags |= self.compression
         covered = struct.pack(
             ">hiqqqhii",

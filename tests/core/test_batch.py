@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from kafkasafe._core import batch
-from kafkasafe._core.batch import Compression, CorruptBatchError
+from kafkasafe._core.batch import Compression, CorruptBatchError, decoding, encoding
+from kafkasafe._core.batch import header as header_module
 
 NOW = 1_700_000_000_000
 
@@ -72,7 +73,7 @@ def craft(body, count, **fields):
     } | fields
     covered = struct.pack(">hiqqqhii", *list(header.values())[1:]) + body
     buf = bytearray(struct.pack(">qiibI", header["offset"], len(covered) + 9, -1, 2, 0) + covered)
-    struct.pack_into(">I", buf, 17, batch.crc32c.crc32c(memoryview(buf)[21:]))
+    struct.pack_into(">I", buf, 17, header_module.crc32c.crc32c(memoryview(buf)[21:]))
     return buf
 
 
@@ -254,8 +255,8 @@ class TestEncode:
     def test_caches_are_bounded(self):
         for size in (70_000, 70_001):
             batch.encode(None, [bytes(size), b""], timestamps=[0, -(2**40)])
-        assert max(batch._VARINTS) < 1 << 14
-        assert min(batch._VARINTS) > -(1 << 14)
+        assert max(encoding._VARINTS) < 1 << 14
+        assert min(encoding._VARINTS) > -(1 << 14)
 
 
 class TestCompression:
@@ -437,7 +438,7 @@ class TestDecode:
             with pytest.raises(CorruptBatchError) as raised:
                 batch.decode(craft(body, others + 1, last=others + 9))
             assert "Offset deltas" not in str(raised.value)
-            for parse in (batch._parse_few, batch._parse_many):
+            for parse in (decoding._parse_few, decoding._parse_many):
                 with pytest.raises(CorruptBatchError):
                     parse(body, others + 1)
 
@@ -488,7 +489,7 @@ class TestDecode:
             if not body:
                 return
         outcomes = []
-        for parse in (batch._parse_few, batch._parse_many):
+        for parse in (decoding._parse_few, decoding._parse_many):
             try:
                 outcomes.append(list(map(repr, parse(bytes(body), count))))
             except CorruptBatchError:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kafkasafe._core import epochs as e
 from kafkasafe._core.epochs import (
     BatchMark,
     BatchMemory,
@@ -26,7 +25,9 @@ from kafkasafe._core.epochs import (
     compare,
     decode_topic_id,
     first_difference,
+    kip279,
 )
+from kafkasafe._core.epochs.lineage import METADATA_BYTES
 
 UNKNOWN = Reply(-1, -1, ReplyKind.UNKNOWN)
 UNDEFINED_REPLY = Reply(-1, -1, ReplyKind.UNDEFINED)
@@ -507,7 +508,7 @@ topic_ids = st.one_of(st.none(), st.binary(min_size=16, max_size=16))
 def test_a_history_survives_its_text(ours, topic_id):
     text = ours.encode(topic_id=topic_id)
     assert text.isascii()
-    assert len(text) <= e.METADATA_BYTES
+    assert len(text) <= METADATA_BYTES
     assert Lineage.decode(text) == ours
     assert decode_topic_id(text) == topic_id
 
@@ -986,8 +987,10 @@ def test_the_model_finds_protocols_with_a_rule_less(monkeypatch, strategy, mutat
         Strategy.ALTERNATIVE1: "alternative1",
         Strategy.ALTERNATIVE2: "alternative2",
     }
-    kept = getattr(e, f"_follow_{name[strategy]}")
-    monkeypatch.setattr(e, f"_follow_{name[strategy]}", without(0 if mutation.startswith("leader") else 1))
+    kept = getattr(kip279, f"_follow_{name[strategy]}")
+    monkeypatch.setattr(
+        kip279, f"_follow_{name[strategy]}", without(0 if mutation.startswith("leader") else 1)
+    )
     if strategy is Strategy.ALTERNATIVE2 and mutation.startswith("leader"):
         # Here the leader takes the lower of the two ends.
         monkeypatch.setattr(Leader, "alternative2", lambda self, sequence: self.alternative1(sequence[-1][0]))

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkasafe._core.epochs import (
-    MAX_REWRITTEN,
     BatchMark,
     BatchWalk,
     Diverged,
@@ -21,6 +20,7 @@ from kafkasafe._core.epochs import (
     Unknown,
     first_difference,
 )
+from kafkasafe._core.epochs.batches import MAX_REWRITTEN
 from kafkasafe._core.memory import Remembered, decode, encode
 from kafkasafe._core.sealed import SealError, seal
 from kafkasafe._io.lineage_file import LineageMemory

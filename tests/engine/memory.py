@@ -35,7 +35,7 @@ _SAME: dict[str, Callable[[Any, Any], bool]] = {
 def is_written(lane: Any) -> bool:
     """Whether the log has all that the lane's journal decided."""
     journal = lane.journal
-    return not (lane.spool._repair or lane.unwritten or not journal._parts.out.is_empty)
+    return not (lane.spool._repair or lane.write_backlog or not journal._parts.out.is_empty)
 
 
 def differences(world: Any, lane: Any) -> list[str]:

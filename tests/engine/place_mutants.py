@@ -98,7 +98,7 @@ MUTANTS: dict[str, Mutant] = {
         "test_a_directory_of_another_cluster_in_its_place_gets_no_records",
     ),
     "a lane of a dead owner is taken for an empty one": Mutant(
-        source(SpoolDirectory, "_begin_again", "<= {_LOCK.name}", "or True"),
+        source(SpoolDirectory, "_begin_again", "<= {LOCK_NAME.name}", "or True"),
         "test_a_lane_of_another_owner_that_died_is_no_place_for_ours",
     ),
     "a lane that was fetched may be lost with power": Mutant(

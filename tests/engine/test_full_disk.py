@@ -219,7 +219,8 @@ def test_a_batch_that_is_sent_again_meanwhile_is_not_divided(room):
     world.cluster.delete_topic("orders")
     world.centre.create_topic("orders", 1, settings={"max.message.bytes": 500})
     assert world.run(60, until=lambda: divide.batch.state is j.State.SENT)
-    room[0], lane.room_at = True, 0.0
+    room[0] = True
+    lane.divisions.end_pause()
     last = life.send("orders", 0, [b"last"])
     assert world.run(60, until=lambda: large.done and last.done)
     assert (large.error, last.error) == (None, None)
@@ -240,7 +241,8 @@ def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
     set_aside = j.Journal.set_aside
 
     def makes_room(self, aside, kept, reason=""):
-        room[0], lane.room_at = True, 0.0
+        room[0] = True
+        lane.divisions.end_pause()
         return set_aside(self, aside, kept, reason)
 
     monkeypatch.setattr(j.Journal, "set_aside", makes_room)

@@ -235,9 +235,9 @@ def test_what_little_room_there_is_is_left_to_what_is_new():
     ledger.used, ledger.free = used, 4 * FREE_BYTES
     assert not gathering.gather_all(lane, [run])
     ledger.free = free
-    lane.write_attempt = 1
+    lane.write_backlog.fail()
     assert not gathering.gather_all(lane, [run])
-    lane.write_attempt = 0
+    lane.write_backlog.succeed()
     assert gathering.gather_all(lane, [run])
 
 

@@ -146,7 +146,7 @@ def played(seed: int) -> History:
             error.add_note("\n".join(history.world.lines[-200:]))
             raise
         finally:
-            lanes._lockable -= {each for each in lanes._lockable if isinstance(each[0], DiskFiles)}
+            lanes.lock._lockable -= {each for each in lanes.lock._lockable if isinstance(each[0], DiskFiles)}
     return history
 
 

@@ -101,6 +101,31 @@ def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
         at = file.content.find(values[5])
         if at >= 0:
             file.content[at] ^= 1
-    room[0], lane.room_at = True, 0.0
+    room[0] = True
+    lane.divisions.end_pause()
     done(world, life)
     assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [])
+
+
+def test_a_damaged_batch_that_waits_for_its_partitions_ends_its_unit():
+    """Else the other batches of the unit, and all later ones of their partitions, would wait for it for ever."""
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("audit", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.set_outage(True)
+    values = [random.Random(number).randbytes(100) for number in range(20)]
+    life.unit(("orders", -1, values), ("audit", 0, [b"1"]))
+    life.unit(("audit", 0, [b"2"]))
+    life.send("audit", 0, [b"3"])
+    world.run(5)
+    world.kill(life)  # the next producer has the batch on disk only
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    world.run(3)
+    for file in world.disk._files.values():
+        at = file.content.find(values[5])
+        if at >= 0:
+            file.content[at] ^= 1
+    world.centre.create_topic("orders", 1)
+    done(world, life)
+    assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [b"2", b"3"])

@@ -45,4 +45,4 @@ def test_nothing_of_a_storm_stays_in_memory():
     """Each left 0.4 MB: the disks of its dead processes, which close no files."""
     for seed in range(8):
         any_weather(seed)
-    assert not [files for files, _ in lanes._lockable if isinstance(files, DiskFiles)]
+    assert not [files for files, _ in lanes.lock._lockable if isinstance(files, DiskFiles)]

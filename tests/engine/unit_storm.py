@@ -143,4 +143,4 @@ def weather(seed: int, steps: int = 40, kind: Any = Storm, variants: Any = VARIA
 
 def _let_go() -> None:
     """Processes that are dead close no files: each would stay among those that may be locked, and its disk with it."""
-    lanes._lockable -= {each for each in lanes._lockable if isinstance(each[0], DiskFiles)}
+    lanes.lock._lockable -= {each for each in lanes.lock._lockable if isinstance(each[0], DiskFiles)}

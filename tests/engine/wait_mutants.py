@@ -260,7 +260,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a full spool gets fuller": _room("and ledger.used < config.spool_max_bytes // 2"),
     "a full disk gets fuller": _room("and ledger.free > 4 * FREE_BYTES"),
-    "a disk that fails gets more": _room("not (lane.write_attempt or lane.unwritten)", "True"),
+    "a disk that fails gets more": _room("not (lane.write_backlog.attempt or lane.write_backlog)", "True"),
     "any number of bytes out of their compression": _size("if room < 0:", "if False:", "values"),
     "keys take nothing": _size("itertools.chain(found.keys, found.values)", "found.values", "keys"),
     "values take nothing": _size("itertools.chain(found.keys, found.values)", "found.keys", "values"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe._core.journal.flow import FLOW
+from kafkasafe._core.journal.flow import FLOW, UNASSIGNED_FLOW
 from tests.pages import DOCS, filled
 from tests.pages.journal_states import state_table
 
@@ -13,4 +13,5 @@ PATH: Final = DOCS / "design-delivery.md"
 
 def text() -> str:
     """The page."""
-    return filled(PATH, {"partition flows": state_table("flow", FLOW)})
+    tables = {"partition flows": FLOW, "unassigned flows": UNASSIGNED_FLOW}
+    return filled(PATH, {name: state_table("flow", table) for name, table in tables.items()})

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kafkasafe import SafeProducer
-from kafkasafe._core import batch as codec
+from kafkasafe._core.batch import encoding
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.testing import FakeCluster
 
@@ -39,8 +39,8 @@ class NoMemory:
     def __init__(self, monkeypatch, error: BaseException) -> None:
         self.left = 0
         self._error = error
-        self._compress = codec._compress
-        monkeypatch.setattr(codec, "_compress", self)
+        self._compress = encoding.compress
+        monkeypatch.setattr(encoding, "compress", self)
 
     def __call__(self, *arguments):
         if self.left > 0:

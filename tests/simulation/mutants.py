@@ -33,6 +33,7 @@ from kafkasafe._io.engine.order import Order
 from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.room import RoomKeeper
 from kafkasafe._io.engine.sender import Sender
+from kafkasafe._io.engine.write_backlog import WriteBacklog
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
@@ -138,10 +139,10 @@ def _decisions_overtake(patch: Any) -> None:
     """Others are made before the last one is on disk, and written before it."""
     patch.setattr(Lane, "held", property(lambda _: False))
     source(
-        DiskWriter,
-        "write_out",
-        "next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)",
-        "max((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), default=0)",
+        WriteBacklog,
+        "take",
+        "next((i for i, group in enumerate(self._groups) if _decides(group)), 0)",
+        "max((i for i, group in enumerate(self._groups) if _decides(group)), default=0)",
     )(patch)
 
 
@@ -185,7 +186,7 @@ ENGINE: dict[str, Mutant] = {
     "send before sync": Mutant(source(DiskWriter, "_write_group", "lane.spool.sync()", "pass")),
     "durable before the write": Mutant(_durable_before_the_write),
     "a failed write is taken for done": Mutant(
-        source(DiskWriter, "write_out", "lane.unwritten.insert(index, part)", "pass")
+        source(WriteBacklog, "restore", "self._groups.insert(index, group)", "pass")
     ),
     "group order reversed": Mutant(_reverses_groups, "calm network"),
     "decisions overtake": Mutant(_decisions_overtake, "disk"),

@@ -514,7 +514,7 @@ class Storm:
     def clear(self) -> None:
         """Nothing of it is needed any more, and nothing of it stays: processes that are dead close no files."""
         self.world.lives.clear()
-        lanes._lockable.clear()
+        lanes.lock._lockable.clear()
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ resolve*.
        whose fate is final and durable.
 
 The table `STATE` gives the state of a batch after an event (`Batch.on`), and `FLOW` the activity of a partition
-(`Progress.on`). An event that the table does not have is a bug, and raises. A batch of an earlier incarnation gets its
-state from the log (`recovery`), and one that joins a unit is JOINED from the beginning.
+(`Progress.on`), or `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the table does not
+have is a bug, and raises. A batch of an earlier incarnation gets its state from the log (`recovery`), and one that
+joins a unit is JOINED from the beginning.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
 without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
@@ -28,7 +29,7 @@ No clock, no randomness, no I/O: `now` (float seconds, any epoch) and all answer
 Rooms
 -----
 Data that all objects share: `lifecycle` (the events of a batch), `flow` (those of a partition), `states` (a batch),
-`partition` (a destination),
+`destination` (batches for one address: a `partition`, or a topic that is `unassigned` to partitions),
 `missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
 Objects that own state:
 
@@ -39,7 +40,7 @@ Objects that own state:
     rejection   batches on their way to `rejected/`         precedence  batches that other lanes deliver first
     quiescence  when all requests are dead                  healing     lost batches that are sent again
     queue       the batches of a partition                  spool_index positions of the spool that are needed
-    replay      the group of the log that is being read     destinations  all partitions, and the known topics
+    replay      the group of the log that is being read     destinations  all of them, and the known topics
     outbox      decided actions, until `ready` takes them   broker_clock  the brokers' time
     snapshots   marks that a new segment repeats            turns       when a batch of a unit is the next one
 
@@ -63,7 +64,8 @@ outside, as `Journal.views`.
 """
 
 from kafkasafe._core.journal.clock import Clock, alive_s
-from kafkasafe._core.journal.flow import FLOW, Flow, FlowEvent
+from kafkasafe._core.journal.destination import UNCHOSEN
+from kafkasafe._core.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe._core.journal.gathering import GATHER_LEAST
 from kafkasafe._core.journal.groups import Consequence, Persist
 from kafkasafe._core.journal.journal import Journal
@@ -92,7 +94,7 @@ from kafkasafe._core.journal.notices import (
     Relented,
     Undecidable,
 )
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
+from kafkasafe._core.journal.partition import WINDOW, Partition
 from kafkasafe._core.journal.settings import Settings
 from kafkasafe._core.journal.states import (
     DAMAGED,
@@ -107,6 +109,7 @@ __all__ = [
     "GATHER_LEAST",
     "STATE",
     "TOO_SLOW",
+    "UNASSIGNED_FLOW",
     "UNCHOSEN",
     "WINDOW",
     "AckedLoss",

@@ -18,7 +18,7 @@ from kafkasafe._core.journal.groups import Begun
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
 from kafkasafe._core.journal.snapshots import state_mark
@@ -136,15 +136,19 @@ class Answers:
     def damaged(self, batch: Batch, message: str) -> None:
         """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided.
 
+        A batch of a unit ends its unit, which is delivered as a whole or not at all.
+
         Args:
             batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
             message: Human-readable text.
         """
-        partition = self._partitions[batch.destination]
+        if batch.unit is not None:
+            self._units.give_up(batch.unit, DAMAGED, message)
+            return
         batch.blame(DAMAGED, message)
-        if partition.partition == UNCHOSEN:
-            self._rejecter.put_aside(partition, (batch,), FlowEvent.DAMAGED)
-            self._packer.touch(partition)
+        partition = self._partitions.get(batch.destination)
+        if partition is None:
+            self._rejecter.reject_unassigned(batch)
             return
         if batch.state is State.REFUSED:
             self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.destination import UNCHOSEN, Destination
+from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.unassigned import UnassignedTopic
 
 __all__ = ["Destinations"]
 
@@ -14,27 +16,31 @@ class Destinations:
     """Each destination keeps its number as long as the lane's log names it.
 
     Attributes:
-        partitions: By number, in the order in which they were declared.
+        all: By number, in the order in which they were declared.
+        partitions: Those of them that are partitions.
+        unassigned: By topic, those whose partitions are not known yet.
     """
 
-    __slots__ = ("_last_number", "_numbers", "_topics", "_unchosen", "partitions")
+    __slots__ = ("_last_number", "_numbers", "_topics", "all", "partitions", "unassigned")
 
     def __init__(self) -> None:
+        self.all: dict[int, Destination] = {}
         self.partitions: dict[int, Partition] = {}
+        self.unassigned: dict[str, UnassignedTopic] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._last_number = 0
-        self._unchosen: list[Partition] = []
         self._topics: dict[str, m.Topic] = {}
 
     # -- destinations --------------------------------------------------------------------------------------------------
 
     def declare(self, number: int, topic: str, partition: int) -> None:
         """Add a destination with this number."""
-        made = self.partitions[number] = Partition(number, topic, partition)
+        if partition == UNCHOSEN:
+            self.all[number] = self.unassigned[topic] = UnassignedTopic(number, topic, UNCHOSEN)
+        else:
+            self.all[number] = self.partitions[number] = Partition(number, topic, partition)
         self._numbers[topic, partition] = number
         self._last_number = max(self._last_number, number)
-        if partition == UNCHOSEN:
-            self._unchosen.append(made)
 
     def add(self, topic: str, partition: int) -> int:
         """Add a new destination. Returns its number."""
@@ -46,25 +52,22 @@ class Destinations:
         """The number of a destination, None if it is not declared."""
         return self._numbers.get((topic, partition))
 
-    def at(self, topic: str, partition: int) -> Partition:
-        """The destination with this address; raises KeyError if it is not declared."""
-        return self.partitions[self._numbers[topic, partition]]
-
     def find(self, topic: str, partition: int) -> Partition | None:
-        """The destination with this address, None if it is not declared."""
+        """The partition with this address, None if it is not declared."""
         number = self._numbers.get((topic, partition))
-        return None if number is None else self.partitions[number]
+        return None if number is None else self.partitions.get(number)
 
-    def declared(self, number: int) -> Partition:
+    def declared(self, number: int) -> Destination:
         """The destination that a mark names. Raises MarkError if no destination has this number."""
-        if number not in self.partitions:
+        if number not in self.all:
             raise m.MarkError(f"A mark speaks of destination {number}, never declared")
-        return self.partitions[number]
+        return self.all[number]
 
-    @property
-    def unchosen(self) -> Sequence[Partition]:
-        """The destinations of batches whose partitions are not chosen yet."""
-        return self._unchosen
+    def declared_partition(self, number: int) -> Partition:
+        """The partition that a mark names. Raises MarkError if no partition has this number."""
+        if number not in self.partitions:
+            raise m.MarkError(f"A mark speaks of partition {number}, never declared")
+        return self.partitions[number]
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

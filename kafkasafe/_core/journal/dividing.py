@@ -17,6 +17,7 @@ from kafkasafe._core.journal.ids import Identities
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, Fate, State
 
@@ -36,7 +37,7 @@ class Divider:
         revivals: Revivals,
         units: u.Units,
     ) -> None:
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._packer = packer
         self._sealer = sealer
@@ -54,7 +55,7 @@ class Divider:
         Returns:
             The children as batches, in order.
         """
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         persist = self._out.ready.persist
         made = []
         first = len(persist.batches)
@@ -99,7 +100,7 @@ class Divider:
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)
         persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
-        if refused:
+        if refused and isinstance(partition, Partition):
             self._identities.reidentify(partition)
         partition.progress.on(FlowEvent.DIVIDED)
         self._packer.touch(partition)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafkasafe._core import units as u
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.groups import (
@@ -22,7 +23,6 @@ from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.messages import Resolution
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.quiescence import Quiescence
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, Fate, State, batches_of
@@ -43,6 +43,7 @@ class Durability:
         revivals: Revivals,
         units: u.Units,
     ) -> None:
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._out = out
         self._index = index
@@ -65,10 +66,10 @@ class Durability:
             self._index.place(batch)
             if batch.state is State.SEALED and batch.identity is not None:
                 batch.on(BatchEvent.DURABLE)
-            self._packer.touch(self._partitions[batch.destination])
+            self._packer.touch(self._all[batch.destination])
             if batch.state is State.ACKED and batch.unit is None:
                 # The broker acknowledged it while the disk was writing it.
-                self.finish(self._partitions[batch.destination], batch)
+                self.finish(self._all[batch.destination], batch)
         for group in persist.units:
             self._units.written(
                 group.unit, min((b.position for b in group.batches), default=end_position - 1)
@@ -111,16 +112,16 @@ class Durability:
                     if fate is Fate.COMMITTED:
                         self._leave(batch)
                     else:
-                        self._partitions[batch.destination].queue.remove(batch)
+                        self._all[batch.destination].queue.remove(batch)
                         self._index.drop(batch)
                         self._out.ready.resolved.append(Resolution(batch, fate))
-                    self._packer.touch(self._partitions[batch.destination])
+                    self._packer.touch(self._all[batch.destination])
                 self._units.over(unit)
                 self._out.ready.ended.append((unit, fate))
             case SilenceBroken():
                 self._out.ready.sends.extend(self._quiescence.taken_back())
 
-    def finish(self, partition: Partition, batch: Batch) -> None:
+    def finish(self, partition: Destination, batch: Batch) -> None:
         """Commit an acknowledged batch. It is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing:
@@ -131,12 +132,12 @@ class Durability:
         self._commits(partition, batch)
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
-    def _commits(self, partition: Partition, batch: Batch) -> None:
+    def _commits(self, partition: Destination, batch: Batch) -> None:
         partition.log.commit(batch)
         self._out.committing[partition.number] = partition
 
     @staticmethod
-    def dequeue(partition: Partition, batch: Batch) -> None:
+    def dequeue(partition: Destination, batch: Batch) -> None:
         """Remove a batch whose commit mark is durable from its queue."""
         if partition.queue[0] is not batch:
             partition.queue.remove(batch)
@@ -147,7 +148,7 @@ class Durability:
     def _leave(self, batch: Batch) -> None:
         """Finish a batch whose commit mark is durable."""
         batch.on(BatchEvent.COMMITTED)
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         self.dequeue(partition, batch)
         self._index.drop(batch)
         self.remember(partition, batch)
@@ -155,7 +156,7 @@ class Durability:
         self._report_healed(batch)
         self._packer.touch(partition)
 
-    def remember(self, partition: Partition, batch: Batch) -> None:
+    def remember(self, partition: Destination, batch: Batch) -> None:
         """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
         if batch.identity is None or batch.state is not State.COMMITTED:
             return

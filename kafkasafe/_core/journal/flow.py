@@ -1,6 +1,6 @@
-"""The flows and events of a partition, and the table of transitions: `FLOW`.
+"""The flows and events of a destination, and the tables of transitions: `FLOW` and `UNASSIGNED_FLOW`.
 
-This module decides nothing. An event that `FLOW` does not have in a flow is a bug, and raises.
+This module decides nothing. An event that the table does not have in a flow is a bug, and raises.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["FLOW", "Flow", "FlowEvent"]
+__all__ = ["FLOW", "UNASSIGNED_FLOW", "Flow", "FlowEvent"]
 
 
 class Flow(enum.Enum):
@@ -104,16 +104,12 @@ class FlowEvent(enum.Enum):
     """The survey has a result."""
     USER_DECIDED = "user decided"
     """The user decided about the undecidable batch."""
-    USER_DECIDED_UNCHOSEN = "user decided without a partition"
-    """The same, of a batch whose partition was not even chosen."""
     REJECTS = "rejects"
     """Batches are finally refused."""
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk: it can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`."""
-    KEPT_UNCHOSEN = "kept without a partition"
-    """The last portion of a topic whose partitions are not known is handled: copied, or tried again later."""
+    """Copies of all rejected batches are durable in `rejected/`. Of an unassigned topic: or are tried again later."""
     NOT_KEPT = "not kept"
     """A copy could not be written."""
     NOTHING_TO_KEEP = "nothing to keep"
@@ -132,7 +128,6 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.RECOVERED_IN_DOUBT: Flow.DECIDING,
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.BATCH_QUEUED: Flow.ASKING_BASELINE,
-        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
         FlowEvent.REJECTS: Flow.REJECTING,
         FlowEvent.DAMAGED: Flow.REJECTING,
     },
@@ -223,18 +218,15 @@ _ROWS: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     Flow.UNDECIDABLE: {
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.USER_DECIDED: Flow.DECIDING,
-        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
         FlowEvent.REJECTS: Flow.REJECTING,
         FlowEvent.DAMAGED: Flow.REJECTING,
     },
     Flow.REJECTING: {
         FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
         FlowEvent.FAILED: Flow.REJECTING,
-        FlowEvent.USER_DECIDED_UNCHOSEN: Flow.NEW,
         FlowEvent.REJECTS: Flow.REJECTING,
         FlowEvent.DAMAGED: Flow.REJECTING,
         FlowEvent.KEPT: Flow.DECIDING,
-        FlowEvent.KEPT_UNCHOSEN: Flow.NEW,
         FlowEvent.NOT_KEPT: Flow.WAITING,
         FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
     },
@@ -245,3 +237,23 @@ FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     for flow, follows in _ROWS.items()
 }
 """Any partition may be forgotten. A division ends the pause of a partition that settles, and changes nothing else."""
+
+_UNASSIGNED: Final = {
+    FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
+    FlowEvent.USER_DECIDED: Flow.NEW,
+    FlowEvent.REJECTS: Flow.REJECTING,
+    FlowEvent.DAMAGED: Flow.REJECTING,
+    FlowEvent.FORGOTTEN: Flow.NEW,
+}
+
+UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
+    Flow.NEW: {FlowEvent.DIVIDED: Flow.NEW, **_UNASSIGNED},
+    Flow.UNDECIDABLE: {FlowEvent.DIVIDED: Flow.UNDECIDABLE, **_UNASSIGNED},
+    Flow.REJECTING: {
+        FlowEvent.DIVIDED: Flow.REJECTING,
+        **_UNASSIGNED,
+        FlowEvent.KEPT: Flow.NEW,
+        FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
+    },
+}
+"""The same of a topic whose partitions are not known yet. It is NEW while its batches wait."""

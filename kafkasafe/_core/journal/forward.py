@@ -42,7 +42,7 @@ class CopyForward:
         snapshots: Snapshots,
         revivals: Revivals,
     ) -> None:
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._index = index
         self._packer = packer
@@ -63,7 +63,7 @@ class CopyForward:
         # Unpack the packed batches there, a limited number at a time.
         for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
-                self._packer.unpack(self._partitions[number], WINDOW)
+                self._packer.unpack(self._all[number], WINDOW)
                 first_position = self._index.packed_from.get(number, before_position)
         for position, pinning in self._index.items():
             if position >= before_position or len(found) >= _MOVED_BATCHES:
@@ -71,9 +71,7 @@ class CopyForward:
             # The index keeps the position of a divided batch for its parts.
             parts = [pinning]
             if pinning.state is State.REPLACED:
-                parts = [
-                    batch for batch in self._partitions[pinning.destination].queue if _is_part(batch, pinning)
-                ]
+                parts = [batch for batch in self._all[pinning.destination].queue if _is_part(batch, pinning)]
             for batch in parts:
                 if batch.handle in found:
                     continue
@@ -94,7 +92,7 @@ class CopyForward:
         ]
 
     def _movable(self, batch: Batch) -> bool:
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         return (
             batch.durable
             and not batch.writing
@@ -109,7 +107,7 @@ class CopyForward:
         """The marks to write before the copies of these batches, in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
-            mark for number in numbers for mark in self._snapshots.states(self._partitions[number])
+            mark for number in numbers for mark in self._snapshots.states(self._all[number])
         ]
         marks.append(
             m.Moved(tuple(m.Move(batch.position, batch.written_at, batch.rank) for batch in batches))

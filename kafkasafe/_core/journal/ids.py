@@ -40,7 +40,7 @@ class Identities:
         durable_first: bool,
         window: int,
     ) -> None:
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._packer = packer
         self._ids = ids
@@ -53,7 +53,7 @@ class Identities:
         self._ids.grant(producer_id, producer_epoch)
         self._home.granted(producer_id)
         self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             if partition.queue:
                 self._packer.touch(partition)
 

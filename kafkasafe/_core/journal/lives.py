@@ -34,6 +34,7 @@ class Incarnations:
         *,
         request_timeout_s: float,
     ) -> None:
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._out = out
         self._index = index
@@ -60,7 +61,7 @@ class Incarnations:
             self._touch_waiting()
 
     def _touch_waiting(self) -> None:
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             if partition.queue:
                 self._packer.touch(partition)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Final, NamedTuple
+from itertools import islice, takewhile
+from typing import NamedTuple
 
 from kafkasafe._core.journal import packing, quiet
 from kafkasafe._core.journal.broker_clock import BrokerClock
@@ -17,18 +17,16 @@ from kafkasafe._core.journal.losses import Losses
 from kafkasafe._core.journal.messages import Ask, Divide
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
+from kafkasafe._core.journal.partition import WINDOW, Partition
 from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.states import Batch, State, id_fields
 from kafkasafe._core.journal.topics import Topics
+from kafkasafe._core.journal.unassigned import UnassignedTopic
 
 __all__ = ["Machine"]
-
-_DIVIDE_BYTES: Final = 1024 * 1024
-"""Bytes to divide at a time: the batches of a long outage fit neither into memory nor twice onto the disk."""
 
 
 class _Rule(NamedTuple):
@@ -60,7 +58,7 @@ class Machine:
         window: int,
     ) -> None:
         self._destinations = destinations
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._packer = packer
         self._identities = identities
@@ -80,7 +78,21 @@ class Machine:
         while touched:
             number = next(iter(touched))
             del touched[number]
-            self._advance(self._partitions[number], now, now_ms)
+            destination = self._all[number]
+            if isinstance(destination, Partition):
+                self._advance(destination, now, now_ms)
+            elif isinstance(destination, UnassignedTopic):
+                self._divide(destination)
+
+    def _divide(self, unassigned: UnassignedTopic) -> None:
+        """Request the division of the next batches if the partitions of their topic are known."""
+        if not unassigned.queue:
+            self._refusals.clear_refusal(unassigned, accepted=False)
+        topic = self._destinations.topics.get(unassigned.topic)
+        if topic is None or topic.partition_count <= 0 or not unassigned.may_divide:
+            return
+        for batch in takewhile(self._sealer.rests, unassigned.divisible()):
+            self._out.ready.divides.append(Divide(batch, refused=False))
 
     def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
@@ -90,18 +102,6 @@ class Machine:
             partition.window.use_answer()
         progress = partition.progress
         if progress.flow is Flow.REJECTING:
-            return
-        if partition.partition == UNCHOSEN:
-            topic = self._destinations.topics.get(partition.topic)
-            if topic is not None and topic.partition_count > 0 and progress.flow is not Flow.UNDECIDABLE:
-                size = 0
-                for batch in partition.queue:
-                    if batch.state not in {State.SEALED, State.JOINED} or not self._sealer.rests(batch):
-                        break  # nothing overtakes it
-                    self._out.ready.divides.append(Divide(batch, refused=False))
-                    size += batch.size_bytes
-                    if size >= _DIVIDE_BYTES:
-                        break
             return
         check = partition.loss.next_check()
         if check is not None:

@@ -33,6 +33,7 @@ class UnitBatches:
         units: u.Units,
     ) -> None:
         self._destinations = destinations
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._out = out
         self._suspicions = suspicions
@@ -58,7 +59,7 @@ class UnitBatches:
                 if committed:
                     batch.on(BatchEvent.UNIT_COMMITTED)
                     self.place(self._partitions[batch.destination], unit, batch)
-                    self._refusals.clear_refusal(self._partitions[batch.destination])
+                    self._refusals.clear_refusal(self._all[batch.destination])
                 else:
                     batch.on(BatchEvent.UNIT_ENDED)
             if committed:
@@ -98,12 +99,12 @@ class UnitBatches:
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
         """Divide the batch that the cluster found too large, and those of its topic that are about as large."""
         members = {batch.handle: batch for batch in batches_of(unit)}
-        topic = self._partitions[refused.destination].topic
+        topic = self._all[refused.destination].topic
         too_large = members[refused.handle].size_bytes
         for batch in members.values():
             if (
                 batch.count > 1
-                and self._partitions[batch.destination].topic == topic
+                and self._all[batch.destination].topic == topic
                 and batch.size_bytes * 4 > too_large * 3
             ):
                 batch.blame(10, unit.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.groups import Persist
 from kafkasafe._core.journal.messages import Ready, Wait
@@ -26,7 +27,7 @@ class Outbox:
     def __init__(self) -> None:
         self.ready = _nothing()
         self.touched: dict[int, None] = {}
-        self.committing: dict[int, Partition] = {}
+        self.committing: dict[int, Destination] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +58,9 @@ class Outbox:
         batch.send()
         self.ready.sends.append(batch)
 
-    def pause(self, partition: Partition, event: FlowEvent, reason: str, *, at_least_s: float = 0.0) -> None:
+    def pause(
+        self, partition: Destination, event: FlowEvent, reason: str, *, at_least_s: float = 0.0
+    ) -> None:
         """Let the partition wait for `retry`.
 
         Args:

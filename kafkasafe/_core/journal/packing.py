@@ -10,11 +10,12 @@ from typing import Final
 
 from kafkasafe._core.backlog import Row
 from kafkasafe._core.identity import BatchId
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.messages import Unpacked
 from kafkasafe._core.journal.outbox import Outbox
-from kafkasafe._core.journal.partition import UNCHOSEN, WINDOW, Partition
+from kafkasafe._core.journal.partition import WINDOW
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import Batch, State, id_fields
@@ -42,15 +43,15 @@ class Packer:
         self._replay = replay
         self._handles = handles
 
-    def touch(self, partition: Partition) -> None:
+    def touch(self, partition: Destination) -> None:
         if partition.queue.packed and partition.queue.unpacked <= WINDOW:
             self.unpack(partition, UNPACKED - WINDOW)
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
         """Batches that may be packed next, in order; the first ones may be given to `pack`."""
-        partition = self._partitions[destination]
-        if partition.partition == UNCHOSEN or partition.flow is Flow.REJECTING:
+        partition = self._partitions.get(destination)
+        if partition is None or partition.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
             return  # the shell must first learn of the batches that were unpacked
@@ -103,11 +104,11 @@ class Packer:
         queue.pack(rows, min(len(queue), UNPACKED))
         self._note_packed(partition)
 
-    def _note_packed(self, partition: Partition) -> None:
+    def _note_packed(self, partition: Destination) -> None:
         row = partition.queue.first_packed
         self._index.note_packed(partition.number, None if row is None else row.position)
 
-    def unpack(self, partition: Partition, count: int) -> None:
+    def unpack(self, partition: Destination, count: int) -> None:
         queue = partition.queue
         for _ in range(min(count, queue.packed)):
             row = queue.unpack()

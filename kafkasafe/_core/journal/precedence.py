@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.journal.partition import Partition
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.states import Batch
 from kafkasafe._core.order import NEVER, Address, held_from
 
@@ -71,13 +71,13 @@ class Precedence:
         self._halted = halted
         return True
 
-    def is_held(self, partition: Partition, batch: Batch) -> bool:
+    def is_held(self, partition: Destination, batch: Batch) -> bool:
         """Whether this batch waits for batches of other lanes."""
         if not self._holds:
             return False
         position = held_from(self._holds, partition.topic, partition.partition)
         return position < NEVER and batch.written_at >= position
 
-    def stops(self, partition: Partition, batch: Batch) -> bool:
+    def stops(self, partition: Destination, batch: Batch) -> bool:
         """Whether this batch must not be sent now."""
         return self._halted or self.is_held(partition, batch)

@@ -6,7 +6,8 @@ and raises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kafkasafe._core.journal.flow import FLOW, Flow, FlowEvent
 from kafkasafe._core.journal.lifecycle import IllegalMoveError
@@ -16,23 +17,25 @@ __all__ = ["Progress"]
 
 @dataclass(slots=True)
 class Progress:
-    """The flow of one partition, and the reason for a delay.
+    """The flow of one destination, and the reason for a delay.
 
     Attributes:
         flow: The current activity.
         attempt: How many pauses there were without an acknowledgement in between.
         refresh: The next pause requests new metadata: the leader may have moved.
         reason: Why the partition does not progress, human-readable; empty once it does.
+        table: The flow that follows each event.
     """
 
     flow: Flow = Flow.NEW
     attempt: int = 0
     refresh: bool = False
     reason: str = ""
+    table: Mapping[Flow, Mapping[FlowEvent, Flow]] = field(default_factory=lambda: FLOW, repr=False)
 
     def on(self, event: FlowEvent) -> None:
         """Take an event; raises IllegalMoveError if it is not possible in the partition's flow."""
-        to = FLOW[self.flow].get(event)
+        to = self.table[self.flow].get(event)
         if to is None:
             raise IllegalMoveError(
                 f"{event.name} cannot happen to a partition that is {self.flow.name}: {self}"

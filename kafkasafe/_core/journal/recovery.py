@@ -12,6 +12,7 @@ from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.identity import BatchId
 from kafkasafe._core.journal.clock import Clock, alive_s
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.endings import Durability
 from kafkasafe._core.journal.flow import FlowEvent
@@ -64,7 +65,7 @@ class Recovery:
         request_timeout_s: float,
     ) -> None:
         self._destinations = destinations
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._index = index
         self._packer = packer
@@ -96,13 +97,13 @@ class Recovery:
         identity: BatchId | None,
     ) -> None:
         """Take a data batch of the log, in log order."""
-        if destination not in self._partitions:
+        if destination not in self._all:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, never declared"
             )
         moved = self._replay.moved
         if moved is not None and moved.position not in self._index:
-            waiting = self._partitions[destination]
+            waiting = self._all[destination]
             there = waiting.queue.has_packed(moved.position)
             # Unpack the batches up to its place in the queue.
             self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
@@ -129,7 +130,7 @@ class Recovery:
         unit = self._replay.unit
         if unit is not None:
             unit.batches.append(batch)
-        queue = self._partitions[destination].queue
+        queue = self._all[destination].queue
         batch.come_from(self._replay.origin)
         parent = self._replay.parent
         if moved is not None:
@@ -168,7 +169,7 @@ class Recovery:
                 case m.Topic():
                     self._destinations.learn(mark)
                 case m.Destination(number, topic, partition):
-                    if number not in self._partitions:
+                    if number not in self._all:
                         self._destinations.declare(number, topic, partition)
                 case m.State() if mark.knows_nothing:
                     self._topics.forget_acknowledged(self._destinations.declared(mark.destination))
@@ -183,7 +184,8 @@ class Recovery:
                     self._recover_identities(mark)
                 case m.Committed():
                     known = self._destinations.declared(mark.destination)
-                    self._suspicions.note_leader_epoch(known, mark.leader_epoch)
+                    if isinstance(known, Partition):
+                        self._suspicions.note_leader_epoch(known, mark.leader_epoch)
                     for at, base_offset in mark.entries:
                         self._reach(known, at if known.queue.has_packed(at) else -1)
                         done = self._index.at(at)
@@ -192,7 +194,8 @@ class Recovery:
                             done.locate(base_offset)
                             self._durability.dequeue(known, done)
                             if not _is_found_late(known, done):
-                                self._suspicions.check_offset_order(known, base_offset)
+                                if isinstance(known, Partition):
+                                    self._suspicions.check_offset_order(known, base_offset)
                                 known.log.acknowledge(base_offset, done.count)
                             known.log.pass_id(done.identity)
                             done.read_fate(State.COMMITTED)
@@ -212,8 +215,8 @@ class Recovery:
                 case m.Replaced(at, first_child, children):
                     self._reach_any(at)
                     parent = self._index.at(at)
-                    if parent is not None and parent not in self._partitions[parent.destination].queue:
-                        self._reach(self._partitions[parent.destination], ANYWHERE)
+                    if parent is not None and parent not in self._all[parent.destination].queue:
+                        self._reach(self._all[parent.destination], ANYWHERE)
                     origin = at if parent is None else parent.written_at
                     self._replay.replace(parent, origin, range(first_child, first_child + children))
                 case m.Rejected(at):
@@ -221,24 +224,13 @@ class Recovery:
                     done = self._index.at(at)
                     if done is not None and done.state is not State.REPLACED:
                         self._index.drop(done)
-                        self._partitions[done.destination].queue.remove(done)
-                        self._reach(self._partitions[done.destination])
-                        self._partitions[done.destination].loss.explain()
+                        self._all[done.destination].queue.remove(done)
+                        self._reach(self._all[done.destination])
+                        _explain_gap(self._all[done.destination])
                         done.read_fate(State.REJECTED)
                         self._revivals.finish(done)
-                case m.Revived(destination, end_offset, positions, given_up, moved):
-                    known = self._destinations.declared(destination)
-                    self._reach(known, ANYWHERE)
-                    places = dict(moved)
-                    for done in known.log.acked:
-                        if done.position in places:
-                            done.relocate(places[done.position])
-                    self._drop_lost(known, recovered[index + 1 : index + 2])
-                    known.loss.close()
-                    self._suspicions.keep_suspected(known)
-                    self._losses.revive(known, positions, given_up, end_offset)
-                    if positions or given_up:
-                        known.loss.explain()
+                case m.Revived():
+                    self._recover_revived(mark, recovered[index + 1 : index + 2])
                 case m.Resent():
                     self._index.disown(mark, position)
                 case m.Torn():
@@ -272,7 +264,7 @@ class Recovery:
                     self._reach_any(at)
                     skipped = self._index.at(at)
                     if skipped is not None:
-                        self._destinations.declared(skipped.destination).loss.explain()
+                        _explain_gap(self._destinations.declared(skipped.destination))
                 case m.Cluster():
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
@@ -289,22 +281,22 @@ class Recovery:
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
             self._replay.go_on()
-            if destination in self._partitions:
-                self._partitions[destination].loss.explain()
+            if destination in self._all:
+                _explain_gap(self._all[destination])
         else:
             self._replay.lose(position)
-            for partition in self._partitions.values():
+            for partition in self._all.values():
                 self._reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
         """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
         self._replay.go_on()
-        self._destinations.declared(destination).loss.explain()
+        _explain_gap(self._destinations.declared(destination))
 
     def recovered_log(self) -> None:
         """End the last group: the log ends here, so no later group ends it."""
         self._drop_parents()
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             self._reach(partition)
             self._reach_sent(partition)
 
@@ -315,12 +307,12 @@ class Recovery:
             numbers: Numbers that the shell hands out; each packed batch takes the next.
         """
         self._drop_parents()
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
             if rows:
                 self._packer.pack(partition.number, rows)
 
-    def _packable_next(self, partition: Partition) -> Iterator[Batch]:
+    def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches up to the first that has an id although a batch before it has none.
 
         A mark that voids ids voids those of all packed batches, while later batches may have new ones.
@@ -333,7 +325,7 @@ class Recovery:
             without = batch.identity is None
             yield batch
 
-    def _reach(self, partition: Partition, position: int = -1) -> None:
+    def _reach(self, partition: Destination, position: int = -1) -> None:
         """Unpack the batches up to this position: the next mark refers to one of them.
 
         While batches are packed, more than `WINDOW` others are unpacked.
@@ -351,12 +343,12 @@ class Recovery:
         if position in self._index:
             return
         for number, first in self._index.packed_from.items():
-            partition = self._partitions[number]
+            partition = self._all[number]
             if first <= position and partition.queue.has_packed(position):
                 self._reach(partition, position)
                 return
 
-    def _reach_sent(self, partition: Partition) -> None:
+    def _reach_sent(self, partition: Destination) -> None:
         """Unpack the first batches with an id: they may have been sent, even if batches without an id precede them."""
         queue = partition.queue
         sent = sum(batch.identity is not None for batch in queue)
@@ -387,7 +379,16 @@ class Recovery:
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
         self._units.recovered()
         self._index.pin_everything()
-        for partition in self._partitions.values():
+        for destination in self._all.values():
+            if not isinstance(destination, Partition):
+                if not self._replay.is_blind:
+                    self._topics.note_topic(destination)
+                else:
+                    destination.lose_marks(self._replay.blind_before)
+                    self._verdicts.stop_at_unsure(destination)
+                self._packer.touch(destination)
+                continue
+            partition = destination
             partition.loss.keep_newest_check()
             if partition.log.has_begun:
                 partition.progress.on(FlowEvent.RECOVERED)
@@ -415,6 +416,21 @@ class Recovery:
                 self._verdicts.stop_at_unsure(partition)
             self._packer.touch(partition)
 
+    def _recover_revived(self, mark: m.Revived, behind: Sequence[m.Mark]) -> None:
+        """Repeat the result of a survey: lost batches wait again. `behind` has the next mark of the group."""
+        known = self._destinations.declared_partition(mark.destination)
+        self._reach(known, ANYWHERE)
+        places = dict(mark.moved)
+        for done in known.log.acked:
+            if done.position in places:
+                done.relocate(places[done.position])
+        self._drop_lost(known, behind)
+        known.loss.close()
+        self._suspicions.keep_suspected(known)
+        self._losses.revive(known, mark.positions, mark.given_up, mark.end_offset)
+        if mark.positions or mark.given_up:
+            known.loss.explain()
+
     def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:
         """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
         unit = self._units.recover_ended(mark)
@@ -428,18 +444,19 @@ class Recovery:
         }
         members = batches_of(unit)
         for batch in members:
-            partition = self._partitions[batch.destination]
+            partition = self._all[batch.destination]
             self._reach(partition)
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.epochs.setdefault(batch.handle, epochs.get(batch.position, -1))
-                self._unit_batches.place(partition, unit, batch)
+                if isinstance(partition, Partition):  # else damage hides that it was divided
+                    self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
                 batch.read_fate(State.COMMITTED)
                 self._durability.remember(partition, batch)
             else:
                 partition.queue.remove(batch)
-                partition.loss.explain()
+                _explain_gap(partition)
                 batch.read_fate(State.REJECTED)
         return members
 
@@ -448,14 +465,14 @@ class Recovery:
         for parent in self._replay.parents:
             if not parent.heirs:
                 self._index.drop(parent)
-            self._partitions[parent.destination].queue.remove(parent)
+            self._all[parent.destination].queue.remove(parent)
             parent.read_fate(State.REPLACED)
             if parent.unit is not None:
                 parent.unit.batches.remove(parent)
             self._revivals.finish(parent)
         self._replay.end_group()
 
-    def _recall(self, partition: Partition, told: Sequence[m.Mark]) -> None:
+    def _recall(self, partition: Destination, told: Sequence[m.Mark]) -> None:
         """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
         newest = _newest_told(told)
         if newest is None:
@@ -491,7 +508,7 @@ class Recovery:
                 partition.log.cut(state.last_acked_offset)
 
     def _recover_identities(self, mark: m.Identified) -> None:
-        partition = self._destinations.declared(mark.destination)
+        partition = self._destinations.declared_partition(mark.destination)
         self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
             # The mark voids the ids of all waiting batches. Batches queued before they are sent get none.
@@ -513,6 +530,12 @@ class Recovery:
                 known.read_id(
                     BatchId(entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count)
                 )
+
+
+def _explain_gap(destination: Destination) -> None:
+    """Note that a batch with an id may have ended otherwise than in the log: sequences it used are missing there."""
+    if isinstance(destination, Partition):
+        destination.loss.explain()
 
 
 def _is_reset(mark: m.Mark) -> bool:
@@ -539,7 +562,7 @@ def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
     return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
 
 
-def _is_found_late(partition: Partition, batch: Batch) -> bool:
+def _is_found_late(partition: Destination, batch: Batch) -> bool:
     """Whether the batch is in order although its offset is lower than the last acknowledged one.
 
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from kafkasafe._core.codes import MISSING_CODES, Scope
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import Denied, Relented
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.refusal import CONFIRMED_S
 from kafkasafe._core.journal.spool_index import SpoolIndex
 
@@ -33,6 +34,7 @@ class Refusals:
         blocked_timeout_s: float | None,
         missing_grace_s: float,
     ) -> None:
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._out = out
         self._index = index
@@ -48,11 +50,11 @@ class Refusals:
             True if the refusal has lasted for the whole timeout without another answer, or the partition is proven not
             to exist.
         """
-        return self.note_refusal(self._partitions[destination], code, reason, Scope.DESTINATION, now)
+        return self.note_refusal(self._all[destination], code, reason, Scope.DESTINATION, now)
 
     def note_refusal(
         self,
-        partition: Partition,
+        partition: Destination,
         code: int,
         reason: str,
         scope: Scope,
@@ -73,7 +75,7 @@ class Refusals:
             self.clear_refusal(partition, accepted=False)
         denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
-        if code in MISSING_CODES and partition.partition != UNCHOSEN:
+        if code in MISSING_CODES and isinstance(partition, Partition):
             self._missing.say(partition.number)
             absent = bool(self._missing.reason(partition.number))
         limit_s = self._refused_timeout_s
@@ -109,7 +111,7 @@ class Refusals:
         """Note that the partition exists after all, or was created."""
         self._missing.exists(destination)
 
-    def clear_refusal(self, partition: Partition, *, accepted: bool = True) -> None:
+    def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
         """End the refusal: another answer came, or no batch waits any more."""
         over = partition.refusal.clear()
         if partition.number not in self._index.suspected:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.flow import Flow, FlowEvent
 from kafkasafe._core.journal.groups import Ended
@@ -17,11 +18,12 @@ from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.notices import Refusal
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.spool_index import SpoolIndex
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, Fate, State
+from kafkasafe._core.journal.unassigned import UnassignedTopic
 
 __all__ = ["Rejecter"]
 
@@ -44,7 +46,7 @@ class Rejecter:
         aside_batches: int,
     ) -> None:
         self._destinations = destinations
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._index = index
         self._packer = packer
@@ -67,7 +69,7 @@ class Rejecter:
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
         """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
-        partition = self._destinations.at(topic, UNCHOSEN)
+        partition = self._destinations.unassigned[topic]
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
             for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
@@ -76,7 +78,7 @@ class Rejecter:
 
     def next_aside(self, destination: int) -> None:
         """Continue with the next portion after `set_aside`."""
-        partition = self._partitions[destination]
+        partition = self._all[destination]
         if partition.flow is not Flow.REJECTING:
             return
         if partition.rejection.is_done:
@@ -98,12 +100,12 @@ class Rejecter:
         Returns:
             True: more batches follow. Call `next_aside`, after the work of other partitions.
         """
-        partition = self._partitions[aside.destination]
+        partition = self._all[aside.destination]
         if partition.flow is not Flow.REJECTING:
             return False
         for batch in aside.batches[:kept]:
             self._reject(batch)
-        if any(batch.identity is not None for batch in aside.batches[:kept]):
+        if isinstance(partition, Partition) and any(b.identity is not None for b in aside.batches[:kept]):
             # Later batches must not continue the sequence of the rejected ones.
             self._identities.reidentify(partition)
         if kept < len(aside.batches):
@@ -113,8 +115,8 @@ class Rejecter:
         else:
             # The duration of a refusal starts again for later batches.
             self._refusals.clear_refusal(partition, accepted=False)
-        if partition.partition == UNCHOSEN:
-            partition.progress.on(FlowEvent.KEPT_UNCHOSEN)
+        if isinstance(partition, UnassignedTopic):
+            partition.progress.on(FlowEvent.KEPT)
         elif kept < len(aside.batches):
             self._out.pause(partition, FlowEvent.NOT_KEPT, reason)
         else:
@@ -142,7 +144,13 @@ class Rejecter:
         else:
             self._sealer.spill((head,))  # the journal calls this again once the batch is on disk
 
-    def reject_all(self, partition: Partition, code: int, reason: str) -> None:
+    def reject_unassigned(self, batch: Batch) -> None:
+        """Reject one batch that waits for its topic's partitions."""
+        unassigned = self._all[batch.destination]
+        self.put_aside(unassigned, (batch,), FlowEvent.DAMAGED)
+        self._packer.touch(unassigned)
+
+    def reject_all(self, partition: Destination, code: int, reason: str) -> None:
         """Reject all batches of a destination to which the cluster accepts nothing."""
         if code in MISSING_CODES:
             reason = self._missing.reason(partition.number) or reason
@@ -159,7 +167,7 @@ class Rejecter:
             # The batches are only in memory: the journal asks again, and rejects them once they are on disk.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
-    def put_aside(self, partition: Partition, batches: Sequence[Batch], event: FlowEvent) -> None:
+    def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:
         partition.progress.on(event)
         partition.rejection.begin(batches)
         self.next_aside(partition.number)
@@ -168,7 +176,7 @@ class Rejecter:
         """Reject a batch. It is finished when its mark is durable."""
         batch.on(BatchEvent.KEPT)
         self._out.ready.notices.append(Refusal(batch))
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         partition.queue.remove(batch)
         if batch.position >= 0:
             self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))

@@ -11,7 +11,7 @@ from kafkasafe._core.journal.groups import UnitGroup
 from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.states import Batch, State, batches_of
 
@@ -32,7 +32,7 @@ class Sealer:
         *,
         durable_first: bool,
     ) -> None:
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._packer = packer
         self._ids = ids
@@ -83,22 +83,22 @@ class Sealer:
         for batch in batches:
             if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
                 continue
-            for earlier in self._partitions[batch.destination].queue.all():
+            for earlier in self._all[batch.destination].queue.all():
                 if not (earlier.durable or earlier.writing):
                     self.write(earlier)
                 if earlier is batch:
                     break
 
     def make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
-        self._packer.touch(self._partitions[destination])
+        self._packer.touch(self._all[destination])
         return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
 
     def enqueue(self, batch: Batch) -> Batch:
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         # Sequences ascend in queue order: no batch after one without an id may have an id.
         if (
             self._ids.is_granted
-            and partition.partition != UNCHOSEN
+            and isinstance(partition, Partition)
             and (not partition.queue or partition.queue.last_has_id)
         ):
             batch.identify(partition.ids.take(self._ids, batch.count))
@@ -111,14 +111,14 @@ class Sealer:
 
     def join(self, unit: u.Unit, batch: Batch) -> None:
         # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
-        queue = self._partitions[batch.destination].queue
+        queue = self._all[batch.destination].queue
         if not self._durable_first:
             # Batches before an earlier unit were written with that unit.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
         batch.join(unit)
-        self._partitions[batch.destination].queue.append(batch)
+        self._all[batch.destination].queue.append(batch)
 
     def write(self, batch: Batch) -> None:
         batch.write()

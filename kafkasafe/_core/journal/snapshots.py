@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from kafkasafe._core import marks as m
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.home import Home
-from kafkasafe._core.journal.partition import WINDOW, Partition
+from kafkasafe._core.journal.partition import WINDOW
 from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.states import Batch, id_fields
@@ -42,7 +43,7 @@ class Snapshots:
         ]
         if self._ids.is_granted:
             marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
-        for partition in self._destinations.partitions.values():
+        for partition in self._destinations.all.values():
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
             marks += _newest_marks(partition)
             marks += self.states(partition)
@@ -59,7 +60,7 @@ class Snapshots:
                 marks += [*_newest_marks(partition), *self.states(partition)]
         return marks
 
-    def states(self, partition: Partition) -> list[m.State]:
+    def states(self, partition: Destination) -> list[m.State]:
         """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit without an offset.
@@ -71,7 +72,7 @@ class Snapshots:
         return [] if mark.knows_nothing and remembers else [mark]
 
 
-def state_mark(partition: Partition) -> m.State:
+def state_mark(partition: Destination) -> m.State:
     """The STATE mark of the partition's progress."""
     return m.State(
         partition.number,
@@ -84,7 +85,7 @@ def state_mark(partition: Partition) -> m.State:
     )
 
 
-def _newest(partition: Partition) -> Batch | None:
+def _newest(partition: Destination) -> Batch | None:
     """The batch that ends at `clear_offset`, up to which everything is finished."""
     return next(
         (
@@ -98,7 +99,7 @@ def _newest(partition: Partition) -> Batch | None:
     )
 
 
-def _newest_marks(partition: Partition) -> list[m.Mark]:
+def _newest_marks(partition: Destination) -> list[m.Mark]:
     """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
 
     The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch

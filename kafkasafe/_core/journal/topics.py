@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core import units as u
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.flow import FlowEvent
 from kafkasafe._core.journal.healing import Revivals
@@ -11,7 +12,7 @@ from kafkasafe._core.journal.home import Home
 from kafkasafe._core.journal.missing import Missing
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.snapshots import state_mark
@@ -37,7 +38,7 @@ class Topics:
         missing: Missing,
     ) -> None:
         self._destinations = destinations
-        self._partitions = destinations.partitions
+        self._all = destinations.all
         self._out = out
         self._packer = packer
         self._suspicions = suspicions
@@ -59,10 +60,10 @@ class Topics:
     def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
         """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
         topic = m.Topic(name, topic_id, partition_count)
-        unchosen = self._destinations.find(name, UNCHOSEN)
-        if unchosen is not None:
-            self._refusals.clear_refusal(unchosen)
-            unchosen.rejection.stop()
+        unassigned = self._destinations.unassigned.get(name)
+        if unassigned is not None:
+            self._refusals.clear_refusal(unassigned)
+            unassigned.stop_rejecting()
         if self._destinations.topics.get(name) == topic:
             return False
         self._destinations.learn(topic)
@@ -71,8 +72,8 @@ class Topics:
             if partition is not None:
                 self.note_topic(partition)
         self._out.ready.persist.marks.append(topic)
-        if unchosen is not None:
-            self._packer.touch(unchosen)
+        if unassigned is not None:
+            self._packer.touch(unassigned)
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
@@ -88,7 +89,7 @@ class Topics:
         moves = self._home.is_other(cluster_id, assumed)
         if moves and any(
             first.former_life or first.identity is not None
-            for partition in self._partitions.values()
+            for partition in self._all.values()
             if (first := partition.queue.first) is not None
         ):
             return False
@@ -108,9 +109,10 @@ class Topics:
         self._ids.withdraw()
         self._units.moved()
         self._missing.clear()
-        for partition in self._partitions.values():
-            partition.ids.forget()
-            partition.window.forget()
+        for partition in self._all.values():
+            if isinstance(partition, Partition):
+                partition.ids.forget()
+                partition.window.forget()
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
@@ -118,7 +120,7 @@ class Topics:
 
         The sequence of ids continues: if the topic exists after all, no id is reused.
         """
-        partitions = [p for p in self._partitions.values() if p.topic == topic]
+        partitions = [p for p in self._all.values() if p.topic == topic]
         if any(p.queue or p.log.commits for p in partitions):
             return False
         known = [p for p in partitions if not p.log.knows_nothing]
@@ -130,21 +132,24 @@ class Topics:
             self._out.ready.persist.marks.append(unknown)
         return bool(known)
 
-    def _begin_anew(self, partition: Partition) -> None:
+    def _begin_anew(self, partition: Destination) -> None:
         """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
         self._out.ready.persist.marks.append(state_mark(partition))
         self._packer.touch(partition)
 
-    def forget_acknowledged(self, partition: Partition) -> None:
+    def forget_acknowledged(self, partition: Destination) -> None:
         """Forget acknowledged batches, with all dependent state. Called at the event, and for its mark in recovery."""
-        partition.forget_acknowledged()
-        self._revivals.forget(partition.number)
-        self._suspicions.keep_suspected(partition)
+        if isinstance(partition, Partition):
+            partition.forget_acknowledged()
+            self._revivals.forget(partition.number)
+            self._suspicions.keep_suspected(partition)
+        else:
+            partition.log.forget()
         self._units.forget(partition.number)
 
-    def note_topic(self, partition: Partition) -> None:
+    def note_topic(self, partition: Destination) -> None:
         """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kafkasafe._core import units as u
 from kafkasafe._core.journal.destinations import Destinations
-from kafkasafe._core.journal.partition import UNCHOSEN
 from kafkasafe._core.journal.precedence import Precedence
 
 __all__ = ["Turns"]
@@ -19,9 +18,9 @@ class Turns:
 
     def is_in_front(self, batch: u.Member) -> bool:
         """Whether only batches of units are before it in its queue, and it may be sent."""
-        partition = self._partitions[batch.destination]
-        if partition.partition == UNCHOSEN:
-            return False  # the batch has to be divided first
+        partition = self._partitions.get(batch.destination)
+        if partition is None:
+            return False  # its topic's partitions are not known: the batch has to be divided first
         for other in partition.queue:
             if other is batch:
                 return partition.loss.suspicion is None and not self._precedence.stops(partition, other)

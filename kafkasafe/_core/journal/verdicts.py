@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import Judgement, Verdict
+from kafkasafe._core.journal.destination import Destination
 from kafkasafe._core.journal.destinations import Destinations
 from kafkasafe._core.journal.endings import Durability
 from kafkasafe._core.journal.flow import Flow, FlowEvent
@@ -11,7 +12,7 @@ from kafkasafe._core.journal.lifecycle import BatchEvent
 from kafkasafe._core.journal.notices import Hole, Undecidable
 from kafkasafe._core.journal.outbox import Outbox
 from kafkasafe._core.journal.packing import Packer
-from kafkasafe._core.journal.partition import UNCHOSEN, Partition
+from kafkasafe._core.journal.partition import Partition
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.states import TOO_SLOW, Batch, follows
 from kafkasafe._core.journal.suspicions import Suspicions
@@ -34,6 +35,7 @@ class Verdicts:
         *,
         request_timeout_s: float,
     ) -> None:
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._out = out
         self._packer = packer
@@ -151,33 +153,30 @@ class Verdicts:
 
         With `resend` it may be in the log twice.
         """
-        partition = self._partitions[batch.destination]
+        destination = self._all[batch.destination]
         if batch.position >= 0:
             decision = m.Decision.RESEND if resend else m.Decision.SKIP
             self._out.ready.persist.marks.append(m.Resolved(batch.position, decision))
         if not resend:
             batch.on(BatchEvent.SKIPPED)
-            self._durability.finish(partition, batch)
-            if self.stop_at_unsure(partition):
+            self._durability.finish(destination, batch)
+            if self.stop_at_unsure(destination):
                 return
-        elif partition.partition == UNCHOSEN:
-            batch.on(BatchEvent.RESENT_UNCHOSEN)
-            partition.end_unsure()
-        else:
+        elif isinstance(destination, Partition):
             batch.on(BatchEvent.RESENT)
             batch.may_arrive(possible=False)  # decided
             batch.pardon()
-            partition.end_unsure()
-            partition.ids.expire()
-        if partition.partition == UNCHOSEN:
-            partition.progress.on(FlowEvent.USER_DECIDED_UNCHOSEN)
-            self._packer.touch(partition)
-            return
-        partition.doubt.unfence()
-        partition.progress.on(FlowEvent.USER_DECIDED)
-        self._packer.touch(partition)
+            destination.end_unsure()
+            destination.ids.expire()
+        else:
+            batch.on(BatchEvent.RESENT_UNCHOSEN)
+            destination.end_unsure()
+        if isinstance(destination, Partition):
+            destination.doubt.unfence()
+        destination.progress.on(FlowEvent.USER_DECIDED)
+        self._packer.touch(destination)
 
-    def _stop_at(self, partition: Partition, batch: Batch, event: FlowEvent, evidence: str) -> None:
+    def _stop_at(self, partition: Destination, batch: Batch, event: FlowEvent, evidence: str) -> None:
         batch.on(BatchEvent.UNKNOWABLE)
         batch.blame(batch.code, evidence)
         partition.progress.on(event)
@@ -185,7 +184,7 @@ class Verdicts:
             self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))
         self._out.ready.notices.append(Undecidable(batch, evidence))
 
-    def stop_at_unsure(self, partition: Partition) -> bool:
+    def stop_at_unsure(self, partition: Destination) -> bool:
         head = partition.queue.head
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False

@@ -16,7 +16,6 @@ from kafkasafe._core.journal.flow import Flow
 from kafkasafe._core.journal.healing import Revivals
 from kafkasafe._core.journal.messages import Packed
 from kafkasafe._core.journal.notices import Delivered, Denial
-from kafkasafe._core.journal.partition import UNCHOSEN
 from kafkasafe._core.journal.precedence import Precedence
 from kafkasafe._core.journal.replay import Replay
 from kafkasafe._core.journal.sequences import IdSource
@@ -41,6 +40,7 @@ class Views:
         replay: Replay,
     ) -> None:
         self._destinations = destinations
+        self._all = destinations.all
         self._partitions = destinations.partitions
         self._index = index
         self._units = units
@@ -89,7 +89,7 @@ class Views:
         """(position, bytes) of batches that keep everything after them in the spool, in order; packed ones in sums."""
         sizes = self._index.sizes()
         for number in self._index.packed_from:
-            sizes += self._partitions[number].queue.packed_sizes
+            sizes += self._all[number].queue.packed_sizes
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
@@ -100,13 +100,13 @@ class Views:
         """
         first = packing.UNPACKED if far else 0
         last = packing.UNPACKED if far is False else None
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             for batch in islice(partition.queue.all(), first, last):
                 yield partition.topic, partition.partition, batch
 
     def packed(self) -> Iterator[Packed]:
         """The packed batches of each partition that has some."""
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             first = partition.queue.first_packed
             if first is not None:
                 queue = partition.queue
@@ -122,7 +122,7 @@ class Views:
     @property
     def unfinished(self) -> int:
         """Batches that are not finished."""
-        return sum(len(p.queue) for p in self._partitions.values()) + self._units.bare
+        return sum(len(p.queue) for p in self._all.values()) + self._units.bare
 
     def topic(self, name: str) -> m.Topic | None:
         """The id and partition count of a topic; None if unknown."""
@@ -136,11 +136,11 @@ class Views:
     @property
     def destinations(self) -> set[int]:
         """Numbers of all destinations that were declared."""
-        return set(self._partitions)
+        return set(self._all)
 
     def address(self, destination: int) -> tuple[str, int]:
         """Topic and partition (UNCHOSEN: not chosen yet) of a destination number."""
-        partition = self._partitions[destination]
+        partition = self._all[destination]
         return partition.topic, partition.partition
 
     def last_acked_offset(self, topic: str, partition: int) -> int:
@@ -152,7 +152,7 @@ class Views:
         """((topic, partition), last acked offset) of every partition that has one. From any thread."""
         return [
             ((p.topic, p.partition), p.log.last_acked_offset)
-            for p in list(self._partitions.values())
+            for p in list(self._all.values())
             if p.log.last_acked_offset >= 0
         ]
 
@@ -160,26 +160,26 @@ class Views:
     def in_doubt(self) -> int:
         """How many batches are in doubt: the broker may have appended them. From any thread."""
         return sum(
-            batch.state is State.IN_DOUBT for p in list(self._partitions.values()) for batch in p.queue.copy()
+            batch.state is State.IN_DOUBT for p in list(self._all.values()) for batch in p.queue.copy()
         )
 
     @property
     def spooled_records(self) -> int:
         """How many unfinished records are on disk. From any thread."""
-        partitions = list(self._partitions.values())
+        partitions = list(self._all.values())
         packed = sum(p.queue.packed_records for p in partitions)
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
         """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
-        queues = [partition.queue.copy() for partition in list(self._partitions.values())]
+        queues = [partition.queue.copy() for partition in list(self._all.values())]
         firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
         return [first.max_timestamp for first in firsts if first is not None]
 
     def denials(self) -> list[tuple[int, Denial, int, int]]:
         """(destination, denial, batches, records) of each destination that the cluster refuses. From any thread."""
         found = []
-        for partition in list(self._partitions.values()):
+        for partition in list(self._all.values()):
             denial = partition.refusal.denial
             if denial is not None:
                 queue = partition.queue.copy()
@@ -190,42 +190,44 @@ class Views:
 
     def waiting(self, topic: str) -> int:
         """How many batches of a topic wait for their partitions to be chosen."""
-        known = self._destinations.find(topic, UNCHOSEN)
+        known = self._destinations.unassigned.get(topic)
         return 0 if known is None else len(known.queue)
 
     def unchosen_topics(self) -> list[str]:
         """Topics that have batches waiting for their partitions to be chosen."""
-        return [p.topic for p in self._destinations.unchosen if p.queue]
+        return [p.topic for p in self._destinations.unassigned.values() if p.queue]
 
     @property
     def unchosen_bytes(self) -> int:
         """Size of the batches that wait for their partitions to be chosen."""
         return sum(
-            batch.size_bytes for partition in self._destinations.unchosen for batch in partition.queue.all()
+            batch.size_bytes
+            for partition in self._destinations.unassigned.values()
+            for batch in partition.queue.all()
         )
 
     @property
     def has_unchosen(self) -> bool:
         """Whether batches wait for their partitions to be chosen."""
-        return any(partition.queue for partition in self._destinations.unchosen)
+        return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
         """Size of the batches of a topic that are divided next, when its partitions are known."""
-        known = self._destinations.find(topic, UNCHOSEN)
+        known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
 
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
-        return self._partitions[destination].partition == UNCHOSEN
+        return destination not in self._partitions
 
     @property
     def in_flight(self) -> int:
         """How many batches were sent and have no answer yet."""
-        return sum(partition.queue.in_flight for partition in self._partitions.values())
+        return sum(partition.queue.in_flight for partition in self._all.values())
 
     def wants(self, topic: str) -> bool:
         """Whether a topic has unfinished batches. From any thread."""
-        return any(p.queue for p in list(self._partitions.values()) if p.topic == topic)
+        return any(p.queue for p in list(self._all.values()) if p.topic == topic)
 
     def idle(self) -> list[tuple[int, int]]:
         """(destination, last acked offset) of partitions without requests in flight, doubts or suspicions."""
@@ -248,11 +250,11 @@ class Views:
 
     def leader_epoch(self, destination: int) -> int:
         """Leader epoch of the last acknowledgement, -1 when unknown."""
-        return self._partitions[destination].log.leader_epoch
+        return self._all[destination].log.leader_epoch
 
     def reach(self, destination: int) -> int:
         """The lowest offset at which an unfinished batch can begin; -1 when unknown."""
-        return self._partitions[destination].log.reach
+        return self._all[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
         """Whether a plain batch may have been sent: not without an id, nor before the partition's baseline is known.
@@ -260,17 +262,17 @@ class Views:
         The first send to a partition waits until the log's end is durable in the spool (`baseline`). Without a
         baseline, no broker has seen the partition's batches, even if they have ids.
         """
-        partition = self._partitions[batch.destination]
+        partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
 
     def topic_id(self, destination: int) -> bytes:
         """Id of the topic that a destination's offsets belong to."""
-        return self._partitions[destination].log.topic_id
+        return self._all[destination].log.topic_id
 
     def delivered_before(self, position: int) -> list[Delivered]:
         """Delivered records before this position that were still in the spool after its last release."""
         found = []
-        for partition in self._partitions.values():
+        for partition in self._all.values():
             going = [
                 batch for batch in partition.log.acked if self._index.released <= batch.position < position
             ]
@@ -286,7 +288,7 @@ class Views:
         """Addresses whose first batch is held back. From any thread."""
         return [
             (partition.topic, partition.partition)
-            for partition in list(self._partitions.values())
+            for partition in list(self._all.values())
             if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
         ]
 
@@ -294,6 +296,6 @@ class Views:
         """Addresses with unfinished batches that were written before this position."""
         return frozenset(
             (partition.topic, partition.partition)
-            for partition in self._partitions.values()
+            for partition in self._all.values()
             if partition.queue and partition.queue[0].written_at < before
         )

@@ -54,32 +54,28 @@ class DiskWriter:
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
         """Write one group and make it durable, now or once the disk works again."""
-        if lane.unwritten:
-            lane.unwritten.extend(_apart(persist))
-        else:
-            lane.unwritten.append(persist)
-        if lane.write_attempt == 0 or persist.marks or persist.after:
+        backlog = lane.write_backlog
+        backlog.extend(_apart(persist) if backlog else (persist,))
+        if backlog.attempt == 0 or persist.marks or persist.after:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
         """Write all pending groups, decisions first: on a full disk they free space. False: a write failed."""
         looked = False
-        while lane.unwritten and not lane.lock.lost:
-            index = next((i for i, unit in enumerate(lane.unwritten) if unit.marks or unit.after), 0)
-            unit = lane.unwritten[index]
-            del lane.unwritten[index]
+        backlog = lane.write_backlog
+        while backlog and not lane.lock.lost:
+            index, unit = backlog.take()
             try:
                 self._write_unit(lane, unit)
             except SpoolWriteError as error:
-                for part in reversed(_apart(unit, smaller=True)):
-                    lane.unwritten.insert(index, part)
+                backlog.restore(index, _apart(unit, smaller=True))
                 if not looked and self._was_displaced(lane):
                     looked = True
                     continue
                 self._stall(lane, error)
                 return False
-            lane.write_attempt = 0
-        return not lane.unwritten
+            backlog.succeed()
+        return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
         """Whether a write failed because the lane was displaced, and the lane is in its place again."""
@@ -109,7 +105,7 @@ class DiskWriter:
         self._places.forget(lane)
 
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
-        lane.write_attempt += 1
+        attempt = lane.write_backlog.fail()
         if lane.own and not self._places.in_trouble(lane):
             self._ledger.disk_failed(str(error), full=error.full)
         self._ground.counters["spool_write_errors"] += 1
@@ -121,13 +117,14 @@ class DiskWriter:
             lane.name,
             error,
             lane=lane.name,
-            attempt=lane.write_attempt,
+            attempt=attempt,
             error=type(error).__name__,
         )
-        self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), lane.write_attempt))
-        if lane.retry_at <= self._ground.clock.monotonic():
-            pause_s = self._ground.backoff.pause_s(lane.write_attempt)
-            lane.retry_at = self._ground.clock.monotonic() + pause_s
+        self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
+        now = self._ground.clock.monotonic()
+        if not lane.write_backlog.has_retry(now):
+            pause_s = self._ground.backoff.pause_s(attempt)
+            lane.write_backlog.pause(now + pause_s)
             self._ground.timer(pause_s, WriteDue(lane))
 
     def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
@@ -148,7 +145,7 @@ class DiskWriter:
 
     def retry_write(self, lane: Lane) -> None:
         """Write again after the pause that followed a failed write."""
-        lane.retry_at = 0.0
+        lane.write_backlog.end_pause()
         if lane in self._ground.lanes:
             self.write_out(lane)
 
@@ -212,9 +209,9 @@ class DiskWriter:
                 seconds = self._ground.clock.monotonic() - started
                 self._ground.counters["fsync_us"] += int(seconds * 1e6)
                 self._ground.stats.fsync.observe(seconds)
-            lane.to_divide_bytes = waits or lane.to_divide_bytes
+            lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
-            lane.divided_bytes = 0
+            lane.divisions.written()
         self.publish_used()  # before callers see that the backlog is smaller
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         if persist.units and not self._config.in_memory:
@@ -239,15 +236,15 @@ class DiskWriter:
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
-            size += lane.to_divide_bytes
+            size += lane.divisions.waiting_bytes
             lane.spool.keep_room(size)
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
         """Count the bytes that wait for their partitions again: they changed other than by a write."""
-        if lane.to_divide_bytes or lane.journal.views.has_unchosen:
-            lane.to_divide_bytes = lane.journal.views.unchosen_bytes
-            lane.spool.keep_room(lane.to_divide_bytes)
+        if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
+            lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
+            lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
         """Release callers that wait for these parcels to be durable: the next start finds them on disk."""
@@ -338,10 +335,10 @@ class DiskWriter:
         position = lane.journal.views.release_position
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
         more = self._config.spool_segment_bytes // 8
-        if position == lane.released_at and excess <= max(lane.released_excess + more, 0):
+        if not lane.release.is_due(position, excess, more):
             return
         self.tell_newest(lane, position)
-        lane.released_at, lane.released_excess = position, excess
+        lane.release.note(position, excess)
         try:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
@@ -361,11 +358,11 @@ class DiskWriter:
             )
             return
         if freed:
-            lane.room_at = 0.0
+            lane.divisions.end_pause()
             if lane.undivided:
                 self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
             self.count_to_divide(lane)
-            lane.released_excess -= freed
+            lane.release.freed(freed)
             lane.journal.released(lane.spool.first_position)
             self.publish_used()
 
@@ -375,7 +372,7 @@ class DiskWriter:
         Skipped while writes fail: they may need the space that the deletion frees.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
-        if starts and not lane.write_attempt:
+        if starts and not lane.write_backlog.attempt:
             marks = lane.journal.tell_newest(starts[-1])
             if marks:
                 self.persist(lane, j.Persist(marks=marks))

@@ -74,7 +74,7 @@ class Endings:
                         )
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
                     self._ground.stats.records[parcel.topic, "damaged"] += batch.count
-                    kept = lane.kept_in.pop(batch.handle)
+                    kept = lane.rejections.finish(batch.handle)
                     parcel.error = SpoolCorruptError(
                         f"The record was damaged on disk before it was delivered: {batch.message}. What is left of its"
                         f" batch is in {kept}",
@@ -306,7 +306,7 @@ class Endings:
         if batch.code == j.DAMAGED:
             return
         topic, partition = lane.journal.views.address(batch.destination)
-        path = lane.kept_in[batch.handle]
+        path = lane.rejections.path(batch.handle)
         self._log.seldom(
             logging.ERROR,
             "records_rejected",
@@ -333,7 +333,7 @@ class Endings:
 
     def _dead_letter(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
         handler = self._config.on_rejected
-        path = lane.kept_in.pop(batch.handle)
+        path = lane.rejections.finish(batch.handle)
         if handler is None:
             return
         topic, partition = lane.journal.views.address(batch.destination)

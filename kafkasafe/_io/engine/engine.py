@@ -345,7 +345,7 @@ class Engine:
         while (
             not self._ground.abandon
             and not lane.held
-            and self._ground.clock.monotonic() >= lane.reads.unreadable_until
+            and self._ground.clock.monotonic() >= lane.divisions.unreadable_until
         ):
             if lane.journal.at_rest and not lane.undivided:
                 self._losses.publish_doubted(lane)

@@ -55,7 +55,7 @@ class Gathering:
     def _has_room(self, lane: Lane) -> bool:
         ledger, config = self._ledger, self._ground.config
         return (
-            not (lane.write_attempt or lane.unwritten)
+            not (lane.write_backlog.attempt or lane.write_backlog)
             and ledger.used < config.spool_max_bytes // 2
             and ledger.free > 4 * FREE_BYTES
         )

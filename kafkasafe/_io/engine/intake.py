@@ -205,17 +205,13 @@ class Intake:
         if not divides and not lane.undivided:
             return False
         # The journal may have named an undivided batch again, sent it again, or given it up.
-        unique = {divide.batch.handle: divide for divide in (*lane.reads.take(), *divides)}
+        unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
-        if lane.divided_bytes or lane.room_at > self._ground.clock.monotonic():
-            lane.reads.leave(todo)
+        if lane.divisions.is_blocked(self._ground.clock.monotonic()):
+            lane.divisions.leave(todo)
             return False
-        stopped = {
-            destination
-            for destination, until in lane.stopped.items()
-            if until > self._ground.clock.monotonic()
-        }
+        stopped = lane.rejections.stopped(self._ground.clock.monotonic())
         progress = False
         for index, divide in enumerate(todo):
             if divide.batch.destination in stopped:
@@ -226,7 +222,7 @@ class Intake:
                 if missing:
                     stuck += todo[index:]
                     # The batches divided before it are written first, which may make space.
-                    if not lane.divided_bytes:
+                    if not lane.divisions.unwritten_bytes:
                         self._wait_for_room(lane, stuck, missing)
                     break
                 progress = True
@@ -234,10 +230,7 @@ class Intake:
                     self._ledger.damage.pop(lane.journal.views.address(divide.batch.destination), None)
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, divide.batch, error):
-                    if divide.refused and divide.batch.unit is not None:
-                        lane.journal.units.give_up(divide.batch.unit, j.DAMAGED, str(error))
-                    else:
-                        lane.journal.damaged(divide.batch, str(error))
+                    lane.journal.damaged(divide.batch, str(error))
                     progress = True
                 else:
                     stopped.add(divide.batch.destination)
@@ -245,9 +238,9 @@ class Intake:
                 continue
             except SpoolError as error:
                 stuck += todo[index:]
-                attempt = lane.reads.fail()
+                attempt = lane.divisions.fail()
                 pause_s = self._ground.backoff.pause_s(attempt)
-                lane.reads.wait(self._ground.clock.monotonic() + pause_s)
+                lane.divisions.wait(self._ground.clock.monotonic() + pause_s)
                 self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
                 self._log.seldom(
                     logging.WARNING,
@@ -261,19 +254,19 @@ class Intake:
                     error=type(error).__name__,
                 )
                 break
-            lane.reads.succeed()
-        lane.reads.leave(stuck)
+            lane.divisions.succeed()
+        lane.divisions.leave(stuck)
         if progress:
-            lane.reads.find_room()
-            if lane.to_divide_bytes and not lane.journal.views.has_unchosen:
+            lane.divisions.find_room()
+            if lane.divisions.waiting_bytes and not lane.journal.views.has_unchosen:
                 self._disk.count_to_divide(lane)
         return progress
 
     def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
         """Wait for space for the next division: the engine tries again after a pause, or when a segment is deleted."""
-        attempt = lane.reads.miss_room()
+        attempt = lane.divisions.miss_room()
         pause_s = self._ground.backoff.pause_s(attempt)
-        lane.room_at = self._ground.clock.monotonic() + pause_s
+        lane.divisions.pause(self._ground.clock.monotonic() + pause_s)
         self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
         topic, partition = lane.journal.views.address(waiting[0].batch.destination)
         if partition == UNCHOSEN:
@@ -309,8 +302,8 @@ class Intake:
             children = self._split_by_partition(parent, columns, given, partitions)
             bad = set()
         size = sum(child.size_bytes + _PART_BYTES for child, _ in children)
-        if divide.batch.durable and not lane.spool.has_room(lane.divided_bytes + size):
-            return lane.divided_bytes + size
+        if divide.batch.durable and not lane.spool.has_room(lane.divisions.unwritten_bytes + size):
+            return lane.divisions.unwritten_bytes + size
         if divide.refused:
             topic, partition = lane.journal.views.address(divide.batch.destination)
             self._log.seldom(
@@ -347,5 +340,5 @@ class Intake:
             self.register(lane, child, batch)
         self._disk.drop(parent)
         if divide.batch.durable:
-            lane.divided_bytes += size
+            lane.divisions.add_unwritten(size)
         return 0

@@ -416,7 +416,7 @@ class LaneKeeper:
                 continue
             wanted = self._ground.directory.wanted(lane.lock.number)
             lane.journal.halt(halted=wanted or self._config.decide is not None)
-            idle = wanted and not lane.journal.views.in_flight and not lane.unwritten
+            idle = wanted and not lane.journal.views.in_flight and not lane.write_backlog
             if lane.handover.look(idle=idle):
                 self._hand_over(lane)
         self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))

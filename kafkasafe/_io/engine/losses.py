@@ -149,7 +149,7 @@ class LossWatch:
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again was rejected."""
         topic, partition = lane.journal.views.address(batch.destination)
-        path = lane.kept_in[batch.handle]
+        path = lane.rejections.path(batch.handle)
         last_offset = batch.place + batch.count - 1
         message = (
             f"{topic}-{partition}: {counted(batch.count, 'acknowledged record')} that the cluster had lost, offsets"

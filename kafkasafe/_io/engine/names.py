@@ -4,73 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe import events
 from kafkasafe._core import units as u
 from kafkasafe._core.codes import DESTINATION_CODES, MISSING_CODES, classify_code
-from kafkasafe._core.journal.refusal import CONFIRMED_S, SILENCE_S
+from kafkasafe._core.journal.refusal import CONFIRMED_S
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.refused_name import RefusedName
 from kafkasafe._io.refusals import RefusedDestination, counted
 
-__all__ = ["RefusedName", "RefusedNames", "refused_names", "topics_beside"]
+__all__ = ["RefusedNames", "refused_names", "topics_beside"]
 
 _CODES: Final = frozenset({30, 50, 53})
 _MISSING_GRACE_S: Final = 10.0
 """A broker that has just started knows no topic."""
-
-
-@dataclass(slots=True, eq=False)
-class RefusedName:
-    """A transactional id, or a group, that the cluster refuses.
-
-    Attributes:
-        code: Kafka's error code.
-        reason: What the cluster said.
-        since: `Ground.now` of the first such answer.
-        last_at: `Ground.now` of the latest such answer.
-        counted_from: `Ground.now` since which the cluster has given only this answer, without a long silence.
-        transactional_id: The units of this id wait; empty: those of the lane's own ids.
-        group: Only the units with offsets of this group wait; empty: all units of the transactional id.
-        told: Whether the refusal was reported.
-    """
-
-    code: int
-    reason: str
-    since: float
-    last_at: float
-    counted_from: float
-    transactional_id: str
-    group: str
-    told: bool = False
-
-    def begin_again(self, now: float) -> None:
-        """Measure the duration of the refusal from now on, because another answer came, or none."""
-        self.counted_from = now
-
-    def repeat(self, now: float, reason: str) -> None:
-        """Note the same answer again. After a long silence, measure the duration of the refusal from now on."""
-        if now - self.last_at > SILENCE_S:
-            self.counted_from = now
-        self.last_at, self.reason = now, reason
-
-    def report(self) -> None:
-        """Note that the refusal was reported."""
-        self.told = True
-
-    def waiting(self, lane: Lane) -> list[u.Unit]:
-        """Units that wait because of the refusal. From any thread."""
-        return [
-            unit
-            for unit in lane.journal.units.unfinished
-            if (
-                any(each.group == self.group for each in unit.offsets)
-                if self.group
-                else unit.transactional_id == self.transactional_id
-            )
-        ]
 
 
 class RefusedNames:
@@ -86,7 +35,7 @@ class RefusedNames:
             True if the error is about the place of a user's offset, and has lasted for `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
-        found = lane.refused_names.get(name)
+        found = lane.names.get(name)
         now = self._ground.now()
         of_place = code in DESTINATION_CODES and _is_of_offsets(action)
         if code is None or not (code in _CODES or of_place):
@@ -95,7 +44,7 @@ class RefusedNames:
             return False
         of = "" if _of_pool(lane, action) else action.tid.name
         if found is None or found.code != code:
-            lane.refused_names[name] = RefusedName(code, reason, now, now, now, of, group)
+            lane.names.add(name, RefusedName(code, reason, now, now, now, of, group))
             return False
         found.repeat(now, reason)
         limit_s = self._ground.config.blocked_timeout_s if of_place else None
@@ -107,7 +56,7 @@ class RefusedNames:
         return limit_s is not None and now - found.counted_from >= limit_s
 
     def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
-        records, code, reason = _records(found.waiting(lane)), found.code, found.reason
+        records, code, reason = _records(found.waiting(lane.journal.units)), found.code, found.reason
         self._ground.log.seldom(
             logging.ERROR,
             "transactions_blocked",
@@ -127,10 +76,10 @@ class RefusedNames:
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """Note a request that was answered without an error."""
-        if not lane.refused_names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
+        if not lane.names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         name, _ = _name(lane, action)
-        found = lane.refused_names.pop(name, None)
+        found = lane.names.accept(name)
         if found is None or not found.told:
             return
         seconds = self._ground.now() - found.since
@@ -151,8 +100,8 @@ class RefusedNames:
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
     """Refused names, with the units that wait for them; with a topic, only if its records wait. From any thread."""
     for lane in lanes:
-        for name, found in list(lane.refused_names.items()):
-            units = found.waiting(lane)
+        for name, found in lane.names.items():
+            units = found.waiting(lane.journal.units)
             if units and (topic is None or any(topic in _topics(lane, unit) for unit in units)):
                 batches = sum(len(unit.batches) for unit in units)
                 yield RefusedDestination(

@@ -269,7 +269,7 @@ class Order:
         waiting = lane.journal.views.held_back()
         if not waiting:
             if lane.held_back and not owing:
-                lane.held_back = False
+                lane.report_held_back(held_back=False)
                 self._log.info(
                     "%s: all earlier records are delivered; sending resumes",
                     lane.name,
@@ -279,7 +279,7 @@ class Order:
             return
         if lane.held_back:
             return
-        lane.held_back = True
+        lane.report_held_back(held_back=True)
         names = tuple(map(lane_name, owing))
         self._log.info(
             "%s: %s until what earlier producers left in %s%s is delivered",

@@ -31,7 +31,7 @@ class Rejects:
         """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
         if self._config.in_memory:
             # Without a disk, only their futures and the dead-letter handler get them.
-            lane.kept_in.update((batch.handle, None) for batch in aside.batches)
+            lane.rejections.keep((batch.handle for batch in aside.batches), None)
             self._set_aside(lane, aside, len(aside.batches))
             return
         topic, partition = lane.journal.views.address(aside.destination)
@@ -74,7 +74,7 @@ class Rejects:
                 reason = f"rejected/ cannot be written: {error}"
                 lane.disown()
                 break
-            lane.kept_in.update(dict.fromkeys(handles, path))
+            lane.rejections.keep(handles, path)
             kept += len(portion)
         if reason:
             self._ground.counters["rejected_not_kept"] += 1
@@ -105,18 +105,18 @@ class Rejects:
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
         """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
-        if batch.handle in lane.kept_in:
+        if batch.handle in lane.rejections:
             return True
         address = lane.journal.views.address(batch.destination)
         if self._config.on_corrupt == "quarantine":
             try:
-                lane.kept_in[batch.handle] = lane.spool.quarantine(batch.position)
+                lane.rejections.keep((batch.handle,), lane.spool.quarantine(batch.position))
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
                 self._ground.stats.corrupt += 1
                 return True
-        lane.stopped[batch.destination] = self._ground.clock.monotonic() + 1.0
+        lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
         self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
         self._log.seldom(
             logging.ERROR,

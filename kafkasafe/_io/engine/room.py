@@ -41,7 +41,7 @@ class RoomKeeper:
 
     def keep(self, lane: Lane) -> None:
         """Copy a portion forward, if the own lane needs space and copying pays. `DiskWriter.release` must follow."""
-        if not lane.own or lane.unwritten:
+        if not lane.own or lane.write_backlog:
             return
         self._rescue(lane)
         if not self._needs_room(lane):

@@ -160,8 +160,7 @@ class Transactor:
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    unit = batch.unit or action.transaction.units[0]
-                    lane.journal.units.give_up(unit, j.DAMAGED, str(error))
+                    lane.journal.damaged(batch, str(error))
                 else:
                     self._failed(lane, action, None, str(error), sent=False)
                 continue
@@ -475,9 +474,9 @@ class Transactor:
     def _refuse(self, lane: Lane, unit: u.Unit) -> None:
         """Write a unit's batches to `rejected/`, durably, before the mark that ends the unit is decided."""
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
-        left = [batch for batch in batches if batch.handle not in lane.kept_in]
+        left = [batch for batch in batches if batch.handle not in lane.rejections]
         if self._config.in_memory:
-            lane.kept_in.update((batch.handle, None) for batch in left)
+            lane.rejections.keep((batch.handle for batch in left), None)
             left = []
         for destination in dict.fromkeys(batch.destination for batch in left):
             topic, partition = lane.journal.views.address(destination)
@@ -502,7 +501,7 @@ class Transactor:
                 lane.disown()
                 lane.journal.units.put_aside(unit, kept=False, reason=str(error))
                 return
-            lane.kept_in.update((batch.handle, path) for batch in mine)
+            lane.rejections.keep((batch.handle for batch in mine), path)
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:

@@ -1,0 +1,361 @@
+"""The header of a batch, without its records: read, checked, and changed in place."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import crc32c
+
+__all__ = [
+    "ATTRIBUTES_AT",
+    "CONTROL",
+    "HEADER_BYTES",
+    "LENGTH",
+    "MAX_BODY_BYTES",
+    "RECORD_OVERHEAD",
+    "BatchHeader",
+    "Buffer",
+    "Compression",
+    "CorruptBatchError",
+    "Headers",
+    "crc_and_count",
+    "crc_of",
+    "fill_header",
+    "finish",
+    "identity_of",
+    "iter_headers",
+    "read_header",
+    "stamp_address",
+    "stamp_crc",
+    "stamp_identity",
+    "verify",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""The types from which this module reads bytes."""
+
+Headers: TypeAlias = Mapping[int, Sequence[tuple[str, Buffer | None]]]
+"""Record headers by record index; records without headers are left out."""
+
+HEADER_BYTES: Final = 61
+MAX_BODY_BYTES: Final = 256 * 1024 * 1024
+"""Default bound of a batch's decompressed records."""
+RECORD_OVERHEAD: Final = 16
+"""The most that a record without headers and timestamp takes beside its key and value."""
+
+MAGIC: Final = 2
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC: Final = struct.Struct(">I")
+_IDENTITY: Final = struct.Struct(">qhi")
+LENGTH: Final = struct.Struct(">i")
+_EPOCH: Final = struct.Struct(">i")
+_OFFSET: Final = struct.Struct(">q")
+
+_LENGTH_AT: Final = 8
+_LEADER_EPOCH_AT: Final = 12
+_MAGIC_AT: Final = 16
+_CRC_AT: Final = 17
+ATTRIBUTES_AT: Final = 21
+_IDENTITY_AT: Final = 43
+_COUNT_AT: Final = 57
+
+_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength, which batchLength does not count
+_COMPRESSION_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+
+_INT32_MAX: Final = 2**31 - 1
+
+
+class Compression(enum.IntEnum):
+    """How the records of a batch are compressed: the low three bits of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class CorruptBatchError(ValueError):
+    """The bytes are not a whole, undamaged RecordBatch v2. The message says what is wrong."""
+
+
+def _add_sequence(sequence: int, increment: int) -> int:
+    """Kafka's sequence arithmetic: after 2**31 - 1 comes 0."""
+    return (sequence + increment) & _INT32_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The 61 bytes before the records.
+
+    Attributes:
+        base_offset: Offset of the first record; in a spool, its position.
+        batch_length: Bytes after this field, as Kafka counts them; `size_bytes` is the whole batch.
+        partition_leader_epoch: Leader epoch; in a spool, the destination number.
+        magic: Format of the batch, always 2.
+        crc: CRC32C of everything from byte 21.
+        attributes: Compression, timestamp type and kind of batch.
+        last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction it may be
+            more than `count` - 1.
+        base_timestamp: The time to which the records' timestamps are relative, in ms since the epoch.
+        max_timestamp: Largest timestamp, in ms since the epoch.
+        producer_id: -1 when the batch has none.
+        producer_epoch: -1 when the batch has none.
+        base_sequence: Sequence of the first record, -1 when the batch has none.
+        count: Number of records.
+    """
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole batch, header included."""
+        return _LOG_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record (inclusive)."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record (inclusive), -1 when the batch has no identity."""
+        return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def next_sequence(self) -> int:
+        """Base sequence of the batch after this one, -1 when this one has no identity."""
+        return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta + 1)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the records are control records (transaction markers, or a spool's marks)."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the broker replaced the records' timestamps by `max_timestamp`."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def compression(self) -> Compression:
+        """How the records are compressed."""
+        return Compression(self.attributes & _COMPRESSION_MASK)
+
+
+def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch that begins at byte `at`.
+
+    Neither the CRC nor the presence of the records is checked: `verify` does that.
+
+    Args:
+        buf: Bytes that hold at least the batch's first 61 bytes.
+        at: Where the batch begins.
+
+    Raises:
+        CorruptBatchError: These bytes cannot be a RecordBatch v2's header, or end inside it.
+    """
+    if len(buf) - at < HEADER_BYTES:
+        raise CorruptBatchError(
+            f"Truncated batch: {max(0, len(buf) - at)} bytes at {at}, the header alone has {HEADER_BYTES}"
+        )
+    header = BatchHeader(*_HEADER.unpack_from(buf, at))
+    if header.magic != MAGIC:
+        raise CorruptBatchError(f"Not a RecordBatch v2: magic {header.magic} at {at}")
+    if header.batch_length < HEADER_BYTES - _LOG_OVERHEAD:
+        raise CorruptBatchError(
+            f"Batch at {at} claims a length of {header.batch_length} bytes, less than its header has"
+        )
+    if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
+        raise CorruptBatchError(
+            f"Batch at {at} claims unknown compression {header.attributes & _COMPRESSION_MASK}"
+        )
+    if header.count < 0 or header.last_offset_delta < header.count - 1:
+        raise CorruptBatchError(
+            f"Batch at {at} claims {header.count} records up to offset delta {header.last_offset_delta}"
+        )
+    return header
+
+
+def verify(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch at byte `at`, after checking that the batch is complete and its CRC is right.
+
+    Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
+
+    Args:
+        buf: Bytes that hold the batch; others may follow it.
+        at: Where the batch begins.
+
+    Raises:
+        CorruptBatchError: As `read_header`; or the batch is cut short, or its CRC differs.
+    """
+    header = read_header(buf, at)
+    if header.size_bytes > len(buf) - at:
+        raise CorruptBatchError(
+            f"Truncated batch: {len(buf) - at} bytes at {at}, the header claims {header.size_bytes}"
+        )
+    crc = crc_of(buf, at, header.size_bytes)
+    if crc != header.crc:
+        raise CorruptBatchError(
+            f"CRC of the batch at {at} is {crc:#010x}, its header says {header.crc:#010x}"
+        )
+    return header
+
+
+def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Walks concatenated batches, as in a Fetch response, and yields where each begins and its header.
+
+    An incomplete batch ends the iteration: a broker truncates its response at its byte limit. Messages of formats
+    before v2 are skipped. CRCs are not checked.
+
+    Raises:
+        CorruptBatchError: The bytes after the last yielded batch are not a batch.
+    """
+    at = 0
+    while len(buf) - at > _MAGIC_AT:
+        (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
+        # The smallest message of the oldest format has 14 bytes after its length.
+        if length < 14:
+            raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
+        if length > len(buf) - at - _LOG_OVERHEAD:
+            return
+        if buf[at + _MAGIC_AT] > 1:
+            yield at, read_header(buf, at)
+        at += _LOG_OVERHEAD + length
+
+
+def stamp_identity(
+    buf: bytearray,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = False,
+) -> None:
+    """Writes the batch id into a whole batch, in place, and computes its CRC again.
+
+    Args:
+        buf: Exactly one batch.
+        producer_id: Producer id, -1 for none.
+        producer_epoch: Its epoch, -1 for none.
+        base_sequence: Sequence of the first record, -1 for none.
+        transactional: The batch belongs to a transaction; else its attributes stay as they are.
+
+    Raises:
+        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+    """
+    _check_whole(buf)
+    if transactional:
+        buf[ATTRIBUTES_AT + 1] |= _TRANSACTIONAL
+    _IDENTITY.pack_into(buf, _IDENTITY_AT, producer_id, producer_epoch, base_sequence)
+    stamp_crc(buf)
+
+
+def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int) -> None:
+    """Writes the two fields outside the CRC into a whole batch, in place: cheap, whatever its size.
+
+    Args:
+        buf: Exactly one batch.
+        base_offset: Spool position; 0 on the wire (a broker refuses anything else).
+        partition_leader_epoch: Destination number; -1 on the wire.
+
+    Raises:
+        CorruptBatchError: `buf` is not exactly one batch. It is unchanged.
+    """
+    _check_whole(buf)
+    _OFFSET.pack_into(buf, 0, base_offset)
+    _EPOCH.pack_into(buf, _LEADER_EPOCH_AT, partition_leader_epoch)
+
+
+def identity_of(buf: Buffer) -> tuple[int, int, int]:
+    """(producer id, epoch, base sequence) of a batch that is whole: cheaper than its header."""
+    return _IDENTITY.unpack_from(buf, _IDENTITY_AT)
+
+
+def crc_and_count(buf: Buffer) -> tuple[int, int]:
+    """CRC and number of records of a batch that is whole: cheaper than its header."""
+    return _CRC.unpack_from(buf, _CRC_AT)[0], LENGTH.unpack_from(buf, _COUNT_AT)[0]
+
+
+def _check_whole(buf: bytearray) -> None:
+    if len(buf) >= HEADER_BYTES:
+        # A header object costs ten times as much.
+        _, length, _, magic, _, attributes, last_delta, _, _, _, _, _, count = _HEADER.unpack_from(buf)
+        if (
+            magic == MAGIC
+            and length + _LOG_OVERHEAD == len(buf)
+            and attributes & _COMPRESSION_MASK <= Compression.ZSTD
+            and 0 <= count <= last_delta + 1
+        ):
+            return
+    size = read_header(buf).size_bytes
+    if size != len(buf):
+        raise CorruptBatchError(f"{len(buf)} bytes are not exactly one batch: its header claims {size}")
+
+
+def crc_of(buf: Buffer, at: int, size: int) -> int:
+    with memoryview(buf) as view, view[at + ATTRIBUTES_AT : at + size] as covered:
+        return crc32c.crc32c(covered)
+
+
+def stamp_crc(buf: bytearray) -> None:
+    _CRC.pack_into(buf, _CRC_AT, crc_of(buf, 0, len(buf)))
+
+
+def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
+    """As `frame` without compression, in place: `buf` is room for a header (`HEADER_BYTES`) and the records section.
+
+    Raises:
+        ValueError: A batch above 2 GiB.
+    """
+    return finish(buf, count, base_timestamp, max_timestamp, Compression.NONE)
+
+
+def finish(buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int) -> bytearray:
+    """Fill the header before the records."""
+    if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
+        raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
+    _HEADER.pack_into(
+        buf,
+        0,
+        0,
+        len(buf) - _LOG_OVERHEAD,
+        -1,
+        MAGIC,
+        0,
+        attributes,
+        count - 1,
+        base_timestamp,
+        max_timestamp,
+        -1,
+        -1,
+        -1,
+        count,
+    )
+    stamp_crc(buf)
+    return buf

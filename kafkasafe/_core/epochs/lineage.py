@@ -1,0 +1,391 @@
+"""The history of a log that was read: leader epoch → first offset. It is kept as text beside a committed offset."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Self
+
+__all__ = [
+    "DEFAULT_LIMIT",
+    "MAX_EPOCH",
+    "MAX_OFFSET",
+    "METADATA_BYTES",
+    "MIN_METADATA_BYTES",
+    "UNDEFINED",
+    "Lineage",
+    "LineageError",
+    "decode_topic_id",
+]
+
+UNDEFINED: Final = -1
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. On its own it never proves a loss."""
+
+MAX_EPOCH: Final = 2**31 - 1
+MAX_OFFSET: Final = 2**63 - 1
+
+DEFAULT_LIMIT: Final = 1024
+METADATA_BYTES: Final = 2048
+"""Half of the brokers' default limit for the metadata of a committed offset (`offset.metadata.max.bytes`, 4096)."""
+MIN_METADATA_BYTES: Final = 64
+
+
+class LineageError(ValueError):
+    """The given data is not a history of a log.
+
+    Once a subclass is defined, every `LineageError` is made as an instance of it. `kafkasafe.errors` defines the one
+    that users catch: its other base class must not be imported here.
+    """
+
+    _raised: ClassVar[type[LineageError] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        LineageError._raised = cls
+
+    def __new__(cls, message: str) -> Self:
+        """Make an instance of the registered subclass."""
+        kind: Any = LineageError._raised or cls
+        made: Self = super().__new__(kind, message)
+        return made
+
+
+# --- the history ----------------------------------------------------------------------------------------------------
+
+
+class Lineage:
+    """Leader epoch → first offset, for the part of a log that was read; in offset order.
+
+    Bounded: beyond `limit` epochs, the oldest are dropped. Not thread-safe.
+
+    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. `UNDEFINED`
+    entries (records in a message format before 2) may occur between them, but never two in a row.
+    """
+
+    __slots__ = ("_end", "_epochs", "_limit", "_starts")
+
+    def __init__(
+        self, entries: Iterable[tuple[int, int]] = (), end: int | None = None, *, limit: int = DEFAULT_LIMIT
+    ) -> None:
+        """Start from a known history.
+
+        Args:
+            entries: (epoch, first offset), oldest first.
+            end: Offset after the last record. None: the start of the newest epoch, which then holds no records.
+            limit: How many epochs are kept.
+
+        Raises:
+            LineageError: The entries are out of order, outside Kafka's number ranges, or begin after the end.
+        """
+        if limit < 1:
+            raise LineageError(f"a history of {limit} epochs holds nothing: limit must be 1 or more")
+        self._limit = limit
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        newest = UNDEFINED
+        for epoch, start in entries:
+            _check("an epoch", epoch, UNDEFINED, MAX_EPOCH)
+            _check(f"the start of epoch {epoch}", start, 0, MAX_OFFSET)
+            if epoch == UNDEFINED:
+                if self._epochs and self._epochs[-1] == UNDEFINED:
+                    raise LineageError(f"two entries without an epoch follow each other (at offset {start})")
+            elif epoch <= newest:
+                raise LineageError(f"epoch {epoch} comes after epoch {newest}: epochs must increase")
+            else:
+                newest = epoch
+            if self._starts and start < self._starts[-1]:
+                raise LineageError(
+                    f"epoch {epoch} starts at {start}, before epoch {self._epochs[-1]} at {self._starts[-1]}"
+                )
+            self._epochs.append(epoch)
+            self._starts.append(start)
+        if end is None:
+            end = self._starts[-1] if self._starts else 0
+        _check("the end", end, 0, MAX_OFFSET)
+        if self._starts and end < self._starts[-1]:
+            raise LineageError(
+                f"the end {end} is before the start of epoch {self._epochs[-1]}, {self._starts[-1]}"
+            )
+        self._end = end
+        self._shrink()
+
+    @classmethod
+    def resumed(cls, epoch: int, position: int) -> Lineage:
+        """The history that a committed offset without metadata implies: the epoch of the record before it."""
+        if position == 0 or epoch == UNDEFINED:
+            return cls((), position)
+        return cls([(epoch, position - 1)], position)
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, first offset), oldest first."""
+        return tuple(zip(self._epochs, self._starts, strict=True))
+
+    @property
+    def start_offset(self) -> int:
+        """First offset that the history covers; `end_offset` when it is empty."""
+        return self._starts[0] if self._starts else self._end
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last record that was read."""
+        return self._end
+
+    @property
+    def newest_epoch(self) -> int:
+        """The last defined epoch; `UNDEFINED` if no epoch is defined."""
+        return next((epoch for epoch in reversed(self._epochs) if epoch != UNDEFINED), UNDEFINED)
+
+    def observe(self, epoch: int, offset: int, next_offset: int | None = None) -> bool:
+        """Note a batch (or record) that was read.
+
+        Args:
+            epoch: Its partition leader epoch, `UNDEFINED` when it has none.
+            offset: Its first offset. Gaps are allowed: compaction, or a seek forward.
+            next_offset: Offset after its last record; `offset + 1` when not given.
+
+        Returns:
+            False if the batch contradicts the history (a log's epochs never decrease, and an offset keeps its epoch),
+            so it comes from another log. The history is then unchanged; begin a walk. Observing a batch twice has no
+            further effect.
+
+        Raises:
+            LineageError: Not an epoch or offset, or `next_offset` is not greater than `offset`.
+        """
+        behind = offset + 1 if next_offset is None else next_offset
+        # Fast path: taken for almost every batch.
+        if self._epochs and epoch == self._epochs[-1] and behind > offset >= self._end:
+            self._end = behind
+            return True
+        _check("an epoch", epoch, UNDEFINED, MAX_EPOCH)
+        _check("an offset", offset, 0, MAX_OFFSET)
+        _check("the offset behind the batch", behind, offset + 1, MAX_OFFSET)
+        if not self._epochs or offset >= self._end:
+            return self._append(epoch, offset, behind)
+        return self._again(epoch, offset, behind)
+
+    def _append(self, epoch: int, offset: int, behind: int) -> bool:
+        newest = self.newest_epoch
+        if epoch != UNDEFINED and epoch < newest:
+            return False
+        if epoch == newest and epoch != UNDEFINED:
+            # Epochs never decrease: what had none in between had this one.
+            del self._epochs[-1], self._starts[-1]
+        else:
+            self._epochs.append(epoch)
+            self._starts.append(offset)
+        self._end = behind
+        self._shrink()
+        return True
+
+    def _again(self, epoch: int, offset: int, behind: int) -> bool:
+        """A batch below the end."""
+        at = bisect_right(self._starts, offset) - 1
+        known = self._epochs[at] if at >= 0 else None
+        following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
+        if known == epoch:
+            if following is None:
+                self._end = max(self._end, behind)
+        elif known is None:
+            oldest = next((each for each in self._epochs if each != UNDEFINED), UNDEFINED)
+            if epoch > oldest != UNDEFINED:
+                return False
+            if epoch == oldest != following:
+                # Epochs never decrease: what had none in between had this one.
+                del self._epochs[0], self._starts[0]
+                following = epoch
+            if epoch != following:
+                self._epochs.insert(0, epoch)
+                self._starts.insert(0, offset)
+                self._shrink()
+            else:
+                self._starts[0] = offset
+        elif UNDEFINED in {known, epoch}:
+            pass  # nothing to compare with
+        elif epoch == following and offset > self._starts[at]:
+            # The recorded start was the epoch's first offset *seen*, after a gap. The epoch begins earlier.
+            self._starts[at + 1] = offset
+        else:
+            return False
+        return True
+
+    def truncate(self, offset: int) -> None:
+        """Drop the history from `offset` on: the position moved back, or the log was truncated there.
+
+        This also drops an epoch that begins at the end of the log and so holds no record, even when `offset` is at or
+        after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about it
+        although the next leader may never have seen that epoch.
+        """
+        self._end = min(self._end, offset)
+        keep = bisect_left(self._starts, self._end)
+        del self._epochs[keep:], self._starts[keep:]
+
+    def forget_before(self, offset: int) -> None:
+        """Drop the history below `offset`, which retention removed. The epoch that covers `offset` starts there."""
+        if offset <= self.start_offset:
+            return
+        if offset >= self._end:
+            self._epochs, self._starts, self._end = [], [], offset
+            return
+        at = bisect_right(self._starts, offset) - 1
+        del self._epochs[:at], self._starts[:at]
+        self._starts[0] = offset
+
+    def epoch_at(self, offset: int) -> int | None:
+        """The epoch of the record at `offset`; None where nothing is known."""
+        if not self._starts or not self._starts[0] <= offset < self._end:
+            return None
+        return self._epochs[bisect_right(self._starts, offset) - 1]
+
+    def end_of(self, index: int) -> int:
+        """Offset after the last record of entry number `index`."""
+        return self._starts[index + 1] if index + 1 < len(self._starts) else self._end
+
+    def floor(self, epoch: int) -> int | None:
+        """Index of the entry with the largest defined epoch not above `epoch`; None if no entry qualifies."""
+        best = None
+        for index, ours in enumerate(self._epochs):
+            if ours != UNDEFINED and ours <= epoch:
+                best = index
+        return best
+
+    def copy(self) -> Lineage:
+        """An independent copy."""
+        return Lineage(self.entries, self._end, limit=self._limit)
+
+    def _shrink(self) -> None:
+        if (over := len(self._epochs) - self._limit) > 0:
+            del self._epochs[:over], self._starts[:over]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lineage) and (self.entries, self._end) == (other.entries, other._end)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        runs = ",".join(f"{epoch}:{start}" for epoch, start in self.entries)
+        return f"<Lineage {runs or 'empty'} end {self._end}>"
+
+    # --- as text ---
+
+    def encode(self, max_bytes: int = METADATA_BYTES, *, topic_id: bytes | None = None) -> str:
+        """The history as ASCII text for the metadata of a committed offset.
+
+        Args:
+            max_bytes: Upper bound of its length, at least 64. The oldest epochs that do not fit are left out.
+            topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: it is not known.
+
+        Raises:
+            LineageError: `max_bytes` is below 64, or the id does not have 16 bytes.
+        """
+        if max_bytes < MIN_METADATA_BYTES:
+            raise LineageError(f"max_bytes is {max_bytes}; it must be {MIN_METADATA_BYTES} or more")
+        if topic_id is not None and len(topic_id) != _ID_BYTES:
+            raise LineageError(f"a topic id has {_ID_BYTES} bytes, not {len(topic_id)}")
+        prefix = _PREFIX if topic_id is None else _PREFIX_WITH_ID
+        room = (max_bytes - len(prefix)) * 3 // 4 - _CRC_BYTES
+        body = bytearray(topic_id or b"")
+        _put(body, self._end)
+        behind, above = self._end, MAX_EPOCH + 1
+        # Newest first, so that the oldest epochs are the ones left out.
+        for epoch, start in reversed(self.entries):
+            entry = bytearray()
+            _put(entry, 0 if epoch == UNDEFINED else above - epoch)
+            _put(entry, behind - start)
+            if len(body) + len(entry) > room:
+                break
+            body += entry
+            behind, above = start, above if epoch == UNDEFINED else epoch
+        sealed = bytes(body) + _checksum(prefix, body)
+        return prefix + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
+
+    @classmethod
+    def decode(cls, text: str) -> Lineage:
+        """Read what `encode` wrote.
+
+        Raises:
+            LineageError: It is something else, was damaged, or is of a newer version.
+        """
+        _, body = _unsealed(text)
+        numbers = _numbers(body)
+        if not len(numbers) % 2:
+            raise LineageError("the history of epochs was damaged: it ends within an entry")
+        end, above = numbers[0], MAX_EPOCH + 1
+        behind, entries = end, []
+        for back, length in zip(numbers[1::2], numbers[2::2], strict=True):
+            behind -= length
+            above -= back
+            entries.append((above if back else UNDEFINED, behind))
+        return cls(reversed(entries), end, limit=max(DEFAULT_LIMIT, len(entries)))
+
+
+def decode_topic_id(text: str) -> bytes | None:
+    """The topic id in what `Lineage.encode` wrote, 16 bytes; None where it has none.
+
+    Raises:
+        LineageError: It is something else, was damaged, or is of a newer version.
+    """
+    return _unsealed(text)[0]
+
+
+_PREFIX: Final = "ks1."
+_PREFIX_WITH_ID: Final = "ks2."
+"""The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
+the application: they go by the committed leader epoch alone."""
+_ID_BYTES: Final = 16
+_CRC_BYTES: Final = 4
+
+
+def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
+    # `ks1.` came before there was another one, so its checksum leaves it out.
+    start = b"" if prefix == _PREFIX else prefix.encode("ascii")
+    return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
+
+
+def _unsealed(text: str) -> tuple[bytes | None, bytes]:
+    """The topic id, if it has one, and the numbers."""
+    prefix = text[: len(_PREFIX)]
+    if prefix not in {_PREFIX, _PREFIX_WITH_ID}:
+        raise LineageError(
+            f"{text[:20]!r} is not a history of epochs: it does not begin with {_PREFIX!r} or {_PREFIX_WITH_ID!r}"
+        )
+    try:
+        coded = text[len(prefix) :].encode("ascii")
+        sealed = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise LineageError(f"the history of epochs was damaged: {error}") from None
+    body, crc = sealed[:-_CRC_BYTES], sealed[-_CRC_BYTES:]
+    if _checksum(prefix, body) != crc:
+        raise LineageError("the history of epochs was damaged: its checksum does not match")
+    if prefix == _PREFIX:
+        return None, body
+    if len(body) < _ID_BYTES:
+        raise LineageError("the history of epochs was damaged: it ends within the topic id")
+    return body[:_ID_BYTES], body[_ID_BYTES:]
+
+
+def _check(what: str, number: int, least: int, most: int) -> None:
+    if type(number) is not int or not least <= number <= most:
+        raise LineageError(f"{what} must be a whole number from {least} to {most}, not {number!r}")
+
+
+def _put(into: bytearray, number: int) -> None:
+    while number > 0x7F:
+        into.append(number & 0x7F | 0x80)
+        number >>= 7
+    into.append(number)
+
+
+def _numbers(body: bytes) -> list[int]:
+    found, number, shift = [], 0, 0
+    for byte in body:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            found.append(number)
+            number, shift = 0, 0
+    if shift:
+        raise LineageError("the history of epochs was damaged: it ends within a number")
+    return found
