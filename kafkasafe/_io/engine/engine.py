@@ -167,8 +167,8 @@ class Engine:
                 self._sender.produced(sent, reply)
             case LinkAnswered():
                 self._sender.link_answered(message)
-            case Answered(inquiry, step, answer):
-                inquiry.resume(step, answer)
+            case Answered(inquiry, _, answer):
+                inquiry.resume(answer)
             case InquiryDue(inquiry):
                 inquiry.go_on()
             case UnitAnswered(lane, action, step, answer):

@@ -200,11 +200,11 @@ class LossWatch:
         """Check whether the log of an idle partition still holds the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-        EndCheck(self._ground, lane, check, idle=True, elected=elected).go_on()
+        EndCheck(self._ground, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
-        EndCheck(self._ground, lane, check, idle=False, elected=True).go_on()
+        EndCheck(self._ground, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""

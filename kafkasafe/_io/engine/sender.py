@@ -18,6 +18,7 @@ from kafkasafe._io.engine.clock_question import ClockQuestion
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.leader import Leader
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
@@ -33,6 +34,7 @@ from kafkasafe._io.engine.messages import (
 )
 from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.running import RunningInquiry
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
@@ -241,13 +243,18 @@ class Sender:
                     self._clocks.at_least_ms
                 )  # it may have come after the answer that says so
                 if self._clocks.asks(address, now) and not self._ground.closing:
-                    ClockQuestion(self._ground, lane, *address, self._clocks).go_on()
+                    self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
             # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
             )
+
+    def _ask_clock(self, lane: Lane, topic: str, partition: int) -> None:
+        leader = Leader(self._ground, lane, topic, partition)
+        question = ClockQuestion(self._ground, leader, self._clocks)
+        RunningInquiry(self._ground, leader.name(question), question.run()).go_on()
 
     def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
         """Note an acknowledged batch, and report the end of an outage if it ends one."""
