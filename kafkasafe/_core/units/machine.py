@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
@@ -45,8 +45,6 @@ _LOST: Final = frozenset({47, 48, 49, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 _NO_OFFSETS: Final = frozenset({12, 24, 28})
 """What is to be noted will never be: a group without a name, metadata that are too long."""
-Staging: TypeAlias = Any
-"""A `Transaction`. The journal hands it back, and does not look into it."""
 BROKEN: Final = "it goes on from an atomic batch of the same consumer that was dropped"
 
 
@@ -283,9 +281,8 @@ class Units:
             self._out.change()
         self._schedule.stage_if_whole(transaction)
 
-    def staged(self, staging: Staging) -> None:
+    def staged(self, transaction: Transaction) -> None:
         """The STAGED marks of its units are durable."""
-        transaction: Transaction = staging
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
             self._out.change()
@@ -450,7 +447,7 @@ class Units:
         return self._out.is_empty
 
     @property
-    def staging(self) -> Sequence[Staging]:
+    def staging(self) -> Sequence[Transaction]:
         """Whose STAGED marks are among the marks: `staged` takes each when they are durable."""
         return self._out.staging
 
