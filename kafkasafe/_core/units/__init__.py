@@ -26,6 +26,7 @@ the same reading (`Transitions.follow_drops`).
 Modules. Each object owns its state, and knows those below it only:
 
     machine.py      `Units`: takes the events
+    failures.py     `Failures`: what follows from a request that failed
     schedule.py     `Schedule`: what is begun, appended and committed next
     recovery.py     `UnitReplay`: what the marks of earlier incarnations say
     transitions.py  `Transitions`: every way out of a transaction, and out of the line
