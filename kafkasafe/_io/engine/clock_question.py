@@ -33,9 +33,9 @@ class ClockQuestion:
             lane.journal.clock_at_least(self._clocks.at_least_ms)
         if far_ahead:
             self._ground.log.warning(
-                "Records of %s-%d carry a time %.1f h ahead of this machine's clock. If it is right, brokers may forget"
-                " this producer between two batches, so each one waits for the answer to the one before. Correct the"
-                " clock that is wrong: this one, or that of the records' producer",
+                "Records of %s-%d have timestamps %.1f h ahead of this machine's clock. If they are right, brokers may"
+                " forget this producer between two batches, so each batch waits for the answer to the previous one."
+                " Correct the clock that is wrong: this machine's, or that of the records' producer",
                 *address,
                 (result.timestamp - now_ms) / 3_600_000,
                 topic=address[0],

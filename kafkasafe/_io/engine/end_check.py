@@ -125,7 +125,7 @@ class EndCheck:
             logging.INFO,
             "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
-            "%s-%d: whether all that was acknowledged was still there when it was removed cannot be proven: %s",
+            "%s-%d: nothing proves that the log had all acknowledged records until they were deleted: %s",
             self._topic,
             self._partition,
             evidence,

@@ -323,8 +323,8 @@ class Engine:
         self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
         self.ledger.fail(
             DeliveryTimeoutError(
-                "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"
-                " the spool, and the next producer on this spool directory delivers it: do not send it again"
+                "The producer was closed before the cluster acknowledged this record. If the record was durable, it is"
+                " in the spool, and the next producer on this spool directory delivers it: do not send it again"
             ),
             final=False,
             elsewhere=self.left_elsewhere,

@@ -264,7 +264,7 @@ class Question:
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
             # It is unknown which leader's log this was, and so which of its records a later leader must have.
-            raise NoAnswerError("another leader came while the log was read")
+            raise NoAnswerError("another leader was elected while the log was read")
 
     def _count(self, judgement: Judgement, method: str) -> None:
         if judgement.present:
@@ -309,7 +309,7 @@ class Inquest:
         yield from _read_pages(self._ground, self._leader, survey, polls=_SCAN_PATIENCE)
         if topic_id != self._id_now():
             # The batches found may be in the log of the earlier topic.
-            raise NoAnswerError("The topic was created again meanwhile")
+            raise NoAnswerError("the topic was created again meanwhile")
         # Topics have ids since Kafka 2.8. Before, only a batch that is still there proves that the log is the same.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(

@@ -44,4 +44,4 @@ class RunningInquiry:
             case Pause(seconds):
                 self._ground.timer(seconds, InquiryDue(self))
             case Together():
-                raise TypeError(f"{self} may have one request under way only")
+                raise TypeError(f"{self} may have only one request in flight")

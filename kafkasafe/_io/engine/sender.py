@@ -141,7 +141,7 @@ class Sender:
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 # No later batch overtakes it.
-                damaged = SpoolError(f"a batch before it is damaged on disk: {error}")
+                damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._outlet.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
                 continue
@@ -267,7 +267,7 @@ class Sender:
         )
         self._log.warning(
             "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
-            " were waiting",
+            " are pending",
             outage_s,
             *address,
             records,
@@ -288,8 +288,8 @@ class Sender:
                 logging.WARNING,
                 "clock_behind",
                 "",
-                "This machine's clock is %.1f h behind the brokers': they may forget this producer between two batches,"
-                " so each one waits for the answer to the one before. Correct the clock",
+                "This machine's clock is %.1f h behind the brokers' clocks: they may forget this producer between two"
+                " batches, so each batch waits for the answer to the previous one. Correct the clock",
                 (broker_ms - now_ms) / 3_600_000,
             )
 

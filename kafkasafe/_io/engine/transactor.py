@@ -310,7 +310,7 @@ class Transactor:
             return
         if committed and not action.by_log:
             self._log.warning(
-                "A staged batch is committed, as the log of its partition shows; its marker is gone",
+                "The log of a partition shows that a staged atomic batch is committed, although its marker is missing",
                 lane=lane.name,
                 event="marker_gone",
             )
@@ -539,7 +539,7 @@ class Transactor:
                     head.slip.fate = fate
                 if fate is not j.Fate.COMMITTED:
                     head.error = BatchDroppedError(
-                        f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
+                        f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
                         f" {unit.reason}",
                         code=unit.code,
                     )
