@@ -97,7 +97,7 @@ def check(name: str, found: str) -> None:
 
 def test_each_mark_has_an_example() -> None:
     assert {type(mark) for mark in EXAMPLES.values()} == set(get_args(m.Mark))
-    assert golden().keys() == {*EXAMPLES, "all in one control batch"}
+    assert golden().keys() == {*EXAMPLES, "several in one control batch"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -108,8 +108,8 @@ def test_the_bytes_of_a_mark_stay(name: str) -> None:
 
 
 def test_the_bytes_of_a_control_batch_stay() -> None:
-    """The GROUP record, and all marks in one batch."""
-    marks = [mark for name, mark in EXAMPLES.items() if name not in {"undecidable", "rejected, cut"}]
+    """The GROUP record, and some marks in one batch."""
+    marks = [EXAMPLES[name] for name in ("topic", "destination", "state", "committed", "unit", "staged")]
     manifest = (
         m.ManifestEntry(101 + len(marks), 1, 200, 0xDEADBEEF),
         m.ManifestEntry(110 + len(marks), 2, 300, 7),
@@ -117,4 +117,4 @@ def test_the_bytes_of_a_control_batch_stay() -> None:
     group = m.Group(2, b"0123456789abcdef", 100, 90, True, True, False, manifest)
     buf = m.encode_group(group, marks, 1_700_000_000_000)
     assert m.decode_group(buf) == (group, marks)
-    check("all in one control batch", f"{len(buf)} bytes, CRC32C {batch.crc32c.crc32c(buf):08x}")
+    check("several in one control batch", f"{len(buf)} bytes, CRC32C {batch.crc32c.crc32c(buf):08x}")
