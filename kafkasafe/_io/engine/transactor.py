@@ -336,7 +336,8 @@ class Transactor:
             return
         code = answer.error_code
         if code and step != "log":
-            message = getattr(answer, "error_message", None) or classify_code(code).name
+            said = answer.error_message if isinstance(answer, t.ProduceReply) else None
+            message = said or classify_code(code).name
             if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
                 # Otherwise the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
