@@ -304,7 +304,7 @@ class Transactor:
         committed = ours and not aborted
         if action.by_log and not ours:
             if found is None and answer.log_start_offset <= place:
-                self._failed(lane, action, None, "a transaction in front of it is open")
+                self._failed(lane, action, None, "an earlier transaction of the partition is open")
             else:
                 lane.journal.units.told(action, committed=None)
             return
