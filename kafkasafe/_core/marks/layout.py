@@ -64,11 +64,15 @@ class Body:
 
     def take_all(self, layout: struct.Struct, count: int) -> Iterator[tuple[Any, ...]]:
         """`count` times the same fields."""
-        if count < 0:
-            raise MarkError(f"A {self._name} mark with {count} entries")
+        self.require_count(count)
         content = self.peek(count * layout.size)
         self._at += len(content)
         return layout.iter_unpack(content)
+
+    def require_count(self, count: int) -> None:
+        """Check the length of a list."""
+        if count < 0:
+            raise MarkError(f"A {self._name} mark with {count} entries")
 
     def take_str(self) -> str:
         """A str16."""
@@ -137,9 +141,9 @@ class OptionalText:
     """A str16 after an int8, which is 1 if there is a text.
 
     Attributes:
-        name: Of the attribute; None without a text.
-        says: What it is.
-        flag: What it means that there is a text.
+        name: Of the attribute, which is None without a text.
+        says: What the text is.
+        flag: What the int8 is.
     """
 
     name: str
@@ -342,6 +346,7 @@ class Layout(Generic[T]):
         fixed = self._fixed
         if fixed is not None:
             return tuple(itertools.starmap(self._make, body.take_all(fixed, count)))
+        body.require_count(count)
         return tuple([self.read(body) for _ in range(count)])
 
     @property
@@ -418,7 +423,7 @@ def _struct_of(parts: Sequence[Fixed]) -> struct.Struct:
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gets the attributes with these names, as a tuple also where there is none or one."""
+    """Gets the attributes with these names, always as a tuple."""
     if not names:
         return lambda _: ()
     get = operator.attrgetter(*names)

@@ -58,7 +58,7 @@ class Failures:
     Args:
         ids: The transactional ids.
         transitions: How units change.
-        out: Takes what is decided.
+        out: Takes the decisions.
     """
 
     def __init__(self, ids: TransactionalIds, transitions: Transitions, out: Outbox) -> None:
@@ -130,7 +130,7 @@ class Failures:
             verdict, unit = classify_produce(code), transaction.units[0]
             if code in _TOO_LARGE and request.batch.count > 1 and unit.durable and not transaction.is_shared:
                 self._transitions.abort_and_requeue(transaction, code, failure.reason)
-                # What is divided is nearer to its end.
+                # Dividing the batch is progress.
                 unit.forget_tries()
                 self._out.divide(unit, request.batch)
                 return
