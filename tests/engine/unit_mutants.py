@@ -18,7 +18,7 @@ from kafkasafe._core.journal.members import UnitBatches
 from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.turns import Turns
 from kafkasafe._core.readings import Readings
-from kafkasafe._core.units import machine, together, unit
+from kafkasafe._core.units import content, machine, together
 from kafkasafe._core.units.failures import Failures
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.readings import ReadingOrder
@@ -330,7 +330,7 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "offsets of a group have no order": Mutant(
-        lambda patch: patch.setattr(unit.Content, "lines", unit.Content.destinations),
+        lambda patch: patch.setattr(content.Content, "lines", content.Content.destinations),
         "test_units_that_move_the_same_offset_are_committed_in_order",
     ),
     "an offset is written before those before it are committed": Mutant(

@@ -8,45 +8,19 @@ from typing import TypeAlias
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import add_sequence
+from kafkasafe._core.units.content import Content, lines_of
 from kafkasafe._core.units.terms import (
-    NO_READING,
     OLDEST,
     TRANSITIONS,
     Grant,
     GroupPartition,
     IllegalStepError,
-    Line,
     Member,
     Phase,
     Reading,
 )
 
-__all__ = ["Content", "Entry", "Transaction", "TransactionalId", "Unit"]
-
-
-class Content:
-    """What a unit and a transaction have in common: they hold batches, and move offsets of groups."""
-
-    __slots__ = ()
-    batches: list[Member]
-    readings: Mapping[GroupPartition, Reading]
-    group_lines: tuple[GroupPartition, ...]
-
-    @property
-    def destinations(self) -> dict[int, None]:
-        """Of its batches, each once, in order."""
-        return dict.fromkeys(batch.destination for batch in self.batches)
-
-    @property
-    def lines(self) -> dict[Line, None]:
-        """Its destinations, and the offsets of groups that it moves."""
-        lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
-        lines.update(dict.fromkeys(self.group_lines))
-        return lines
-
-    def reading(self, line: GroupPartition) -> Reading:
-        """Of which reading its offset is."""
-        return self.readings.get(line, NO_READING)
+__all__ = ["Entry", "Transaction", "TransactionalId", "Unit"]
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +78,7 @@ class Unit(Content):
     group_lines: tuple[GroupPartition, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.group_lines = _group_lines(self.offsets)
+        self.group_lines = lines_of(self.offsets)
 
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
@@ -303,7 +277,7 @@ class Transaction(Content):
     _owners: dict[int, Unit] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.group_lines = _group_lines(self.offsets)
+        self.group_lines = lines_of(self.offsets)
         self._owners = {batch.handle: each for each in self.units for batch in each.batches}
 
     def __repr__(self) -> str:
@@ -593,7 +567,3 @@ class TransactionalId:
     def forget_failures(self, action: Hashable) -> None:
         """It never reached a broker."""
         self.attempts.pop(action)
-
-
-def _group_lines(offsets: Iterable[m.GroupOffsets]) -> tuple[GroupPartition, ...]:
-    return tuple((each.group, at.topic, at.partition) for each in offsets for at in each.positions)
