@@ -168,9 +168,8 @@ class Units:
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
         """One of its batches was divided, by partition."""
-        at = unit.batches.index(batch)
         before = unit.destinations
-        unit.batches[at : at + 1] = parts
+        unit.divide(batch, parts)
         self._lines.move(unit, before)
         self._out.change()
 

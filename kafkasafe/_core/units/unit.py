@@ -110,6 +110,25 @@ class Unit(Content):
         """Its place among those that were read back."""
         self.number = number
 
+    # -- its batches -----------------------------------------------------------------------------------------------
+
+    def add(self, batch: Member) -> None:
+        """Add a batch after the others."""
+        self.batches.append(batch)
+
+    def add_part(self, parent: Member, part: Member) -> None:
+        """Add a part of a batch that is being divided, before that batch."""
+        self.batches.insert(self.batches.index(parent), part)
+
+    def remove(self, batch: Member) -> None:
+        """Remove a batch whose parts are all added."""
+        self.batches.remove(batch)
+
+    def divide(self, batch: Member, parts: Sequence[Member]) -> None:
+        """Replace a batch by its parts."""
+        at = self.batches.index(batch)
+        self.batches[at : at + 1] = parts
+
     # -- in a transaction ------------------------------------------------------------------------------------------
 
     def begin(self, transaction: Transaction) -> None:
@@ -142,6 +161,10 @@ class Unit(Content):
         """A batch is in its log."""
         self.places[handle] = base_offset
         self.epochs[handle] = leader_epoch
+
+    def read_epoch(self, handle: int, leader_epoch: int) -> None:
+        """Its group names the leader epoch under which a batch was appended, unless that is known already."""
+        self.epochs.setdefault(handle, leader_epoch)
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
