@@ -24,7 +24,7 @@ from kafkasafe._core.examine import Fate, Finding
 from kafkasafe._core.identity import add_sequence
 from kafkasafe._io.engine.parcels import given_partitions
 from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
-from kafkasafe._io.inspection import Inspected, inspect, resent_in, steps
+from kafkasafe._io.inspection import Inspected, inspect, resent_in
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
@@ -256,7 +256,6 @@ def spool_show(
     for content in _contents(directory, lane, troubles):
         damaged = damaged or bool(content.damage)
         unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
-        times, _ = steps(content.log)
         atomic = unit_rows(content, every=every or position is not None)
         part_of = {at: unit["batch_id"] for unit in atomic for at in unit["positions"]}
         units += [unit for unit in atomic if position is None or position in unit["positions"]]
@@ -267,7 +266,7 @@ def spool_show(
                 continue
             row = _batch_row(batch)
             row["atomic_batch"] = part_of.get(batch.position)
-            row["times"] = times_row(times.get(batch.position))
+            row["times"] = times_row(content.times.get(batch.position))
             if position is not None:
                 row["content"] = list(_records(content, batch))
             rows.append(row)

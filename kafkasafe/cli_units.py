@@ -16,7 +16,6 @@ from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
 from kafkasafe._core.steps import BatchTimes, UnitLog
 from kafkasafe._io.examination import LaneContent, read_content
-from kafkasafe._io.inspection import steps
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cli_common import (
     CODES,
@@ -64,8 +63,7 @@ Patience = Annotated[
 def unit_rows(content: LaneContent, *, every: bool = False) -> list[dict[str, Any]]:
     """The atomic batches of a lane, with their steps and times; finished ones only with `every`."""
     by_position = {batch.position: batch for batch in content.batches}
-    _, logs = steps(content.log)
-    return [_row(content, log, by_position) for log in logs if every or log.outcome is None]
+    return [_row(content, log, by_position) for log in content.units if every or log.outcome is None]
 
 
 def _row(content: LaneContent, log: UnitLog, by_position: Mapping[int, Any]) -> dict[str, Any]:
@@ -178,10 +176,9 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[SpoolDirector
             foreign.append(path.name)
             continue
         content = read_content(path, files=lanes.files)
-        _, logs = steps(content.log)
         found += [
             _Wanted(path.name, log.unit_id, log.step is Step.PREPARE_ACKNOWLEDGED)
-            for log in logs
+            for log in content.units
             if log.outcome is None
         ]
     if given:

@@ -18,6 +18,7 @@ from kafkasafe import SafeProducer, cli
 from kafkasafe._core import batch, marks
 from kafkasafe._core.extent import Claim, encode_claim
 from kafkasafe._core.rejected import Refused, encode
+from kafkasafe._io import inspection
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import inspect, read_lane
 from kafkasafe._io.lanes import SpoolDirectory
@@ -125,6 +126,20 @@ def test_show_says_what_is_known_of_each_batch(capsys, lane):
         {"base64": base64.b64encode(b"\xff\xfe").decode()},
         None,
     ]
+
+
+def test_show_reads_the_steps_of_a_lane_once(capsys, lane, monkeypatch):
+    """A lane may have millions of marks."""
+    read = inspection.steps_of
+    calls = []
+
+    def counted(groups):
+        calls.append(1)
+        return read(groups)
+
+    monkeypatch.setattr(inspection, "steps_of", counted)
+    run(capsys, "spool", "show", lane.path.parent, "--all")
+    assert len(calls) == 1
 
 
 def rejected_files(lane, owner, *batches):

@@ -189,8 +189,29 @@ def undecidable_in(
                     found.pop(position, None)
                 case m.Moved(moves):
                     moved = {index: move.position for index, move in enumerate(moves)}
-                case _:
-                    pass
+                case (
+                    m.After()
+                    | m.Begun()
+                    | m.Cluster()
+                    | m.Committed()
+                    | m.Destination()
+                    | m.Ended()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Identified()
+                    | m.Quiet()
+                    | m.Read()
+                    | m.Rejected()
+                    | m.Replaced()
+                    | m.Resent()
+                    | m.Revived()
+                    | m.Staged()
+                    | m.State()
+                    | m.Topic()
+                    | m.Torn()
+                    | m.Unit()
+                ):
+                    pass  # asks for no decision
         for index, (position, _) in enumerate(batches):
             if moved.get(index, -1) in found:
                 found[position] = found.pop(moved[index])

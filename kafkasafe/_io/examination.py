@@ -21,10 +21,11 @@ from kafkasafe._core.codes import MISSING_CODES
 from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Verdict, fates
 from kafkasafe._core.identity import BatchId, ProducerView
 from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
+from kafkasafe._core.steps import BatchTimes, UnitLog
 from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
 from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
-from kafkasafe._io.inspection import dropped_in, extent_of, read_lane, resent_in, unreadable
+from kafkasafe._io.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
 from kafkasafe._io.recovery import (
     BatchEntry,
     Log,
@@ -101,6 +102,8 @@ class LaneContent:
         batches: In the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
         extent: What is wrong with the lane's `extent`; empty if it is valid.
+        times: By position, when each batch that is not part of an atomic batch reached its steps.
+        units: The atomic batches with their steps, in the order of the log.
     """
 
     name: str
@@ -109,6 +112,8 @@ class LaneContent:
     batches: tuple[SpooledBatch, ...]
     rejected: tuple[KeptFile, ...]
     extent: str
+    times: Mapping[int, BatchTimes]
+    units: tuple[UnitLog, ...]
     _files: Files
     _path: Path
 
@@ -190,11 +195,12 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     replay(log.entries, journal)
     journal.recovered(0.0)
     unfinished = {batch.position: batch for _, _, batch in journal.views.batches()}
+    times, units = steps(log)
     known = fates(
         [(entry.position, entry.marks) for entry in log.entries if isinstance(entry, MarksEntry)],
         {position: _may_be_sent(journal, batch) for position, batch in unfinished.items()},
         max((e.position for e in log.entries if isinstance(e, LostEntry) and not e.destination), default=-1),
-        dropped_in(log),
+        dropped_in(units),
     )
     entries = [entry for entry in log.entries if isinstance(entry, BatchEntry)]
     there = {entry.position for entry in entries}
@@ -253,7 +259,16 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
             )
     batches.sort(key=lambda batch: batch.position)
     return LaneContent(
-        lane.name, log, journal, tuple(batches), tuple(kept), extent_of(files, lane, log), files, lane
+        lane.name,
+        log,
+        journal,
+        tuple(batches),
+        tuple(kept),
+        extent_of(files, lane, log),
+        times,
+        tuple(units),
+        files,
+        lane,
     )
 
 

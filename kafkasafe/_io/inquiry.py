@@ -34,9 +34,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `send` gets the callback for its answer."""
+    """One request.
+
+    Attributes:
+        send: Sends it, and gets the callback for its answer.
+        name: What transcripts show; only the engine has them.
+    """
 
     send: Callable[[Reply[Any]], None]
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,9 @@ def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
-def dropped_in(log: Log) -> dict[int, str]:
+def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
     """By position, why the atomic batch of a batch was dropped. The marks name only the atomic batch."""
-    return {position: unit.reason for unit in steps(log)[1] if unit.is_dropped for position in unit.positions}
+    return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:

@@ -17,6 +17,7 @@ from kafkasafe._core import batch as codec
 from kafkasafe._core.examine import Fate, SpoolFate, fates
 from kafkasafe._io.files import Files, read_file, size_of, write_all
 from kafkasafe._io.inspection import dropped_in, read_lane
+from kafkasafe._io.inspection import steps as steps_in
 from kafkasafe._io.quarantine import already_quarantined, copy_aside
 from kafkasafe._io.recovery import Damage, Log, LostEntry, MarksEntry
 from kafkasafe._io.rejected import read_rejected
@@ -83,7 +84,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     told = fates(
         [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)],
         {},
-        dropped=dropped_in(found),
+        dropped=dropped_in(steps_in(found)[1]),
     )
     kept = {
         entry.position

@@ -395,6 +395,10 @@ def test_a_newer_key_version():
         ),
         (forge((0x4B00, group_body()), (0x4B0A, struct.pack(">qb", 1, 0))), "unknown Decision 0"),
         (forge((0x4B00, group_body()), (0x4B0A, struct.pack(">qb", -1, 1))), "no meaning"),
+        (
+            forge((0x4B00, group_body(flags=1)), (0x4B16, struct.pack(">16siihi", LANE, 0, 0, 0, -1))),
+            "UNIT mark with -1 entries",
+        ),
     ],
 )
 def test_damage_behind_a_right_crc_is_named(buf, message):

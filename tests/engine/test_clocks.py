@@ -75,7 +75,7 @@ def test_others_who_are_a_day_ahead_are_noticed_where_topics_keep_their_time(cap
     assert shared.most_under_way() == 1
     (said,) = warnings(caplog)
     assert said.levelno == logging.WARNING
-    assert "Records of t-0 carry a time 25.0 h ahead of this machine's clock" in said.getMessage()
+    assert "Records of t-0 have timestamps 25.0 h ahead of this machine's clock" in said.getMessage()
     shared.world.time.set(25 * 3600)  # it is corrected
     shared.send(b"x")
     assert shared.most_under_way() > 1

@@ -18,7 +18,8 @@ from kafkasafe._core.journal.members import UnitBatches
 from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.turns import Turns
 from kafkasafe._core.readings import Readings
-from kafkasafe._core.units import machine, together, unit
+from kafkasafe._core.units import content, machine, together
+from kafkasafe._core.units.failures import Failures
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.readings import ReadingOrder
 from kafkasafe._core.units.recovery import UnitReplay
@@ -72,11 +73,12 @@ MUTANTS = {
     ),
     "the outcome of a lost transaction is not asked for": Mutant(
         source(
-            u.Units,
-            "failed",
-            "if code in _LOST:\n            self._transitions.ask_outcome(transaction)",
-            "if code in _LOST:\n            transaction.phase = Phase.STAGED; [setattr(each, 'phase', Phase.STAGED) for each in transaction.units];"
-            " self._transitions.abort_and_requeue(transaction, code, reason)",
+            Failures,
+            "_not_ended",
+            "self._transitions.ask_outcome(request.transaction)",
+            "transaction = request.transaction; transaction.phase = type(transaction.phase).STAGED;"
+            " [setattr(each, 'phase', transaction.phase) for each in transaction.units];"
+            " self._transitions.abort_and_requeue(transaction, code, failure.reason)",
         ),
         "test_an_outcome_that_the_marker_shows_is_believed",
     ),
@@ -194,7 +196,7 @@ MUTANTS = {
         "test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone",
     ),
     "refused with another of its transaction": Mutant(
-        source(u.Units, "failed", "if lasting and not transaction.is_shared:", "if lasting:"),
+        source(Failures, "_inside", "if lasting and not transaction.is_shared:", "if lasting:"),
         "test_what_is_refused_of_one_leaves_the_others_their_turn",
     ),
     "the STAGED marks of others count after a BEGUN": Mutant(
@@ -328,7 +330,7 @@ MUTANTS = {
         "test_what_is_staged_in_front_of_what_was_committed_before_it_is_asked_about",
     ),
     "offsets of a group have no order": Mutant(
-        lambda patch: patch.setattr(unit.Content, "lines", unit.Content.destinations),
+        lambda patch: patch.setattr(content.Content, "lines", content.Content.destinations),
         "test_units_that_move_the_same_offset_are_committed_in_order",
     ),
     "an offset is written before those before it are committed": Mutant(
@@ -341,7 +343,7 @@ MUTANTS = {
         groups=True,
     ),
     "an offset that was not answered is written again with protocol 1": Mutant(
-        source(u.Units, "failed", "and transaction.grant.protocol < 2", "and False"),
+        source(Failures, "_no_offsets", "and transaction.grant.protocol < 2", "and False"),
         "test_an_offset_that_was_not_answered_is_aborted_where_it_could_come_late",
     ),
     "offsets of two members share a transaction": Mutant(

@@ -80,4 +80,4 @@ def test_where_others_write_their_records_tell_the_time(
     while not warnings(caplog) and time.monotonic() < deadline:
         producer.send("plain", b"first").get(60)
     assert most_under_way(producer) == 1
-    assert "Records of plain-0 carry a time 25.0 h ahead of this machine's clock" in warnings(caplog)[0]
+    assert "Records of plain-0 have timestamps 25.0 h ahead of this machine's clock" in warnings(caplog)[0]

@@ -174,7 +174,7 @@ def test_what_is_not_delivered_by_itself_is_reported_with_the_command_that_does(
     assert (event.directory, event.records) == (str(former), 20)
     assert (event.cluster_id is not None) is known
     assert logs.drain(60)
-    assert f"20 records wait in {former}" in caplog.text
+    assert f"20 records are pending in {former}" in caplog.text
     assert event.command in caplog.text
     harness.until(
         lambda: ("orphaned_spool_records", 20) in [(d.name, n) for d, _, n in producer._readings()], 60

@@ -204,7 +204,7 @@ def test_what_is_rejected_goes_to_its_future_and_to_the_handler(broker, unspoole
     before = producer.send(topic, b"before")
     bad = producer.send(topic, b"x" * 20_000, b"key")
     after = producer.send(topic, b"after")
-    with pytest.raises(RejectedError, match="With spool='never' it is kept nowhere"):
+    with pytest.raises(RejectedError, match="With spool='never' no copy is kept"):
         bad.get(60)
     with pytest.raises(RejectedError):
         bad.durable(60)

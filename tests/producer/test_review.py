@@ -133,7 +133,7 @@ def test_close_tells_what_it_could_not_write(broker, producers, monkeypatch, moc
     with pytest.raises(SpoolWriteError, match=r"1 record was accepted and not durable .* make room"):
         producer.close(timeout=0)
     assert written.call_count > 1, "it is tried again"
-    with pytest.raises(SpoolWriteError, match="lost with it"):
+    with pytest.raises(SpoolWriteError, match="It is lost, unless the cluster has it"):
         future.durable()
 
 

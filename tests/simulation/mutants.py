@@ -77,9 +77,9 @@ def _resolves_before_the_mark(patch: Any) -> None:
 
 def _believes_without_a_proof(patch: Any) -> None:
     question = questions.Question
-    source(question, "_on_described", "judgement.present > 1 and", "False and")(patch)
+    source(question, "_is_proven", "by_state.present <= 1 or", "True or")(patch)
     # Nor is the log asked.
-    source(question, "_judge", "self._by_state = None", "return self._probe(judgement)")(patch)
+    source(question, "_locate", "return False", "self._probe(judgement)\n        return True")(patch)
 
 
 def _reverses_groups(patch: Any) -> None:

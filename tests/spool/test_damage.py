@@ -11,6 +11,7 @@ import pytest
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
+from kafkasafe._core.marks import groups as control_batches
 from kafkasafe._io.inspection import inspect
 from kafkasafe._io.recovery import read_extent, scan
 from kafkasafe._io.repair import carry_out, plan_repair
@@ -598,7 +599,7 @@ def test_a_newer_group_refuses_the_lane_and_changes_nothing(closed, where, monke
     content = disk.files()[path]
     group, marks = m.decode_group(content[at:end])
     with monkeypatch.context() as newer:
-        newer.setattr(m, "FORMAT_VERSION", 3)
+        newer.setattr(control_batches, "FORMAT_VERSION", 3)
         values = [getattr(group, name) for name in m.Group.__slots__]
         control = bytes(m.encode_group(m.Group(3, *values[1:]), marks, 0))
     assert len(control) == end - at

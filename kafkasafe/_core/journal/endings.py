@@ -105,8 +105,8 @@ class Durability:
                     if batch.state is State.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])
-            case UnitStaged(unit):
-                self._units.staged(unit)
+            case UnitStaged(transaction):
+                self._units.staged(transaction)
             case UnitEnded(unit, fate):
                 for batch in batches_of(unit):
                     if fate is Fate.COMMITTED:

@@ -64,9 +64,9 @@ class Identified:
 
 @dataclass(frozen=True, slots=True)
 class UnitStaged:
-    """All of a unit is appended, and that is durable."""
+    """All units of a transaction are appended, and that is durable."""
 
-    unit: u.Unit
+    transaction: u.Transaction
 
 
 @dataclass(frozen=True, slots=True)

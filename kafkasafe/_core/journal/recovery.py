@@ -129,7 +129,7 @@ class Recovery:
         )
         unit = self._replay.unit
         if unit is not None:
-            unit.batches.append(batch)
+            unit.add(batch)
         queue = self._all[destination].queue
         batch.come_from(self._replay.origin)
         parent = self._replay.parent
@@ -145,7 +145,7 @@ class Recovery:
             queue.append(batch)
         if parent is not None and parent.unit is not None:
             unit = parent.unit
-            unit.batches.insert(unit.batches.index(parent), batch)
+            unit.add_part(parent, batch)
         if unit is not None:
             batch.join(unit)
         batch.settle_at(position)
@@ -448,7 +448,7 @@ class Recovery:
             self._reach(partition)
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
-                unit.epochs.setdefault(batch.handle, epochs.get(batch.position, -1))
+                unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
                 if isinstance(partition, Partition):  # else damage hides that it was divided
                     self._unit_batches.place(partition, unit, batch)
                 self._durability.dequeue(partition, batch)
@@ -468,7 +468,7 @@ class Recovery:
             self._all[parent.destination].queue.remove(parent)
             parent.read_fate(State.REPLACED)
             if parent.unit is not None:
-                parent.unit.batches.remove(parent)
+                parent.unit.remove(parent)
             self._revivals.finish(parent)
         self._replay.end_group()
 

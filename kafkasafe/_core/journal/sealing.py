@@ -67,7 +67,7 @@ class Sealer:
         batch.choose(given)
         if unit is not None:
             self.join(unit, batch)
-            unit.batches.append(batch)
+            unit.add(batch)
             batch.write()
             return batch
         return self.enqueue(batch)

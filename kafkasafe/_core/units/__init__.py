@@ -26,6 +26,7 @@ the same reading (`Transitions.follow_drops`).
 Modules. Each object owns its state, and knows those below it only:
 
     machine.py      `Units`: takes the events
+    failures.py     `Failures`: what follows from a request that failed
     schedule.py     `Schedule`: what is begun, appended and committed next
     recovery.py     `UnitReplay`: what the marks of earlier incarnations say
     transitions.py  `Transitions`: every way out of a transaction, and out of the line
@@ -37,6 +38,7 @@ Modules. Each object owns its state, and knows those below it only:
     outbox.py       `Outbox`: requests and marks that are decided, and not taken yet
     requests.py     what is done under a transactional id
     unit.py         `Unit`, the `Transaction` in which it is committed, and the transactional id of that
+    content.py      what a unit and a transaction have in common
     terms.py        phases, grants, readings
     outcome.py      what the coordinator's description says of the outcome
 """

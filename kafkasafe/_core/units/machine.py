@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from kafkasafe._core import marks as m
-from kafkasafe._core.codes import DESTINATION_CODES, Scope, classify_produce
-from kafkasafe._core.codes import Action as Verdict
+from kafkasafe._core.units.failures import Failure, Failures
 from kafkasafe._core.units.ids import FENCED, TransactionalIds
 from kafkasafe._core.units.order import Lines
 from kafkasafe._core.units.outbox import Outbox
@@ -37,16 +36,6 @@ from kafkasafe._core.units.unit import Transaction, Unit
 
 __all__ = ["Units"]
 
-_PATIENCE: Final = 8
-"""How often a request inside a transaction is tried before that is aborted: an open one holds readers up."""
-_TOO_LARGE: Final = frozenset({10, 18})
-_LOST: Final = frozenset({47, 48, 49, 90})
-"""This transaction is over, or was never there: it timed out, or a newer epoch took over."""
-_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
-_NO_OFFSETS: Final = frozenset({12, 24, 28})
-"""What is to be noted will never be: a group without a name, metadata that are too long."""
-Staging: TypeAlias = Any
-"""A `Transaction`. The journal hands it back, and does not look into it."""
 BROKEN: Final = "it goes on from an atomic batch of the same consumer that was dropped"
 
 
@@ -76,6 +65,7 @@ class Units:
         self._transitions = Transitions(
             self._units, self._lines, self._readings, self._ids, self._out, newest_reading
         )
+        self._failures = Failures(self._ids, self._transitions, self._out)
         self._schedule = Schedule(
             front,
             self._units,
@@ -178,9 +168,8 @@ class Units:
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
         """One of its batches was divided, by partition."""
-        at = unit.batches.index(batch)
         before = unit.destinations
-        unit.batches[at : at + 1] = parts
+        unit.divide(batch, parts)
         self._lines.move(unit, before)
         self._out.change()
 
@@ -283,9 +272,8 @@ class Units:
             self._out.change()
         self._schedule.stage_if_whole(transaction)
 
-    def staged(self, staging: Staging) -> None:
+    def staged(self, transaction: Transaction) -> None:
         """The STAGED marks of its units are durable."""
-        transaction: Transaction = staging
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
             self._out.change()
@@ -355,81 +343,8 @@ class Units:
             sent: It may have reached a broker.
             lasting: It was answered so for as long as anything is waited for.
         """
-        if not _valid(action):
-            return
-        attempt = action.tid.count_failure(action)
-        if isinstance(action, InitProducerId):
-            if action.keep is not None and code in FENCED and action.tid.transaction is None:
-                if not self._ids.fence_late(action):
-                    sure = action.timed_out or action.keep.protocol >= 2
-                    self._transitions.taken_over(action.tid, reason, sure=sure)
-            else:
-                self._out.ask(RetryLater(action, attempt, code, reason, slow=code is not None))
-            return
-        transaction = action.transaction
-        transaction.explain(reason)
-        if isinstance(action, DescribeTxn):
-            self._ids.fence(action.tid)
-            return
-        if isinstance(action, FindOutcome):
-            self._out.ask(RetryLater(action, attempt, code, reason))
-            return
-        if isinstance(action, EndTxn):
-            if code in FENCED and self._ids.may_be_anothers(action.tid):
-                self._transitions.ask_unfenced(transaction, action.tid, reason)
-                return
-            if code in _LOST:
-                self._transitions.ask_outcome(transaction)
-                return
-            if code is None and not sent:
-                action.tid.forget_failures(action)
-                attempt = 1
-            self._out.ask(
-                RetryLater(
-                    action, attempt, code, reason, slow=code is not None and code not in {14, 15, 16, 51}
-                )
-            )
-            return
-        if (
-            isinstance(action, CommitOffsets)
-            and action.index >= 0
-            and code is not None
-            and code in _NOT_A_MEMBER
-        ):
-            self._transitions.leave_group(transaction, transaction.offsets[action.index].group, code, reason)
-            return
-        if (
-            isinstance(action, CommitOffsets)
-            and action.index >= 0
-            and code is None
-            and sent
-            and transaction.grant.protocol < 2
-        ):
-            # It may come late, and is then taken into the next transaction of its producer id, unless that has a newer
-            # epoch. So it is not asked for again, but aborted.
-            self._transitions.abort_and_requeue(transaction, code, reason)
-            return
-        lasting = lasting or (isinstance(action, CommitOffsets) and action.index >= 0 and code in _NO_OFFSETS)
-        if isinstance(action, Produce) and code is not None:
-            verdict, unit = classify_produce(code), transaction.units[0]
-            if code in _TOO_LARGE and action.batch.count > 1 and unit.durable and not transaction.is_shared:
-                self._transitions.abort_and_requeue(transaction, code, reason)
-                # What is divided is nearer to its end.
-                unit.forget_tries()
-                self._out.divide(unit, action.batch)
-                return
-            if verdict.action is Verdict.REJECT_BATCH and verdict.scope is Scope.NONE:
-                lasting = True
-            elif verdict.action is not Verdict.RETRY and code != 51:
-                self._transitions.abort_and_requeue(transaction, code, reason)
-                return
-        if lasting and not transaction.is_shared:
-            self._transitions.give_up(transaction.units[0], code or 0, reason)
-        elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
-            # Of several that share the transaction, fewer share the next one, until one is refused alone.
-            self._transitions.abort_and_requeue(transaction, code, reason)
-        else:
-            self._out.ask(RetryLater(action, attempt, code, reason))
+        if _valid(action):
+            self._failures.failed(action, Failure(code, reason, sent, lasting))
 
     def again(self, action: Request | Backoff) -> None:
         """The pause that a RetryLater asked for is over."""
@@ -450,7 +365,7 @@ class Units:
         return self._out.is_empty
 
     @property
-    def staging(self) -> Sequence[Staging]:
+    def staging(self) -> Sequence[Transaction]:
         """Whose STAGED marks are among the marks: `staged` takes each when they are durable."""
         return self._out.staging
 

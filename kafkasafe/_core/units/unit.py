@@ -8,45 +8,19 @@ from typing import TypeAlias
 
 from kafkasafe._core import marks as m
 from kafkasafe._core.identity import add_sequence
+from kafkasafe._core.units.content import Content, lines_of
 from kafkasafe._core.units.terms import (
-    NO_READING,
     OLDEST,
     TRANSITIONS,
     Grant,
     GroupPartition,
     IllegalStepError,
-    Line,
     Member,
     Phase,
     Reading,
 )
 
-__all__ = ["Content", "Entry", "Transaction", "TransactionalId", "Unit"]
-
-
-class Content:
-    """What a unit and a transaction have in common: they hold batches, and move offsets of groups."""
-
-    __slots__ = ()
-    batches: list[Member]
-    readings: Mapping[GroupPartition, Reading]
-    group_lines: tuple[GroupPartition, ...]
-
-    @property
-    def destinations(self) -> dict[int, None]:
-        """Of its batches, each once, in order."""
-        return dict.fromkeys(batch.destination for batch in self.batches)
-
-    @property
-    def lines(self) -> dict[Line, None]:
-        """Its destinations, and the offsets of groups that it moves."""
-        lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
-        lines.update(dict.fromkeys(self.group_lines))
-        return lines
-
-    def reading(self, line: GroupPartition) -> Reading:
-        """Of which reading its offset is."""
-        return self.readings.get(line, NO_READING)
+__all__ = ["Entry", "Transaction", "TransactionalId", "Unit"]
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +78,7 @@ class Unit(Content):
     group_lines: tuple[GroupPartition, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.group_lines = _group_lines(self.offsets)
+        self.group_lines = lines_of(self.offsets)
 
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
@@ -135,6 +109,25 @@ class Unit(Content):
     def renumber(self, number: int) -> None:
         """Its place among those that were read back."""
         self.number = number
+
+    # -- its batches -----------------------------------------------------------------------------------------------
+
+    def add(self, batch: Member) -> None:
+        """Add a batch after the others."""
+        self.batches.append(batch)
+
+    def add_part(self, parent: Member, part: Member) -> None:
+        """Add a part of a batch that is being divided, before that batch."""
+        self.batches.insert(self.batches.index(parent), part)
+
+    def remove(self, batch: Member) -> None:
+        """Remove a batch whose parts are all added."""
+        self.batches.remove(batch)
+
+    def divide(self, batch: Member, parts: Sequence[Member]) -> None:
+        """Replace a batch by its parts."""
+        at = self.batches.index(batch)
+        self.batches[at : at + 1] = parts
 
     # -- in a transaction ------------------------------------------------------------------------------------------
 
@@ -168,6 +161,10 @@ class Unit(Content):
         """A batch is in its log."""
         self.places[handle] = base_offset
         self.epochs[handle] = leader_epoch
+
+    def read_epoch(self, handle: int, leader_epoch: int) -> None:
+        """Its group names the leader epoch under which a batch was appended, unless that is known already."""
+        self.epochs.setdefault(handle, leader_epoch)
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
@@ -303,7 +300,7 @@ class Transaction(Content):
     _owners: dict[int, Unit] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.group_lines = _group_lines(self.offsets)
+        self.group_lines = lines_of(self.offsets)
         self._owners = {batch.handle: each for each in self.units for batch in each.batches}
 
     def __repr__(self) -> str:
@@ -593,7 +590,3 @@ class TransactionalId:
     def forget_failures(self, action: Hashable) -> None:
         """It never reached a broker."""
         self.attempts.pop(action)
-
-
-def _group_lines(offsets: Iterable[m.GroupOffsets]) -> tuple[GroupPartition, ...]:
-    return tuple((each.group, at.topic, at.partition) for each in offsets for at in each.positions)

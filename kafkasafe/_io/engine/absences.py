@@ -6,7 +6,8 @@ from typing import Final
 
 from kafkasafe._core.absence import Absence
 from kafkasafe._io.engine.ground import Ground
-from kafkasafe._io.engine.steps import Steps
+from kafkasafe._io.engine.running import RunningInquiry
+from kafkasafe._io.inquiry import Ask, Procedure
 from kafkasafe.cluster.api import Failure, TopicInfo
 
 __all__ = ["Absences"]
@@ -57,30 +58,16 @@ class Absences:
                     lane.journal.absent(destination, f"{topic} has no partition {partition}: {proof}")
                     continue
                 for node in case.due(brokers, now):
-                    _Witness(self._ground, self, case, topic, node).go_on()
+                    name = f"_Witness({self._ground.own.name} {topic}--1)"
+                    RunningInquiry(self._ground, name, self._ask(case, topic, node)).go_on()
         for address in self._cases.keys() - open_:
             del self._cases[address]
 
-    def answered(self, case: Absence, node: int, info: TopicInfo) -> None:
-        """Take a broker's answer about a topic."""
-        case.answered(node, info.topic_id, max(info.partitions, default=-1) + 1, self._ground.now())
-        self.look()
-
-
-class _Witness(Steps):
-    """Asks one broker about a topic."""
-
-    def __init__(self, ground: Ground, absences: Absences, case: Absence, topic: str, node: int) -> None:
-        super().__init__(ground, ground.own, topic, -1)
-        self._absences = absences
-        self._case = case
-        self._node = node
-
-    def go_on(self) -> None:
-        """See `Inquiry`."""
-        self._ground.cluster.topic_at(self._node, self._topic, self._then("seen"))
-
-    def _on_seen(self, result: TopicInfo | Failure) -> None:
+    def _ask(self, case: Absence, topic: str, node: int) -> Procedure[None]:
+        """Ask one broker about a topic."""
+        cluster = self._ground.cluster
+        result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
         # If the broker denies the topic itself, the metadata soon do so too.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
-            self._absences.answered(self._case, self._node, result)
+            case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._ground.now())
+            self.look()

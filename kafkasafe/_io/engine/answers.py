@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import kafka.errors as kafka_errors
 
 from kafkasafe._io.engine.ground import text
 from kafkasafe.cluster.api import Answer, Failure
 
-__all__ = ["trouble", "unsupported"]
+__all__ = ["NoAnswerError", "good", "trouble", "unsupported"]
+
+A = TypeVar("A", bound=Answer)
+
+
+class NoAnswerError(Exception):
+    """A request of an inquiry has no answer, or an error as answer.
+
+    Attributes:
+        reason: Why.
+        code: Kafka's, or 0.
+    """
+
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+def good(result: A | Failure) -> A:
+    """The answer.
+
+    Raises:
+        NoAnswerError: The request failed, or the answer is an error.
+    """
+    code, reason = trouble(result)
+    if reason or isinstance(result, Failure):
+        raise NoAnswerError(reason, code)
+    return result
 
 
 def trouble(result: Answer | Failure) -> tuple[int, str]:

@@ -55,7 +55,7 @@ class Binding:
                     logging.WARNING,
                     "cluster_not_bound",
                     "",
-                    "Nothing is sent yet, it is tried again: %s",
+                    "The spool directory cannot be bound to the cluster, so nothing is sent. kafkasafe tries again: %s",
                     error,
                     attempt=attempt,
                     error=type(error).__name__,
@@ -88,7 +88,7 @@ class Binding:
         self._astray_since = self._ledger.wrong_cluster = None
         if bound is not None and bound != cluster_id:
             self._log.warning(
-                "%s was used for cluster %s until now; nothing waited for it",
+                "%s was used for cluster %s until now, and had no pending records for it",
                 self._ground.directory.path,
                 bound,
                 path=str(self._ground.directory.path),

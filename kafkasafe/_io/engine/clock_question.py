@@ -5,26 +5,25 @@ from __future__ import annotations
 from kafkasafe._core.clocks import Clocks
 from kafkasafe._io.engine.answers import trouble
 from kafkasafe._io.engine.ground import Ground
-from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.steps import Steps
+from kafkasafe._io.engine.leader import Leader
+from kafkasafe._io.inquiry import Procedure
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 
 __all__ = ["ClockQuestion"]
 
 
-class ClockQuestion(Steps):
+class ClockQuestion:
     """See the module. The timestamp is only a hint: without an answer, the engine asks again later."""
 
-    def __init__(self, ground: Ground, lane: Lane, topic: str, partition: int, clocks: Clocks) -> None:
-        super().__init__(ground, lane, topic, partition)
+    def __init__(self, ground: Ground, leader: Leader, clocks: Clocks) -> None:
+        self._ground = ground
+        self._leader = leader
         self._clocks = clocks
 
-    def go_on(self) -> None:
-        """See `Inquiry`."""
-        self._ground.cluster.list_offset(self._topic, self._partition, MAX_TIMESTAMP, self._then("newest"))
-
-    def _on_newest(self, result: OffsetListed | Failure) -> None:
-        address = self._topic, self._partition
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        result: OffsetListed | Failure = yield self._leader.list_offset(MAX_TIMESTAMP, "newest")
+        address = self._leader.address
         if isinstance(result, Failure) or trouble(result)[1]:
             self._clocks.unanswered(address)
             return
@@ -34,12 +33,12 @@ class ClockQuestion(Steps):
             lane.journal.clock_at_least(self._clocks.at_least_ms)
         if far_ahead:
             self._ground.log.warning(
-                "Records of %s-%d carry a time %.1f h ahead of this machine's clock. If it is right, brokers may forget"
-                " this producer between two batches, so each one waits for the answer to the one before. Correct the"
-                " clock that is wrong: this one, or that of the records' producer",
+                "Records of %s-%d have timestamps %.1f h ahead of this machine's clock. If they are right, brokers may"
+                " forget this producer between two batches, so each batch waits for the answer to the previous one."
+                " Correct the clock that is wrong: this machine's, or that of the records' producer",
                 *address,
                 (result.timestamp - now_ms) / 3_600_000,
-                topic=self._topic,
-                partition=self._partition,
+                topic=address[0],
+                partition=address[1],
                 event="clock_behind",
             )

@@ -113,7 +113,7 @@ class DiskWriter:
             logging.WARNING,
             "spool_write_failed",
             lane.name,
-            "%s: a write failed (%s). Nothing promised is affected; it is tried again. If the disk is full, make room",
+            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. If the disk is full, free space",
             lane.name,
             error,
             lane=lane.name,
@@ -135,7 +135,7 @@ class DiskWriter:
             logging.WARNING,
             "division_waits_for_room",
             lane.name,
-            "%s: %s. Nothing is lost; everything else goes on",
+            "%s: %s. Nothing is lost, and other partitions continue",
             lane.name,
             why,
             lane=lane.name,
@@ -389,9 +389,9 @@ class DiskWriter:
             logging.WARNING,
             "retained_records_deleted",
             lane.name,
-            "%s: more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms kept were"
-            " deleted (%d bytes): should the cluster lose them, they cannot be sent again. Of %d partitions; the first:"
-            " %s-%d, offsets %d to %d",
+            "%s: the spool is more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms"
+            " kept were deleted (%d bytes). If the cluster loses these records, they cannot be sent again. They are of"
+            " %d partitions; the first is %s-%d, offsets %d to %d",
             lane.name,
             records,
             freed,

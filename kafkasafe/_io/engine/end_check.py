@@ -6,12 +6,14 @@ import logging
 
 from kafkasafe._core import journal as j
 from kafkasafe._core.loss import Cause
-from kafkasafe._io.engine.answers import trouble
+from kafkasafe._io.engine.answers import NoAnswerError, good, unsupported
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.leader import Leader
 from kafkasafe._io.engine.messages import EpochCheckDue
-from kafkasafe._io.engine.steps import Steps
-from kafkasafe.cluster.api import EARLIEST, LATEST, Answer, EpochEnd, Failure, OffsetListed
+from kafkasafe._io.engine.running import RunningInquiry
+from kafkasafe._io.inquiry import Procedure
+from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
 from kafkasafe.events import LossCheckInconclusive
 
 __all__ = ["EndCheck"]
@@ -19,7 +21,7 @@ __all__ = ["EndCheck"]
 _AGAIN_S = 1.0
 
 
-class EndCheck(Steps):
+class EndCheck:
     """See the module.
 
     Args:
@@ -32,57 +34,72 @@ class EndCheck(Steps):
     """
 
     def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool) -> None:
-        super().__init__(ground, lane, *lane.journal.views.address(check.destination))
+        self._ground = ground
+        self._lane = lane
+        self._topic, self._partition = lane.journal.views.address(check.destination)
+        self._leader = Leader(ground, lane, self._topic, self._partition)
         self._check = check
         self._idle = idle
         self._elected = elected
         self._last = f"though offset {check.last_acked_offset} was acknowledged"
 
-    def go_on(self) -> None:
-        """See `Inquiry`."""
-        gone = self._lane.journal.missing.reason(self._check.destination)
+    def begin(self) -> None:
+        """Ask."""
+        RunningInquiry(self._ground, self._leader.name(self), self.run()).go_on()
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        try:
+            if not (yield from self._has_all()):
+                return
+            if not self._idle:
+                self._lane.journal.checked(self._check)
+        except NoAnswerError as failed:
+            self._failed(failed.code)
+            return
+        if self._elected:
+            # A log that begins after all acknowledged records proves as much as one that has them.
+            result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
+            try:
+                self._compare_begin(good(result).offset)
+            except NoAnswerError as failed:
+                if self._topic not in self._ground.gone:
+                    self._failed(failed.code)
+
+    def _has_all(self) -> Procedure[bool]:
+        """Whether nothing shows that the log lacks acknowledged records. Otherwise the journal knows of a suspicion."""
+        check, leader = self._check, self._leader
+        gone = self._lane.journal.missing.reason(check.destination)
         if gone:
             self._suspect(0, f"{gone}, {self._last}")
-            return
-        cluster, epoch = self._ground.cluster, self._check.leader_epoch
-        if epoch >= 0:
-            cluster.offset_for_leader_epoch(self._topic, self._partition, epoch, self._then("ended"))
-        else:
-            cluster.list_offset(self._topic, self._partition, LATEST, self._then("listed"))
+            return False
+        if check.leader_epoch >= 0:
+            result: EpochEnd | Failure = yield leader.offset_for_leader_epoch(check.leader_epoch, "ended")
+            if not unsupported(result):
+                return (yield from self._has_epoch(good(result).end_offset))
+        listed: OffsetListed | Failure = yield leader.list_offset(LATEST, "listed")
+        end_offset = good(listed).offset
+        if not 0 <= end_offset <= check.last_acked_offset:
+            return True
+        self._suspect(end_offset, f"the log ends at {end_offset}, {self._last}")
+        return False
 
-    def _on_ended(self, result: EpochEnd | Failure) -> None:
-        cluster = self._ground.cluster
-        if isinstance(result, Failure) and result.unsupported:
-            cluster.list_offset(self._topic, self._partition, LATEST, self._then("listed"))
-        elif isinstance(result, Failure) or trouble(result)[1]:
-            self._failed(result)
-        elif result.end_offset < 0:
-            # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
-            cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("started"))
-        elif result.end_offset <= self._check.last_acked_offset:
-            self._suspect(
-                result.end_offset,
-                f"leader epoch {self._check.leader_epoch} ends at {result.end_offset}, {self._last}",
-            )
-        else:
-            self._passed()
-
-    def _on_started(self, result: OffsetListed | Failure) -> None:
-        if isinstance(result, Failure) or trouble(result)[1]:
-            self._failed(result)
-        elif 0 <= result.offset <= self._check.last_acked_offset:
-            unknown = f"leader epoch {self._check.leader_epoch} is unknown to the log, {self._last}"
-            self._suspect(result.offset, f"{unknown} and the log starts at {result.offset}")
-        else:
-            self._passed()
-
-    def _on_listed(self, result: OffsetListed | Failure) -> None:
-        if isinstance(result, Failure) or trouble(result)[1]:
-            self._failed(result)
-        elif 0 <= result.offset <= self._check.last_acked_offset:
-            self._suspect(result.offset, f"the log ends at {result.offset}, {self._last}")
-        else:
-            self._passed()
+    def _has_epoch(self, end_offset: int) -> Procedure[bool]:
+        """Whether the epoch of the last acknowledgement, which ends there, has all acknowledged records."""
+        check = self._check
+        if end_offset > check.last_acked_offset:
+            return True
+        if end_offset >= 0:
+            self._suspect(end_offset, f"leader epoch {check.leader_epoch} ends at {end_offset}, {self._last}")
+            return False
+        # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
+        started: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "started")
+        log_start = good(started).offset
+        if not 0 <= log_start <= check.last_acked_offset:
+            return True
+        unknown = f"leader epoch {check.leader_epoch} is unknown to the log, {self._last}"
+        self._suspect(log_start, f"{unknown} and the log starts at {log_start}")
+        return False
 
     def _suspect(self, end_offset: int, what: str) -> None:
         check, journal = self._check, self._lane.journal
@@ -91,26 +108,16 @@ class EndCheck(Steps):
         elif (check.destination, check.last_acked_offset) in journal.views.idle():
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
-    def _passed(self) -> None:
-        if not self._idle:
-            self._lane.journal.checked(self._check)
-        if self._elected:
-            # A log that begins after all acknowledged records proves as much as one that has them.
-            self._ground.cluster.list_offset(self._topic, self._partition, EARLIEST, self._then("begins"))
-
-    def _on_begins(self, result: OffsetListed | Failure) -> None:
+    def _compare_begin(self, log_start: int) -> None:
+        """Report that the log begins after all acknowledged records, so that nothing proves that it had them."""
         check, lane = self._check, self._lane
-        if isinstance(result, Failure) or trouble(result)[1]:
-            if self._topic not in self._ground.gone:
-                self._failed(result)
-            return
-        if result.offset <= check.last_acked_offset:
+        if log_start <= check.last_acked_offset:
             return
         if not lane.checks.report_unproven(check.destination, check.last_acked_offset):
             return
         evidence = (
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
-            f" was elected, and the log begins at {result.offset}"
+            f" was elected, and the log begins at {log_start}"
         )
         self._ground.counters["loss_checks_inconclusive"] += 1
         self._ground.stats.history_trimmed[self._topic] += 1
@@ -118,7 +125,7 @@ class EndCheck(Steps):
             logging.INFO,
             "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
-            "%s-%d: whether all that was acknowledged was still there when it was removed cannot be proven: %s",
+            "%s-%d: nothing proves that the log had all acknowledged records until they were deleted: %s",
             self._topic,
             self._partition,
             evidence,
@@ -128,17 +135,17 @@ class EndCheck(Steps):
         )
         self._ground.emit(
             LossCheckInconclusive(
-                self._topic, self._partition, check.last_acked_offset + 1, result.offset, evidence
+                self._topic, self._partition, check.last_acked_offset + 1, log_start, evidence
             )
         )
 
-    def _failed(self, result: Answer | Failure) -> None:
+    def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
                 # Forget that this election was checked: later checks of an idle partition ask less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._ground.lanes and not self._ground.closing:
             # Callers wait for the answer: the leader may have moved.
-            self._lane.journal.check_failed(self._check, code=trouble(result)[0])
+            self._lane.journal.check_failed(self._check, code=code)
             self._ground.refresh_topics([self._topic])
             self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

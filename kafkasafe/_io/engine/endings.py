@@ -76,20 +76,20 @@ class Endings:
                     self._ground.stats.records[parcel.topic, "damaged"] += batch.count
                     kept = lane.rejections.finish(batch.handle)
                     parcel.error = SpoolCorruptError(
-                        f"The record was damaged on disk before it was delivered: {batch.message}. What is left of its"
-                        f" batch is in {kept}",
+                        f"The record was damaged on disk before it was delivered: {batch.message}. The remains of its"
+                        f" batch are in {kept}",
                         damage=(batch.message,),
                     )
                 case j.Fate.REJECTED:
                     self._ground.counters["records_rejected"] += batch.count
                     self._ground.stats.records[parcel.topic, "rejected"] += batch.count
                     kept_where = (
-                        "With spool='never' it is kept nowhere: the program has to"
+                        "With spool='never' no copy is kept: the program has to"
                         if self._config.in_memory
                         else f"It is kept in the spool directory under {lane.name}/rejected; kafkasafe spool resend"
                     )
                     again = (
-                        "send it again, once the cause is gone"
+                        "send it again, after the cause is removed"
                         if self._config.in_memory
                         else "sends it again"
                     )
@@ -107,8 +107,8 @@ class Endings:
                 case j.Fate.DROPPED:
                     self._ground.stats.records[parcel.topic, "dropped"] += batch.count
                     parcel.error = BatchDroppedError(
-                        "The record was part of an atomic batch that was dropped, nothing of which readers of committed"
-                        f" records can see: {'' if batch.unit is None else batch.unit.reason}",
+                        "The record was part of an atomic batch that was dropped. Readers of committed records see none"
+                        f" of its records: {'' if batch.unit is None else batch.unit.reason}",
                         code=0 if batch.unit is None else batch.unit.code,
                     )
                 case j.Fate.REPLACED:
@@ -150,7 +150,7 @@ class Endings:
             network = self._ground.cluster.last_error
             parcel.error = DeliveryTimeoutError(
                 f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
-                " is delivered when the cluster takes it: do not send it again"
+                " is delivered when the cluster accepts it: do not send it again"
                 + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
             )
             self._ledger.finish(parcel)
@@ -188,11 +188,13 @@ class Endings:
             "topic_blocked",
             topic,
             "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
-            " it%s. %s",
+            " them%s. %s",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             denial.reason,
             counted(records, "record"),
-            "" if limit_s is None or denial.asking else f", and rejected after {limit_s:.0f} s of this",
+            ""
+            if limit_s is None or denial.asking
+            else f", and are rejected if it refuses for {limit_s:.0f} s",
             classify_code(denial.code).explanation,
             lane=lane.name,
             topic=topic,
@@ -213,7 +215,7 @@ class Endings:
             logging.WARNING,
             "topic_unblocked",
             topic,
-            "%s: accepted again after %.0f s of error %d",
+            "%s: the cluster accepts records again, after %.0f s of error %d",
             topic if partition == UNCHOSEN else f"{topic}-{partition}",
             seconds,
             denial.code,
@@ -316,7 +318,7 @@ class Endings:
             partition,
             counted(batch.count, "record"),
             batch.message,
-            "kept nowhere (spool='never')" if path is None else f"kept in {path}",
+            "no copy is kept (spool='never')" if path is None else f"kept in {path}",
             lane=lane.name,
             topic=topic,
             partition=partition,
@@ -346,9 +348,9 @@ class Endings:
                 data = data_of(lane.lock.files, path, batch.position)
         except (OSError, ValueError, SpoolError) as error:
             self._log.error(
-                "The dead-letter handler is not called for %d records, which are kept in %s: %s",
+                "The dead-letter handler cannot be called for %d records. Their copy: %s. The reason: %s",
                 batch.count,
-                path or "no place",
+                path or "none",
                 error,
                 topic=topic,
                 partition=partition,
@@ -375,8 +377,8 @@ class Endings:
                 self._ground.raise_interrupt(error)
                 # The user's handler failed; the records are still in `rejected/`.
                 self._log.exception(
-                    "The dead-letter handler failed; the record is kept %s",
-                    "nowhere (spool='never')" if path is None else "in the spool directory",
+                    "The dead-letter handler failed; the copy of the record is %s",
+                    "not kept (spool='never')" if path is None else "in the spool directory",
                     topic=topic,
                     partition=partition,
                     event="on_rejected_failed",

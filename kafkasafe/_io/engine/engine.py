@@ -167,8 +167,8 @@ class Engine:
                 self._sender.produced(sent, reply)
             case LinkAnswered():
                 self._sender.link_answered(message)
-            case Answered(inquiry, step, answer):
-                inquiry.resume(step, answer)
+            case Answered(inquiry, _, answer):
+                inquiry.resume(answer)
             case InquiryDue(inquiry):
                 inquiry.go_on()
             case UnitAnswered(lane, action, step, answer):
@@ -323,8 +323,8 @@ class Engine:
         self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
         self.ledger.fail(
             DeliveryTimeoutError(
-                "The producer was closed before the cluster acknowledged this record. If it was durable it is safe in"
-                " the spool, and the next producer on this spool directory delivers it: do not send it again"
+                "The producer was closed before the cluster acknowledged this record. If the record was durable, it is"
+                " in the spool, and the next producer on this spool directory delivers it: do not send it again"
             ),
             final=False,
             elsewhere=self.left_elsewhere,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from kafkasafe._core import journal as j
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.leader import Leader
 from kafkasafe._io.engine.questions import Baseline, Confirmation, Inquest, Question
+from kafkasafe._io.engine.running import RunningInquiry
 from kafkasafe._io.engine.sender import Sender
 
 __all__ = ["Inquiries"]
@@ -20,20 +22,28 @@ class Inquiries:
 
     def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
         """Find acknowledged batches that the log of a destination lacks."""
-        topic, partition = lane.journal.views.address(ask.destination)
-        self._sender.tries(topic, partition)
-        inquest = Inquest(self._ground, self._sender, lane, ask, topic, partition)
-        self._sender.when_calm(topic, partition, inquest)
+        address = lane.journal.views.address(ask.destination)
+        self._sender.tries(*address)
+        leader = Leader(self._ground, lane, *address, self._sender.in_trouble)
+        self._sender.when_calm(*address, self._running(Inquest(self._ground, lane, ask, leader), leader))
 
     def ask(self, lane: Lane, ask: j.Ask) -> None:
         """Run the inquiry about one destination that the journal asks for."""
         ground, sender = self._ground, self._sender
-        topic, partition = lane.journal.views.address(ask.destination)
-        sender.tries(topic, partition)
+        address = lane.journal.views.address(ask.destination)
+        sender.tries(*address)
+        leader = Leader(ground, lane, *address, sender.in_trouble)
         if not ask.doubt:
-            Baseline(ground, sender, lane, ask, topic, partition).go_on()
+            self._running(Baseline(ground, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            Confirmation(ground, lane, ask, topic, partition).go_on()
+            # A refused batch already counts as trouble.
+            leader = Leader(ground, lane, *address)
+            self._running(Confirmation(ground, lane, ask, leader), leader).go_on()
         else:
             ground.counters["in_doubt_asked"] += len(ask.doubt)
-            sender.when_calm(topic, partition, Question(ground, sender, lane, ask, topic, partition))
+            sender.when_calm(*address, self._running(Question(ground, lane, ask, leader), leader))
+
+    def _running(
+        self, inquiry: Baseline | Confirmation | Question | Inquest, leader: Leader
+    ) -> RunningInquiry:
+        return RunningInquiry(self._ground, leader.name(inquiry), inquiry.run())

@@ -246,7 +246,7 @@ class Intake:
                     logging.WARNING,
                     "spool_read_failed",
                     lane.name,
-                    "%s: a read failed, it is tried again: %s",
+                    "%s: a read failed, kafkasafe tries again: %s",
                     lane.name,
                     error,
                     lane=lane.name,

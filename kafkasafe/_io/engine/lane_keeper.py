@@ -189,7 +189,7 @@ class LaneKeeper:
             doubt += sum(each.with_id for each in packed)
             self._ground.stats.replayed_records += records
             self._log.info(
-                "%s: %d batches (%d records) of an earlier life",
+                "%s: %d batches (%d records) of an earlier incarnation are delivered",
                 lane.name,
                 batches,
                 records,
@@ -219,7 +219,7 @@ class LaneKeeper:
             )
         if lane.rejected.records:
             self._log.warning(
-                "%s: %d rejected record%s kept in %s; `kafkasafe spool resend` sends them again",
+                "%s: %d rejected record%s in %s; `kafkasafe spool resend` sends them again",
                 lane.name,
                 lane.rejected.records,
                 " is" if lane.rejected.records == 1 else "s are",
@@ -311,7 +311,7 @@ class LaneKeeper:
                 logging.WARNING,
                 "lanes_unreadable",
                 "",
-                "Lanes left behind cannot be looked for: %s",
+                "Lanes without an owner cannot be listed: %s",
                 error,
                 error=type(error).__name__,
             )
@@ -319,7 +319,7 @@ class LaneKeeper:
         for number, reason in directory.strange.items():
             name = directory.lane_path(number).name
             self._log.seldom(
-                logging.WARNING, "lane_not_adopted", name, "%s is left alone: %s", name, reason, lane=name
+                logging.WARNING, "lane_not_adopted", name, "%s is not adopted: %s", name, reason, lane=name
             )
         directory.strange.clear()
         ours = {lock.path for lock in found} | self._reading | {lane.lock.path for lane in self._ground.lanes}
@@ -393,7 +393,7 @@ class LaneKeeper:
             logging.WARNING,
             "lane_not_adopted",
             path.name,
-            "%s was left behind and cannot be adopted: %s. It is tried again",
+            "%s has no owner and cannot be adopted: %s. kafkasafe tries again",
             path.name,
             error,
             lane=path.name,
@@ -475,7 +475,7 @@ class LaneKeeper:
             lane.spool.close(closed_mark=True, marks=() if quiet is None else (quiet,))
         except SpoolError as error:
             self._log.warning(
-                "%s could not be closed in order; nothing is lost: %s",
+                "%s could not be closed in an orderly way. Nothing is lost: %s",
                 lane.name,
                 error,
                 lane=lane.name,

@@ -445,9 +445,9 @@ class Ledger:
         for (name, partition), error in list(self.damage.items()):
             if topic in {None, name}:
                 raise SpoolCorruptError(
-                    f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions go on."
-                    " Restore the file from a copy, or open with on_corrupt='quarantine': the damaged bytes are then"
-                    " copied aside, their records are lost, and everything else is delivered",
+                    f"{name}{f'-{partition}' if partition >= 0 else ''} waits: {error.args[0]}. Other partitions"
+                    " continue. Restore the file from a copy, or open with on_corrupt='quarantine': kafkasafe then"
+                    " copies the damaged bytes to quarantine/, their records are lost, and all others are delivered",
                     damage=error.damage,
                 ) from error
 
@@ -537,15 +537,17 @@ class Ledger:
         safe = "Everything that durable() or get() confirmed is safe"
         if elsewhere is None:
             return SpoolWriteError(
-                f"{accepted} when the producer ended{why}: lost with it, unless the cluster has them. {safe}"
+                f"{accepted} when the producer ended{why}. {'It is' if records == 1 else 'They are'} lost, unless the"
+                f" cluster has {'it' if records == 1 else 'them'}. {safe}"
             )
         if elsewhere.at is not None:
             return SpoolWriteError(
-                f"{accepted} when the producer ended{why}. What is written is in {elsewhere}, where the next producer"
-                f" does not look: move it to {elsewhere.path}, or deliver it with kafkasafe spool drain. {safe}"
+                f"{accepted} when the producer ended{why}. The written records are in {elsewhere}, where the next"
+                f" producer does not look: move the directory to {elsewhere.path}, or deliver its records with"
+                f" kafkasafe spool drain. {safe}"
             )
         return SpoolCorruptError(
-            f"{elsewhere.path} was deleted while its producer worked, and could not be made again{why}:"
+            f"{elsewhere.path} was deleted while its producer worked, and could not be created again{why}:"
             f" {counted(elsewhere.records, 'record')} that waited there"
             f" {'is' if elsewhere.records == 1 else 'are'} lost with this producer, unless the cluster has"
             f" {'it' if elsewhere.records == 1 else 'them'}" + (f"; and {accepted}" if records else ""),
@@ -559,8 +561,8 @@ class Ledger:
         why = f"it ended by an error ({error!r})" if final else "it was closed"
         message = (
             f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' nothing else has"
-            " them: they are lost, unless the cluster has them and its answer is missing. A program that sends them"
-            " again may have those twice"
+            " them: they are lost, unless the cluster has them and its answer is missing. If a program sends them"
+            " again, the cluster may have those twice"
         )
         if records:
             self._log.error("%s", message, records=records, event="records_lost")

@@ -121,9 +121,9 @@ class LossWatch:
         """Report records that are missing from the spool, without damage that was found when it was opened."""
         topic, partition = lane.journal.views.address(hole.destination)
         message = (
-            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede what waits there are"
-            f" neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}. Segments"
-            " were deleted, or an older copy was restored. What is there is delivered, in order"
+            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede its pending records"
+            f" are neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}."
+            " Segments were deleted, or an older copy was restored. The pending records are delivered, in order"
         )
         self._ground.counters["spool_missing_records"] += hole.records
         self._log.error(
@@ -162,7 +162,7 @@ class LossWatch:
         """Report that all lost batches that were sent again are in the log."""
         topic, partition = lane.journal.views.address(healed.destination)
         self._log.warning(
-            "%s-%d: %d lost records are restored: they are in the log again",
+            "%s-%d: %d lost records are in the log again",
             topic,
             partition,
             healed.records,
@@ -200,11 +200,11 @@ class LossWatch:
         """Check whether the log of an idle partition still holds the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-        EndCheck(self._ground, lane, check, idle=True, elected=elected).go_on()
+        EndCheck(self._ground, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
-        EndCheck(self._ground, lane, check, idle=False, elected=True).go_on()
+        EndCheck(self._ground, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""

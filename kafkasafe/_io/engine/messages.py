@@ -57,10 +57,10 @@ class Inquiry(Protocol):
     """A query of one or more requests to the cluster; each answer decides the next request."""
 
     def go_on(self) -> None:
-        """Send the first request, or repeat one whose answer was not enough."""
+        """Begin, or continue after a pause."""
 
-    def resume(self, step: str, answer: Any) -> None:
-        """Take the answer to this step's request."""
+    def resume(self, answer: Any) -> None:
+        """Take the answer to the last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class ProducerIdAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to one question of an inquiry."""
+    """The answer to one request of an inquiry. `step` names the request in transcripts."""
 
     inquiry: Inquiry
     step: str

@@ -129,7 +129,8 @@ class Order:
             path = self._ground.directory.lane_path(predecessor.lane)
             if before is None:
                 self._not_kept(
-                    path, SpoolError("its producer was dropped, and does not write what it accepted")
+                    path,
+                    SpoolError("its producer was dropped, and does not write the records that it accepted"),
                 )
             elif predecessor.owes:
                 debt = m.Debt(predecessor.lane, predecessor.lane_id, before)
@@ -256,7 +257,7 @@ class Order:
             return
         self._told.add(path)
         self._log.warning(
-            "What earlier producers left in %s cannot be determined (%s): records sent now may come before it",
+            "The pending records of earlier producers in %s cannot be determined (%s): later records may overtake them",
             path.name,
             text(error),
             lane=path.name,
@@ -282,7 +283,7 @@ class Order:
         lane.report_held_back(held_back=True)
         names = tuple(map(lane_name, owing))
         self._log.info(
-            "%s: %s until what earlier producers left in %s%s is delivered",
+            "%s: %s until the records of earlier producers in %s%s are delivered",
             lane.name,
             f"{counted(len(waiting), 'partition')} {'waits' if len(waiting) == 1 else 'wait'}",
             ", ".join(names[:_NAMED]),

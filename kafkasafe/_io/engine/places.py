@@ -47,7 +47,7 @@ _WORDS: Final = {
     _Problem.MOVED: "it was moved away",
     _Problem.DELETED: "it was deleted",
     _Problem.UNLOCKED: "its lock was deleted",
-    _Problem.FILES: "files of it were deleted, renamed or cut",
+    _Problem.FILES: "some of its files were deleted, renamed or truncated",
     _Problem.DIRECTORY: "files of its spool directory were deleted",
     _Problem.UNSEEN: "it cannot be seen",
 }
@@ -156,8 +156,8 @@ class PlaceKeeper:
         if switched and not self._link_switched:
             self._ground.counters["spool_displaced"] += 1
             self._log.warning(
-                "spool_dir=%s leads elsewhere now. This producer stays in %s: what it leaves there is not delivered by"
-                " the next start. Keep the spool outside of what a deploy replaces",
+                "spool_dir=%s leads to another directory now. This producer stays in %s, and the next start does not"
+                " deliver the records that it leaves there. Keep the spool outside of what a deploy replaces",
                 given,
                 path,
                 path=str(path),
@@ -232,8 +232,8 @@ class PlaceKeeper:
             logging.ERROR,
             "spool_displaced",
             lane.name,
-            "%s: %s while its producer works (%s%s), and cannot be restored: %s. Nothing is called durable until it is."
-            " It is tried again",
+            "%s: %s while its producer works (%s%s), and cannot be restored: %s. Until it is restored, no record"
+            " counts as durable. kafkasafe tries again",
             lane.name,
             _WORDS[trouble.problem],
             lane.lock.path,

@@ -18,6 +18,7 @@ from kafkasafe._io.engine.clock_question import ClockQuestion
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
+from kafkasafe._io.engine.leader import Leader
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
@@ -33,6 +34,7 @@ from kafkasafe._io.engine.messages import (
 )
 from kafkasafe._io.engine.outlet import Outlet
 from kafkasafe._io.engine.rejects import Rejects
+from kafkasafe._io.engine.running import RunningInquiry
 from kafkasafe.cluster import api as t
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
@@ -139,7 +141,7 @@ class Sender:
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 # No later batch overtakes it.
-                damaged = SpoolError(f"a batch before it is damaged on disk: {error}")
+                damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._outlet.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
                 continue
@@ -241,13 +243,18 @@ class Sender:
                     self._clocks.at_least_ms
                 )  # it may have come after the answer that says so
                 if self._clocks.asks(address, now) and not self._ground.closing:
-                    ClockQuestion(self._ground, lane, *address, self._clocks).go_on()
+                    self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
             # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
             epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
             )
+
+    def _ask_clock(self, lane: Lane, topic: str, partition: int) -> None:
+        leader = Leader(self._ground, lane, topic, partition)
+        question = ClockQuestion(self._ground, leader, self._clocks)
+        RunningInquiry(self._ground, leader.name(question), question.run()).go_on()
 
     def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
         """Note an acknowledged batch, and report the end of an outage if it ends one."""
@@ -260,7 +267,7 @@ class Sender:
         )
         self._log.warning(
             "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
-            " were waiting",
+            " are pending",
             outage_s,
             *address,
             records,
@@ -281,8 +288,8 @@ class Sender:
                 logging.WARNING,
                 "clock_behind",
                 "",
-                "This machine's clock is %.1f h behind the brokers': they may forget this producer between two batches,"
-                " so each one waits for the answer to the one before. Correct the clock",
+                "This machine's clock is %.1f h behind the brokers' clocks: they may forget this producer between two"
+                " batches, so each batch waits for the answer to the previous one. Correct the clock",
                 (broker_ms - now_ms) / 3_600_000,
             )
 

@@ -150,7 +150,7 @@ class Surroundings:
         if content is not None:
             self._refused[path] = content
         self._log.warning(
-            "%s was left behind and cannot be adopted: %s",
+            "%s has no owner and cannot be adopted: %s",
             path,
             error,
             path=str(path),
@@ -166,12 +166,12 @@ class Surroundings:
         address = servers if isinstance(servers, str) else ",".join(sorted(servers))
         command = shlex.join(["kafkasafe", "spool", "drain", str(sibling.path), "-b", address])
         whose = (
-            "for a cluster that was never reached; if it is this one, deliver them with"
+            "for a cluster that was never reached. If that is this cluster, deliver them with"
             if sibling.cluster_id is None
-            else "for this cluster, of another client id; deliver them with"
+            else "for this cluster, with another client id. Deliver them with"
         )
         self._log.warning(
-            "%d records wait in %s, which no process owns, %s: %s",
+            "%d records are pending in %s, which no process owns, %s: %s",
             sibling.records,
             sibling.path,
             whose,

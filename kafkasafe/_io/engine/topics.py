@@ -89,7 +89,7 @@ class Topics:
         for lane in self._ground.lanes:
             if lane.journal.forget(topic):
                 self._log.info(
-                    "%s is gone: what was delivered to it is forgotten",
+                    "%s was deleted: the producer forgets which records it delivered there",
                     topic,
                     topic=topic,
                     lane=lane.name,

@@ -303,13 +303,13 @@ class Transactor:
         committed = ours and not aborted
         if action.by_log and not ours:
             if found is None and answer.log_start_offset <= place:
-                self._failed(lane, action, None, "a transaction in front of it is open")
+                self._failed(lane, action, None, "an earlier transaction of the partition is open")
             else:
                 lane.journal.units.told(action, committed=None)
             return
         if committed and not action.by_log:
             self._log.warning(
-                "A staged batch is committed, as the log of its partition shows; its marker is gone",
+                "The log of a partition shows that a staged atomic batch is committed, although its marker is missing",
                 lane=lane.name,
                 event="marker_gone",
             )
@@ -335,7 +335,8 @@ class Transactor:
             return
         code = answer.error_code
         if code and step != "log":
-            message = getattr(answer, "error_message", None) or classify_code(code).name
+            said = answer.error_message if isinstance(answer, t.ProduceReply) else None
+            message = said or classify_code(code).name
             if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
                 # Otherwise the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
@@ -538,7 +539,7 @@ class Transactor:
                     head.slip.fate = fate
                 if fate is not j.Fate.COMMITTED:
                     head.error = BatchDroppedError(
-                        f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
+                        f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
                         f" {unit.reason}",
                         code=unit.code,
                     )

@@ -1,0 +1,28 @@
+"""The constants and errors of the spool format."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LANE_ID_BYTES",
+    "NO_TOPIC_ID",
+    "UNIT_ID_BYTES",
+    "MarkError",
+    "UnknownFormatError",
+]
+
+FORMAT_VERSION: Final = 2
+LANE_ID_BYTES: Final = 16
+UNIT_ID_BYTES: Final = 16
+NO_TOPIC_ID: Final = bytes(16)
+"""Topic id of a topic whose id is not known."""
+
+
+class MarkError(ValueError):
+    """A control batch that is damaged, or a mark that the format has no meaning for."""
+
+
+class UnknownFormatError(MarkError):
+    """An intact control batch of a newer kafkasafe: this one must leave the lane alone."""
