@@ -23,6 +23,7 @@ from kafkasafe._io.backoff import PAUSES, Backoff
 from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.transactions import (
     OffsetCommitted,
     OffsetToCommit,
@@ -32,7 +33,6 @@ from kafkasafe.cluster.transactions import (
     TransactionsInitialized,
 )
 from kafkasafe.errors import WaitTimeoutError
-from kafkasafe.kafkapython.requests import CreateTopicsRequest
 
 __all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
 
@@ -288,24 +288,20 @@ class Coordinator:
                 raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
 
         def attempt(left_s: float) -> None:
-            request = CreateTopicsRequest
-            topic = request.CreatableTopic
-            made = request(
-                topics=[
-                    topic(
-                        name=name,
-                        num_partitions=partitions,
-                        replication_factor=-1,
-                        assignments=[],
-                        configs=[
-                            topic.CreatableTopicConfig(name=key, value=value) for key, value in config.items()
-                        ],
-                    )
-                ],
-                timeout_ms=int(min(30.0, left_s) * 1000),
-                validate_only=False,
-            )
-            call(lambda reply: self._transport.ask(made, parse, reply, minimum=4), left_s)
+            topic = {
+                "name": name,
+                "num_partitions": partitions,
+                "replication_factor": -1,
+                "assignments": [],
+                "configs": [{"name": key, "value": value} for key, value in config.items()],
+            }
+            fields = {
+                "topics": [topic],
+                "timeout_ms": int(min(30.0, left_s) * 1000),
+                "validate_only": False,
+            }
+            question = Question("CreateTopics", fields, parse, 4)
+            call(lambda reply: self._transport.ask(question, reply), left_s)
 
         deadline = time.monotonic() + self._timeout_s
         insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
