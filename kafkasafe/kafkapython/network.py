@@ -121,7 +121,10 @@ class SocketNetwork:
     # -- Time ----------------------------------------------------------------------------------------------------
 
     now = staticmethod(time.monotonic)
-    dice = staticmethod(random.random)
+
+    def dice(self) -> float:
+        """See `Network`."""
+        return random.random()
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
         """See `Network`."""
