@@ -13,8 +13,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafkasafe._core import arrow_encode, batch
 from kafkasafe._core.txn import Report
 from kafkasafe._io.appender import Appender, FencedError, RestartError, claim_base
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transactions import Coordinator
-from kafkasafe._io.transport import Transport
 from kafkasafe.errors import RejectedError
 
 pytestmark = pytest.mark.kafka
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def transport(kafka):
-    made = Transport({"bootstrap_servers": kafka.bootstrap_servers})
+    made = over_sockets({"bootstrap_servers": kafka.bootstrap_servers})
     made.start()
     yield made
     assert made.close(30)

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from kafkasafe import cli
 from kafkasafe._core import batch
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -41,7 +41,7 @@ class Raw:
     """Appends batches under ids of its own choice, as a client that went wrong would."""
 
     def __init__(self, cluster: KafkaCluster) -> None:
-        self._transport = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        self._transport = over_sockets({"bootstrap_servers": cluster.bootstrap_servers})
         self._transport.start()
         self.producer_id = ask(self._transport.init_producer_id).producer_id
 

@@ -16,8 +16,8 @@ from kafkasafe._io.backoff import PAUSES, Backoff
 PACKAGE = Path(kafkasafe.__file__).parent
 HOME = "_io/backoff.py"
 SLEEPS = {"sleep", "Pause", "call_later", "_timer"}
-NO_PAUSE = {("_io/transport/links.py", "random.random")}
-"""Randomness that is no jitter: which of equals is asked."""
+NO_PAUSE = {("kafkapython/network.py", "random.random")}
+"""The numbers that a client takes for the jitter of its Backoff, and to choose among equals."""
 
 
 def modules():

@@ -16,6 +16,7 @@ import pytest
 
 import kafkasafe
 from kafkasafe import SafeProducer, _producing
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.coordinators import Coordinated
@@ -125,7 +126,7 @@ def test_a_producer_and_its_objects_have_no_chain_of_base_classes():
 
 
 def test_a_transport_and_its_objects_have_no_chain_of_base_classes():
-    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport = over_sockets({"bootstrap_servers": "127.0.0.1:1"})
     transport.close(60.0)
     assert Transport.__mro__[1:] == (Coordinated, object)
     kinds = {type(each) for each in vars(transport).values() if type(each).__module__.startswith("kafkasafe")}

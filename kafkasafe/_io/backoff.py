@@ -47,9 +47,17 @@ class Backoff:
         self._dice = dice
 
     @classmethod
-    def around(cls, first_s: float, max_s: float, *, share: float = 0.2) -> Backoff:
+    def around(
+        cls,
+        first_s: float,
+        max_s: float,
+        *,
+        share: float = 0.2,
+        dice: Callable[[], float] = random.random,
+    ) -> Backoff:
         """Pauses of `first_s`, doubling up to `max_s`, each randomly changed by at most this share (KIP-580)."""
-        return cls(first_s * (1 + share), max_s * (1 + share), least_s=0.0, jitter=2 * share / (1 + share))
+        jitter = 2 * share / (1 + share)
+        return cls(first_s * (1 + share), max_s * (1 + share), least_s=0.0, jitter=jitter, dice=dice)
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt, for tenacity."""

@@ -1,6 +1,6 @@
 """Connects to a cluster: over the network, or to a simulated one in this process that was announced.
 
-For clients that need only `Cluster`, this module is the only place that makes a `Transport`.
+This module is the only place that makes a `Transport` over sockets.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from kafkasafe._io.network_thread import NetworkThread
 from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Cluster
+from kafkasafe.kafkapython.network import SocketNetwork
 
-__all__ = ["Connect", "announced", "connect"]
+__all__ = ["Connect", "announced", "connect", "over_sockets"]
 
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
 """Gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
@@ -28,7 +30,18 @@ def connect(options: Mapping[str, Any]) -> Cluster:
         double = _doubles.get(server.strip())
         if double is not None:
             return double(options)
-    return Transport(options)
+    return over_sockets(options)
+
+
+def over_sockets(options: Mapping[str, Any]) -> Transport:
+    """A `Transport` for these options, not started.
+
+    Args:
+        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
+            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+    """
+    return Transport(SocketNetwork(options, NetworkThread), options)
 
 
 @contextlib.contextmanager

@@ -22,34 +22,27 @@ from kafkasafe._core.txn import Grant
 from kafkasafe._io.backoff import PAUSES, Backoff
 from kafkasafe._io.retry import RetryPolicy
 from kafkasafe._io.transport import Transport
-from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
-from kafkasafe.cluster.coordinators import SOFTWARE, protocol_of, versions_of
-from kafkasafe.cluster.transactions import TransactionIdentity
-from kafkasafe.errors import WaitTimeoutError
-from kafkasafe.kafkapython import requests
-from kafkasafe.kafkapython.requests import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    CreateTopicsRequest,
-    DescribeTransactionsRequest,
-    EndTxnRequest,
-    FindCoordinatorRequest,
-    InitProducerIdRequest,
-    OffsetFetchRequest,
-    TxnOffsetCommitRequest,
+from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.transactions import (
+    OffsetCommitted,
+    OffsetToCommit,
+    PartitionsAdded,
+    TransactionDescribed,
+    TransactionIdentity,
+    TransactionsInitialized,
 )
+from kafkasafe.errors import WaitTimeoutError
 
 __all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
 
-_GROUP: Final = 0
-_TRANSACTION: Final = 1
-_NOT_COORDINATOR: Final = frozenset({15, 16})
 _TOPIC_ALREADY_EXISTS: Final = 36
 _NO_OFFSET: Final = -1
+_NOT_ATTEMPTED: Final = 55
+_UNSUPPORTED_VERSION: Final = 35
 _CONCURRENT: Final = 51
 # The coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
@@ -89,11 +82,13 @@ def _error(code: int, message: str) -> Exception:
     return told
 
 
+def _identity(grant: Grant) -> TransactionIdentity:
+    return TransactionIdentity(grant.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
+
+
 def identity_of(grant: Grant) -> TransactionIdentity | None:
     """What the batches of a grant's transaction are sent under; None if it has no transaction."""
-    if not grant.transactional_id:
-        return None
-    return TransactionIdentity(grant.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
+    return _identity(grant) if grant.transactional_id else None
 
 
 def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
@@ -161,65 +156,26 @@ class Coordinator:
         self._transport = transport
         self._id = transactional_id
         self._timeout_s = timeout_s
-        self._nodes: dict[int, tuple[int, str, int]] = {}
-
-    # --- finding coordinators and sending requests ---
-
-    def _find(self, kind: int, left_s: float) -> tuple[int, str, int]:
-        known = self._nodes.get(kind)
-        if known is not None:
-            return known
-
-        def parse(response: Any) -> tuple[int, str, int]:
-            answer = response.coordinators[0] if response.API_VERSION >= 4 else response
-            if answer.error_code:
-                raise _error(answer.error_code, f"FindCoordinator of {self._id}")
-            return answer.node_id, answer.host, answer.port
-
-        request = FindCoordinatorRequest(key=self._id, key_type=kind, coordinator_keys=[self._id])
-        node: tuple[int, str, int] = call(
-            lambda reply: self._transport.ask(request, parse, reply, minimum=1, maximum=4), left_s
-        )
-        self._nodes[kind] = node
-        return node
 
     def _ask(
         self,
-        kind: int,
-        make: Callable[[], Any],
-        parse: Callable[[Any], T],
-        *,
         api: str,
-        minimum: int = 0,
-        maximum: int = 32767,
+        send: Callable[[Reply[Any]], None],
+        *,
+        place: Callable[[Any], str] = lambda _: "",
         timeout_s: float | None = None,
-    ) -> T:
-        def attempt(left_s: float) -> T:
-            try:
-                node = self._find(kind, left_s)
-                result: T = call(
-                    lambda reply: self._transport.ask(
-                        make(), parse, reply, node=node, minimum=minimum, maximum=maximum
-                    ),
-                    left_s,
-                )
-            except Exception as error:
-                code = getattr(error, "errno", None)
-                # A coordinator that does not answer may have moved as well.
-                if code in _NOT_COORDINATOR or code is None or code < 0 or classify(error).refresh_metadata:
-                    self._nodes.pop(kind, None)
-                raise
-            return result
+    ) -> Any:
+        """Returns an answer without an error code. `place` says of an answer with one what it is about."""
+        what = f"{api} of {self._id}"
+
+        def attempt(left_s: float) -> Any:
+            answer = call(send, left_s)
+            if answer.error_code:
+                raise _error(answer.error_code, what + place(answer))
+            return answer
 
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        return insist(attempt, deadline=deadline, what=f"{api} of {self._id}", api=api)
-
-    def _checked(self, api: str) -> Callable[[Any], None]:
-        def parse(response: Any) -> None:
-            if response.error_code:
-                raise _error(response.error_code, f"{api} of {self._id}")
-
-        return parse
+        return insist(attempt, deadline=deadline, what=what, api=api)
 
     # --- the transaction ---
 
@@ -229,109 +185,51 @@ class Coordinator:
         Args:
             transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
         """
-
-        def level(response: Any) -> int:
-            if response.error_code:
-                raise _error(response.error_code, f"ApiVersions of {self._id}")
-            return protocol_of(response)
-
-        deadline = time.monotonic() + self._timeout_s
-        protocol = self._ask(
-            _TRANSACTION, lambda: requests.made("ApiVersions", SOFTWARE), level, api="ApiVersions"
+        answer: TransactionsInitialized = self._ask(
+            "InitProducerId",
+            lambda reply: self._transport.init_transactional_id(self._id, transaction_timeout_ms, reply),
         )
-
-        def parse(response: Any) -> Grant:
-            if response.error_code:
-                raise _error(response.error_code, f"InitProducerId of {self._id}")
-            if response.producer_id < 0 or response.producer_epoch < 0:
-                raise _error(14, "InitProducerId answered no id")
-            return Grant(self._id, response.producer_id, response.producer_epoch, protocol)
-
-        return self._ask(
-            _TRANSACTION,
-            lambda: InitProducerIdRequest(
-                transactional_id=self._id,
-                transaction_timeout_ms=transaction_timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
-            ),
-            parse,
-            api="InitProducerId",
-            maximum=5,
-            timeout_s=max(0.0, deadline - time.monotonic()),
-        )
+        identity = answer.identity
+        assert identity is not None  # noqa: S101  # there is no error
+        return Grant(self._id, identity.producer_id, identity.epoch, identity.protocol)
 
     def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
         """Adds partitions to the transaction. The first one begins it."""
-        topics: dict[str, list[int]] = {}
-        for topic, partition in partitions:
-            topics.setdefault(topic, []).append(partition)
+        places = list(partitions)
 
-        def make() -> Any:
-            request = AddPartitionsToTxnRequest
-            return request(
-                v3_and_below_transactional_id=grant.transactional_id,
-                v3_and_below_producer_id=grant.producer_id,
-                v3_and_below_producer_epoch=grant.epoch,
-                v3_and_below_topics=[
-                    request.AddPartitionsToTxnTopic(name=topic, partitions=numbers)
-                    for topic, numbers in topics.items()
-                ],
-            )
+        def place(answer: PartitionsAdded) -> str:
+            # The partitions that failed only because of another one come last.
+            codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
+            return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
-        def parse(response: Any) -> None:
-            codes = {
-                (topic.name, answer.partition_index): answer.partition_error_code
-                for topic in response.results_by_topic_v3_and_below
-                for answer in topic.results_by_partition
-            }
-            # 55 OPERATION_NOT_ATTEMPTED marks partitions that failed only because of another one.
-            for (topic, partition), code in sorted(codes.items(), key=lambda item: item[1] == 55):
-                if code:
-                    raise _error(code, f"AddPartitionsToTxn of {self._id}, {topic}-{partition}")
-
-        self._ask(_TRANSACTION, make, parse, api="AddPartitionsToTxn", maximum=3)
+        self._ask(
+            "AddPartitionsToTxn",
+            lambda reply: self._transport.add_partitions_to_transaction(_identity(grant), places, reply),
+            place=place,
+        )
 
     def partitions(self, grant: Grant) -> set[TopicPartition] | None:
         """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
-
-        def parse(response: Any) -> set[TopicPartition]:
-            state = response.transaction_states[0]
-            if state.error_code:
-                raise _error(state.error_code, f"DescribeTransactions of {self._id}")
-            if (state.producer_id, state.producer_epoch) != (grant.producer_id, grant.epoch):
-                raise _error(90, f"{self._id} has another owner (epoch {state.producer_epoch})")
-            if state.transaction_state != "Ongoing":
-                raise _error(48, f"The transaction of {self._id} is {state.transaction_state}")
-            return {(topic.topic, number) for topic in state.topics for number in topic.partitions}
-
         try:
-            return self._ask(
-                _TRANSACTION,
-                lambda: DescribeTransactionsRequest(transactional_ids=[self._id]),
-                parse,
-                api="DescribeTransactions",
+            told: TransactionDescribed = self._ask(
+                "DescribeTransactions",
+                lambda reply: self._transport.describe_transaction(self._id, reply),
             )
         except Exception as error:
-            if getattr(error, "errno", None) == 35:
+            if getattr(error, "errno", None) == _UNSUPPORTED_VERSION:
                 return None
             raise
+        if (told.producer_id, told.epoch) != (grant.producer_id, grant.epoch):
+            raise _error(90, f"{self._id} has another owner (epoch {told.epoch})")
+        if told.state != "Ongoing":
+            raise _error(48, f"The transaction of {self._id} is {told.state}")
+        return set(told.partitions)
 
     def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
         """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out."""
-        minimum, maximum = versions_of(grant.protocol)
         self._ask(
-            _TRANSACTION,
-            lambda: EndTxnRequest(
-                transactional_id=grant.transactional_id,
-                producer_id=grant.producer_id,
-                producer_epoch=grant.epoch,
-                committed=commit,
-            ),
-            self._checked("EndTxn"),
-            api="EndTxn",
-            minimum=minimum,
-            maximum=maximum,
+            "EndTxn",
+            lambda reply: self._transport.end_transaction(_identity(grant), commit, reply),
             timeout_s=timeout_s,
         )
 
@@ -339,82 +237,23 @@ class Coordinator:
 
     def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
         """Writes the group's offset of a partition as part of the transaction."""
+        identity = _identity(grant)
         self._ask(
-            _TRANSACTION,
-            lambda: AddOffsetsToTxnRequest(
-                transactional_id=grant.transactional_id,
-                producer_id=grant.producer_id,
-                producer_epoch=grant.epoch,
-                group_id=self._id,
-            ),
-            self._checked("AddOffsetsToTxn"),
-            api="AddOffsetsToTxn",
-            maximum=3,
+            "AddOffsetsToTxn",
+            lambda reply: self._transport.add_offsets_to_transaction(identity, self._id, reply),
         )
-
-        def make() -> Any:
-            request = TxnOffsetCommitRequest
-            topic = request.TxnOffsetCommitRequestTopic
-            return request(
-                transactional_id=grant.transactional_id,
-                group_id=self._id,
-                producer_id=grant.producer_id,
-                producer_epoch=grant.epoch,
-                generation_id=-1,
-                member_id="",
-                group_instance_id=None,
-                topics=[
-                    topic(
-                        name=place[0],
-                        partitions=[
-                            topic.TxnOffsetCommitRequestPartition(
-                                partition_index=place[1],
-                                committed_offset=offset,
-                                committed_leader_epoch=-1,
-                                committed_metadata=metadata,
-                            )
-                        ],
-                    )
-                ],
-            )
-
-        def parse(response: Any) -> None:
-            for topic in response.topics:
-                for answer in topic.partitions:
-                    if answer.error_code:
-                        raise _error(answer.error_code, f"TxnOffsetCommit of {self._id}")
-
-        minimum, maximum = versions_of(grant.protocol)
-        self._ask(_GROUP, make, parse, api="TxnOffsetCommit", minimum=minimum, maximum=maximum)
+        offsets = {place: OffsetToCommit(offset, metadata)}
+        self._ask(
+            "TxnOffsetCommit",
+            lambda reply: self._transport.commit_offsets_in_transaction(identity, self._id, offsets, reply),
+        )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
         """The group's offset of a partition, with its metadata. Waits until no open transaction would change it."""
-
-        def make() -> Any:
-            request = OffsetFetchRequest
-            old, group = request.OffsetFetchRequestTopic, request.OffsetFetchRequestGroup
-            new = group.OffsetFetchRequestTopics
-            name, number = place
-            return request(
-                group_id=self._id,
-                topics=[old(name=name, partition_indexes=[number])],
-                groups=[group(group_id=self._id, topics=[new(name=name, partition_indexes=[number])])],
-                require_stable=True,
-            )
-
-        def parse(response: Any) -> tuple[int, str] | None:
-            answer = response.groups[0] if response.API_VERSION >= 8 else response
-            if answer.error_code:
-                raise _error(answer.error_code, f"OffsetFetch of {self._id}")
-            found = answer.topics[0].partitions[0]
-            if found.error_code:
-                raise _error(found.error_code, f"OffsetFetch of {self._id}")
-            if found.committed_offset == _NO_OFFSET:
-                return None
-            return found.committed_offset, found.metadata or ""
-
-        # v7 is the first version that can wait for open transactions (KIP-447, Kafka 2.5).
-        return self._ask(_GROUP, make, parse, api="OffsetFetch", minimum=7, maximum=9)
+        found: OffsetCommitted = self._ask(
+            "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
+        )
+        return None if found.offset == _NO_OFFSET else (found.offset, found.metadata)
 
     # --- topics ---
 
@@ -449,24 +288,20 @@ class Coordinator:
                 raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
 
         def attempt(left_s: float) -> None:
-            request = CreateTopicsRequest
-            topic = request.CreatableTopic
-            made = request(
-                topics=[
-                    topic(
-                        name=name,
-                        num_partitions=partitions,
-                        replication_factor=-1,
-                        assignments=[],
-                        configs=[
-                            topic.CreatableTopicConfig(name=key, value=value) for key, value in config.items()
-                        ],
-                    )
-                ],
-                timeout_ms=int(min(30.0, left_s) * 1000),
-                validate_only=False,
-            )
-            call(lambda reply: self._transport.ask(made, parse, reply, minimum=4), left_s)
+            topic = {
+                "name": name,
+                "num_partitions": partitions,
+                "replication_factor": -1,
+                "assignments": [],
+                "configs": [{"name": key, "value": value} for key, value in config.items()],
+            }
+            fields = {
+                "topics": [topic],
+                "timeout_ms": int(min(30.0, left_s) * 1000),
+                "validate_only": False,
+            }
+            question = Question("CreateTopics", fields, parse, 4)
+            call(lambda reply: self._transport.ask(question, reply), left_s)
 
         deadline = time.monotonic() + self._timeout_s
         insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")

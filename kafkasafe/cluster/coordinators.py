@@ -36,6 +36,7 @@ __all__ = [
     "Question",
     "highest_produce",
     "lowest_produce",
+    "metadata_question",
     "protocol_of",
     "versions_of",
 ]
@@ -101,6 +102,20 @@ class Question:
     parse: Callable[[Any], Any]
     minimum: int = 0
     maximum: int = 32767
+
+
+def metadata_question(
+    topics: Sequence[str] | None, parse: Callable[[Any], Any], *, create: bool = False
+) -> Question:
+    """A request for metadata of these topics, None: of all. Brokers may create those that are missing with `create`."""
+    fields = {
+        "topics": None if topics is None else [{"name": name} for name in topics],
+        "allow_auto_topic_creation": create,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }
+    # The first version that can ask about no topic.
+    return Question("Metadata", fields, parse, 1)
 
 
 class Coordinated:

@@ -10,7 +10,8 @@ against kafka-python 3.0.12. A release that renames a private name breaks module
     loop.py          the event loop: work without a task for each request, and an end on its own thread
     sockets.py       sockets: large responses without copies, and closing that leaves nothing open
     manager.py       connections: name look-ups on threads of their own, and attempts that close their sockets
-    connection.py    what a link needs of a connection that has no public name
+    connection.py    connections, as the client's port has them: requests as data, and bytes
+    network.py       the network of a client: the loop, connections and addresses
     metadata.py      metadata: no request for an update gets lost
     admin.py         the admin client, without leaks if it cannot connect
     subscription.py  positions: another object names the offsets of a commit

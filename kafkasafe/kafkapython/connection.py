@@ -1,56 +1,185 @@
-"""What a link needs of kafka-python's connection that has no public name."""
+"""A connection of kafka-python's, as the client's port has it (`kafkasafe.cluster.network.Connection`)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from kafka.net.connection import KafkaConnection
+import kafka.errors as kafka_errors
 
-__all__ = [
-    "KafkaConnection",
-    "connect",
-    "drop_unsent",
-    "is_reauthenticating",
-    "on_outcome",
-    "throttled_until",
-]
+from kafkasafe.cluster.network import ManyOffsets, ProduceBatches, Sendable, Written
+from kafkasafe.cluster.terms import NodeId
+from kafkasafe.kafkapython import requests
+from kafkasafe.kafkapython.offsets_wire import OffsetsHeader, encode_offsets
+from kafkasafe.kafkapython.wire import Frame, ProduceHeader, encode_produce
+
+__all__ = ["DirectConnection"]
+
+_NEVER_MS: Final = 1e12
 
 
-def connect(manager: Any, node_id: int | str) -> Any:
-    """Begin a connection to a broker at once.
+class DirectConnection:
+    """A connection to a broker, which is being made.
 
-    kafka-python 3.0.12 resets its back-off when a connection is made that then fails to initialise, and one
-    authentication failure blocks the broker for ever. The caller has its own back-off.
+    Args:
+        manager: Makes it.
+        node_id: The broker.
 
     Raises:
         KafkaError: The broker is unknown, or an option cannot work.
     """
-    manager.reset_backoff(node_id)
-    manager._auth_failures.pop(node_id, None)
-    return manager.get_connection(node_id, refresh_metadata_on_err=False)
+
+    __slots__ = ("_conn", "_versions")
+
+    def __init__(self, manager: Any, node_id: NodeId) -> None:
+        # kafka-python 3.0.12 resets its back-off when a connection is made that then fails to initialise, and one
+        # authentication failure blocks the broker for ever. The client has its own back-off.
+        manager.reset_backoff(node_id)
+        manager._auth_failures.pop(node_id, None)
+        self._conn: Any = manager.get_connection(node_id, refresh_metadata_on_err=False)
+        self._versions: dict[tuple[str, int, int], int] = {}
+
+    def watch(self, on_ready: Callable[[], None], on_closed: Callable[[BaseException | None], None]) -> None:
+        """See `Connection`."""
+        self._conn.init_future.add_callback(lambda _: on_ready())
+        self._conn.close_future.add_both(
+            lambda error: on_closed(error if isinstance(error, BaseException) else None)
+        )
+
+    @property
+    def connected(self) -> bool:
+        """See `Connection`."""
+        connected: bool = self._conn.connected
+        return connected
+
+    @property
+    def closed(self) -> bool:
+        """See `Connection`."""
+        closed: bool = self._conn.closed
+        return closed
+
+    @property
+    def resumes_at(self) -> float | None:
+        """See `Connection`: the broker throttles the connection, or it authenticates again (KIP-368)."""
+        conn = self._conn
+        if not conn.paused and not conn._reauth.is_reauthenticating:
+            return None
+        found: float = conn._throttle_time or 0.0
+        return found
+
+    @property
+    def last_read(self) -> float:
+        """See `Connection`."""
+        transport = self._conn.transport
+        read: float = time.monotonic() if transport is None else transport.last_read
+        return read
+
+    @property
+    def last_write(self) -> float:
+        """See `Connection`."""
+        transport = self._conn.transport
+        written: float = time.monotonic() if transport is None else transport.last_write
+        return written
+
+    def version(self, name: str, minimum: int, maximum: int) -> int:
+        """See `Connection`."""
+        wanted = name, minimum, maximum
+        known = self._versions.get(wanted)
+        if known is None:
+            try:
+                known = self._conn.broker_version_data.api_version(
+                    requests.kind(name), min_version=minimum, max_version=maximum
+                )
+            except kafka_errors.IncompatibleBrokerVersion as error:
+                raise kafka_errors.UnsupportedVersionError(str(error)) from error
+            self._versions[wanted] = known
+        return known
+
+    def send(
+        self,
+        request: Sendable,
+        written: Written,
+        answered: Callable[[Any], None],
+        failed: Callable[[BaseException, bool], None],
+    ) -> None:
+        """See `Connection`."""
+        conn = self._conn
+        frame: Frame | None = None
+        try:
+            frame = _frame(request)
+            # kafka-python counts from now on, not from when it was written.
+            future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
+            if frame.encoded and conn.transport is not None:
+                if frame.rest:
+                    conn.transport.writelines(frame.rest)
+                    frame.rest.clear()
+                conn.transport.mark(written)
+        except Exception as error:  # nothing may leave a caller without an answer
+            failed(error, frame is not None and frame.encoded)
+            return
+
+        def ended(error: BaseException) -> None:
+            if isinstance(error, kafka_errors.Cancelled):
+                error = kafka_errors.KafkaConnectionError("The connection was closed")
+            failed(error, frame.encoded)
+
+        # Cheaper than `add_callback` and `add_errback`.
+        future._add_cb_eb(answered, ended)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See `Connection`."""
+        conn = self._conn
+        if error is None and conn.transport is not None:
+            # In kafka-python 3.0.12 they keep a closed transport open until the broker, which may hang, has taken them.
+            conn.transport._write_buffer.clear()
+        conn.close(error)
 
 
-def is_reauthenticating(conn: Any) -> bool:
-    """Return whether the connection authenticates again (KIP-368). It takes no request meanwhile."""
-    return bool(conn._reauth.is_reauthenticating)
+def _frame(request: Sendable) -> Frame:
+    version = request.version
+    if isinstance(request, ProduceBatches):
+        return Frame(f"ProduceRequest({len(request.batches)} batches)", version, _produce(request))
+    if isinstance(request, ManyOffsets):
+        return Frame("ListOffsetsRequest", version, _offsets(request))
+    made = requests.made(request.name, request.fields)
+
+    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
+        made.API_VERSION = version
+        made.with_header(correlation_id=correlation_id, client_id=client_id)
+        return made.header, [made.encode(framed=True, header=True)]
+
+    return Frame(f"{request.name}Request", version, encoder)
 
 
-def throttled_until(conn: Any) -> float:
-    """Return until when the broker throttles the connection, monotonic seconds; 0: it does not."""
-    found: float = conn._throttle_time or 0.0
-    return found
+def _produce(request: ProduceBatches) -> Callable[[int, str], tuple[Any, list[Any]]]:
+    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
+        parts = encode_produce(
+            request.version,
+            correlation_id,
+            client_id,
+            request.acks,
+            request.timeout_ms,
+            request.batches,
+            request.transactional_id,
+        )
+        request.batches.clear()
+        return ProduceHeader(request.version, correlation_id), parts
+
+    return encoder
 
 
-def on_outcome(future: Any, done: Callable[[Any], None], failed: Callable[[BaseException], None]) -> None:
-    """Call one of two functions when a future is done; cheaper than `add_callback` and `add_errback`."""
-    future._add_cb_eb(done, failed)
+def _offsets(request: ManyOffsets) -> Callable[[int, str], tuple[Any, list[Any]]]:
+    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:
+        encoded = encode_offsets(
+            request.version,
+            correlation_id,
+            client_id,
+            request.numbers,
+            request.timestamp,
+            request.isolation_level,
+            request.timeout_ms,
+        )
+        return OffsetsHeader(request.version, correlation_id), [encoded]
 
-
-def drop_unsent(conn: Any) -> None:
-    """Drop the bytes that are not written yet.
-
-    In kafka-python 3.0.12 they keep a closed transport open until the broker, which may hang, has taken them.
-    """
-    if conn.transport is not None:
-        conn.transport._write_buffer.clear()
+    return encoder

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
-__all__ = ["OffsetRow", "OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
+from kafkasafe.cluster.network import OffsetRow
+
+__all__ = ["OffsetRows", "OffsetsHeader", "decode_offsets", "encode_offsets"]
 
 # Versions from which on the messages have a field, or another encoding.
 _ISOLATION: Final = 2
@@ -30,9 +32,6 @@ _INT32: Final = struct.Struct(">i")
 _ROW: Final = struct.Struct(">ihqq")
 _EPOCH_ROW: Final = struct.Struct(">ihqqi")
 _FLEXIBLE_ROW: Final = struct.Struct(">ihqqib")
-
-OffsetRow = tuple[int, int, int, int, int]
-"""Partition, error code, timestamp, offset, leader epoch."""
 
 
 def encode_offsets(

@@ -5,7 +5,8 @@ Other packages import the classes from here, because kafka-python may move its p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kafka.protocol.admin import CreateTopicsRequest, DescribeProducersRequest, DescribeTransactionsRequest
@@ -41,6 +42,7 @@ __all__ = [
     "OffsetForLeaderEpochRequest",
     "ProduceRequest",
     "TxnOffsetCommitRequest",
+    "kind",
     "made",
 ]
 
@@ -48,13 +50,25 @@ _REQUESTS: Final[Mapping[str, Any]] = {
     "AddOffsetsToTxn": AddOffsetsToTxnRequest,
     "AddPartitionsToTxn": AddPartitionsToTxnRequest,
     "ApiVersions": ApiVersionsRequest,
+    "CreateTopics": CreateTopicsRequest,
+    "DescribeProducers": DescribeProducersRequest,
     "DescribeTransactions": DescribeTransactionsRequest,
     "EndTxn": EndTxnRequest,
+    "Fetch": FetchRequest,
     "FindCoordinator": FindCoordinatorRequest,
     "InitProducerId": InitProducerIdRequest,
+    "ListOffsets": ListOffsetsRequest,
+    "Metadata": MetadataRequest,
     "OffsetFetch": OffsetFetchRequest,
+    "OffsetForLeaderEpoch": OffsetForLeaderEpochRequest,
+    "Produce": ProduceRequest,
     "TxnOffsetCommit": TxnOffsetCommitRequest,
 }
+
+
+def kind(name: str) -> Any:
+    """The class of a request, by Kafka's name for it."""
+    return _REQUESTS[name]
 
 
 def made(name: str, fields: Mapping[str, Any]) -> Any:
@@ -63,10 +77,16 @@ def made(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _struct(kind: Any, fields: Mapping[str, Any]) -> Any:
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        field = kind._struct.fields[name]
-        if field.is_struct_array() and value is not None:
-            value = [_struct(field.data_class, entry) for entry in value]
-        values[name] = value
+    values = dict(fields)
+    for name, entries in _struct_arrays(kind):
+        rows = values.get(name)
+        if rows is not None:
+            values[name] = [_struct(entries, row) for row in rows]
     return kind(**values)
+
+
+@functools.cache
+def _struct_arrays(kind: Any) -> Sequence[tuple[str, Any]]:
+    """(name, class of the entries) of each field that is an array of structs."""
+    fields = kind._struct.fields
+    return [(name, field.data_class) for name, field in fields.items() if field.is_struct_array()]

@@ -6,7 +6,7 @@ Pure but for the frame that a connection takes; what is asked for, and why, is n
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,9 +14,10 @@ from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 
 from kafkasafe.cluster.api import Buffer, ProduceReply
+from kafkasafe.cluster.network import Appended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
-__all__ = ["Appended", "Frame", "ProduceHeader", "decode_appended", "encode_produce"]
+__all__ = ["Frame", "ProduceHeader", "decode_appended", "encode_produce"]
 
 _FLEXIBLE_PRODUCE: Final = 9
 
@@ -102,19 +103,6 @@ def encode_produce(
 @dataclass(frozen=True, slots=True)
 class _ResponseHeader:
     correlation_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """A Produce response in which every batch was appended, and nothing else is said.
-
-    Attributes:
-        replies: By topic and partition.
-        throttle_time_ms: As in kafka-python's.
-    """
-
-    replies: Mapping[TopicPartition, ProduceReply]
-    throttle_time_ms: int
 
 
 class ProduceHeader:
@@ -205,7 +193,7 @@ def decode_appended(data: bytes, at: int) -> Appended | None:
 class Frame:
     """What `KafkaConnection.send_request` takes for a request.
 
-    It gives the connection its first buffer; the link writes the `rest` behind it, uncopied. `encoded` tells
+    It gives the connection its first buffer; `DirectConnection` writes the `rest` behind it, uncopied. `encoded` tells
     whether the connection has got that far, that is, whether bytes may have been sent.
     """
 

@@ -35,6 +35,7 @@ from kafkasafe._core.txn import (
     judge_version,
 )
 from kafkasafe._io.appender import FencedError, RestartError
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transactions import Coordinator, call, identity_of, insist
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
@@ -92,7 +93,7 @@ class Session:
         self._options = options
         self._app_id = app_id
         self._id = f"kafkasafe-spark-{app_id}"
-        self._transport = Transport(
+        self._transport = over_sockets(
             {**options.connection, "client_id": options.connection.get("client_id", "kafkasafe-spark-driver")}
         )
         self._coordinator = Coordinator(self._transport, self._id, timeout_s=options.api_timeout_s)

@@ -33,6 +33,7 @@ from kafkasafe._core.arrow_encode import Rows
 from kafkasafe._core.arrow_pack import Packed, Packer, unpack
 from kafkasafe._core.txn import Grant, Report
 from kafkasafe._io.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transactions import Coordinator
 from kafkasafe._io.transport import Transport
 from kafkasafe.spark.options import error
@@ -93,7 +94,9 @@ def transport_of(options: SinkOptions) -> Transport:
     if transport is None or transport.closed:
         for other in [other for other in _transports if other[0] != key[0]]:
             del _transports[other]
-        transport = _transports[key] = Transport({"client_id": "kafkasafe-spark-task", **options.connection})
+        transport = _transports[key] = over_sockets(
+            {"client_id": "kafkasafe-spark-task", **options.connection}
+        )
         transport.start()
     return transport
 

@@ -12,7 +12,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from waiting import until
 
 from kafkasafe._core import batch
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import LogDivergedError
@@ -70,7 +70,7 @@ class Writer:
     """Writes single-record batches to the leader of a partition, with retries."""
 
     def __init__(self, cluster):
-        self._transport = Transport(
+        self._transport = over_sockets(
             {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 3000}
         )
         self._transport.start()
@@ -112,7 +112,7 @@ class Raw:
     """Asks the leader, without patience or memory."""
 
     def __init__(self, cluster):
-        self.transport = Transport(
+        self.transport = over_sockets(
             {"bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 2000}
         )
         self.transport.start()

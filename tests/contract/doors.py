@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.virtual import VirtualCluster
@@ -52,7 +52,7 @@ class Door:
     def connect(self, guard=None, **options):
         """Another client, started; `guard`: the arguments of `Cluster.guard`."""
         options = {"bootstrap_servers": self.cluster.bootstrap_servers, **options}
-        client = self.cluster.connect(options) if self.virtual else Transport(options)
+        client = self.cluster.connect(options) if self.virtual else over_sockets(options)
         if guard is not None:
             client.guard(**guard)
         client.start()

@@ -28,7 +28,7 @@ from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe import DataLossError, UndecidableError, events
 from kafkasafe._core import batch as codec
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import ProduceRequest
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -496,7 +496,7 @@ def steal(site: Site, topic: str, producer_id: int) -> None:
     data = codec.encode(None, [b"9" * harness.lives.DIGITS], timestamps=int(time.time() * 1000))
     codec.stamp_identity(data, producer_id, 1, 0)
     answers: list = []
-    thief = Transport({"bootstrap_servers": site.servers, "client_id": "thief"})
+    thief = over_sockets({"bootstrap_servers": site.servers, "client_id": "thief"})
     thief.start()
     try:
         thief.refresh_metadata([topic], answers.append)

@@ -19,7 +19,7 @@ import pytest
 from waiting import until
 
 from kafkasafe._core.batch import encode
-from kafkasafe._io.transport import Transport
+from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import ProduceRequest
 from kafkasafe.errors import ConfigError, DataLossError
 from kafkasafe.events import SourceDataLost
@@ -96,7 +96,7 @@ class Writer:
     """Writes to a partition, each call a batch: a client for each call would take longer than the test."""
 
     def __init__(self, cluster: Any) -> None:
-        self._transport = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        self._transport = over_sockets({"bootstrap_servers": cluster.bootstrap_servers})
         self._transport.start()
         self._lock = threading.Lock()
         self.written = 0

@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from waiting import until
 
 from kafkasafe._core import batch
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Failure, RecordsFetched, TopicsListed
 from kafkasafe.testing.broker import KafkaCluster
@@ -22,7 +23,7 @@ from kafkasafe.testing.broker import KafkaCluster
 
 @contextlib.contextmanager
 def opened(cluster: KafkaCluster) -> Iterator[Transport]:
-    transport = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+    transport = over_sockets({"bootstrap_servers": cluster.bootstrap_servers})
     transport.start()
     try:
         yield transport
@@ -126,7 +127,7 @@ def test_all_topics_are_listed_and_not_watched(some_kafka: KafkaCluster) -> None
 
 
 def test_without_brokers_the_questions_fail() -> None:
-    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport = over_sockets({"bootstrap_servers": "127.0.0.1:1"})
     assert transport.close(60.0)
     for ask_it in (lambda reply: transport.fetch_records("t", 0, 0, 1, reply), transport.list_topics):
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()

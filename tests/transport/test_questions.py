@@ -11,6 +11,7 @@ import kafka.errors
 import pytest
 
 from kafkasafe._io.at_once import at_once, held
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transport import Transport
 from kafkasafe._io.transport.calls import EpochsWanted, OffsetsWanted, PartitionQuestion
 from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
@@ -35,7 +36,7 @@ def proxy(proxied: tuple[FakeCluster, FaultProxy]) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def transport(proxy: FaultProxy) -> Iterator[Transport]:
-    made = Transport({"bootstrap_servers": proxy.bootstrap_servers})
+    made = over_sockets({"bootstrap_servers": proxy.bootstrap_servers})
     made.start()
     known: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made.refresh_metadata(["t"], known.put)
@@ -106,7 +107,7 @@ def test_one_question_that_goes_wrong_is_alone_with_it(transport: Transport, pro
 
 def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
     answers = Answers()
-    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport = over_sockets({"bootstrap_servers": "127.0.0.1:1"})
     link = transport._links.link(1)
     link.not_before = float("inf")
     for number in range(3):
@@ -143,7 +144,7 @@ def test_an_old_broker_is_not_asked_for_the_largest_timestamp(version: str) -> N
     """It would take -3 for a time, and answer with the first record."""
     with FakeCluster(version=version) as cluster:
         cluster.create_topic("t", 1)
-        made = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        made = over_sockets({"bootstrap_servers": cluster.bootstrap_servers})
         made.start()
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         made.list_offset("t", 0, MAX_TIMESTAMP, answers.put)
@@ -200,7 +201,7 @@ def test_brokers_that_do_not_answer_leave_their_partitions_out() -> None:
     answers = Answers()
     with FakeCluster(brokers=3) as cluster:
         cluster.create_topic("t", 30)
-        made = Transport({"bootstrap_servers": cluster.bootstrap_servers})
+        made = over_sockets({"bootstrap_servers": cluster.bootstrap_servers})
         made.start()
         made.list_offsets([("t", 0)], -1, answers.of("unknown"))
         assert answers.take(1) == {"unknown": {}}

@@ -29,8 +29,8 @@ from pytest_mock import MockerFixture
 from waiting import until
 
 from kafkasafe._core import batch
+from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transport import Transport
-from kafkasafe._io.transport.calls import KafkaCall
 from kafkasafe._io.transport.produce_call import Group, ProduceCall
 from kafkasafe._io.transport.questions import _next_offset
 from kafkasafe.cluster.api import (
@@ -46,10 +46,13 @@ from kafkasafe.cluster.api import (
     ProducersDescribed,
     StaleFenceError,
 )
+from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.network import Appended
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.kafkapython import requests
 from kafkasafe.kafkapython.loop import Loop
-from kafkasafe.kafkapython.wire import Appended, ProduceHeader, decode_appended, encode_produce
+from kafkasafe.kafkapython.wire import ProduceHeader, decode_appended, encode_produce
 from kafkasafe.producer import SafeProducer
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
@@ -89,7 +92,7 @@ class Replies:
 
 @contextlib.contextmanager
 def opened(servers: Any, **options: Any) -> Iterator[Transport]:
-    transport = Transport({"bootstrap_servers": servers, **options})
+    transport = over_sockets({"bootstrap_servers": servers, **options})
     transport.start()
     try:
         yield transport
@@ -226,7 +229,7 @@ def test_produce_responses_are_what_kafka_python_decodes(
     version: int, changes: Any, plain: bool, free_port: int
 ) -> None:
     """What says that all was appended is decoded here, the rest there, and both say the same."""
-    transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     call = ProduceCall(
         transport._produce_shared, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
     )
@@ -255,14 +258,14 @@ def test_produce_responses_are_what_kafka_python_decodes(
 
 @pytest.mark.parametrize("acks", [0, 2, "all"])
 def test_other_acks_are_refused_at_once(acks: Any) -> None:
-    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport = over_sockets({"bootstrap_servers": "127.0.0.1:1"})
     with pytest.raises(ValueError, match="acks"):
         transport.produce([], acks, 1000, lambda *_: None)
     transport.close(60.0)
 
 
 def test_requests_before_start_wait_and_close_answers_them() -> None:
-    transport = Transport({"bootstrap_servers": "127.0.0.1:1"})
+    transport = over_sockets({"bootstrap_servers": "127.0.0.1:1"})
     replies = Replies()
     transport.init_producer_id(replies)
     transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
@@ -531,7 +534,7 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
         assert not transport.closed
         # It looks for a broker again, with connections of its own.
         until(lambda: transport._refresher.failed > failed)
-        thread = transport._lifecycle.thread
+        thread = transport._life.thread
     assert transport.closed
     assert not thread.is_alive()
 
@@ -539,7 +542,7 @@ def test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_i
 def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_can_be_closed(
     mocker: MockerFixture, free_port: int
 ) -> None:
-    transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     crashed: list[Loop] = []
     schedule = Loop._schedule_tasks
 
@@ -577,15 +580,15 @@ def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture
 
 
 def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
-    transport = Transport({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
     call = ProduceCall(transport._produce_shared, 1, entries, -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
-    call.succeed(response, None)  # type: ignore[arg-type]
-    call.succeed(response, None)  # type: ignore[arg-type]
+    call.succeed(response)
+    call.succeed(response)
     call.fail(kafka.errors.KafkaConnectionError(), sent=False)
     results = dict(replies.take(2))
     replies.nothing_more(0.01)
@@ -800,7 +803,7 @@ class TestRequests:
 
             def count(task: Task, work: Any) -> None:
                 with counted:
-                    if threading.current_thread() in (transport._lifecycle.thread, threading.main_thread()):
+                    if threading.current_thread() in (transport._life.thread, threading.main_thread()):
                         made.append(getattr(work, "__qualname__", str(work)))
                 make(task, work)
 
@@ -1119,26 +1122,19 @@ class TestFaults:
             producer.send(producer.request("a", producer.make(1)))
             assert producer.replies.get().base_offset == 1
 
-    def test_throttling_delays_and_fails_nothing(self, site: Site) -> None:
+    def test_throttling_delays_and_fails_nothing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         topic = site.topic()
-        entity = AlterClientQuotasRequest.EntryData
-        request = AlterClientQuotasRequest(
-            entries=[
-                entity(
-                    entity=[entity.EntityData(entity_type="client-id", entity_name="throttled")],
-                    ops=[entity.OpData(key="producer_byte_rate", value=40_000.0, remove=False)],
-                )
-            ],
-            validate_only=False,
-        )
+        quota = {
+            "entity": [{"entity_type": "client-id", "entity_name": "throttled"}],
+            "ops": [{"key": "producer_byte_rate", "value": 40_000.0, "remove": False}],
+        }
+        fields = {"entries": [quota], "validate_only": False}
+        monkeypatch.setitem(requests._REQUESTS, "AlterClientQuotas", AlterClientQuotasRequest)
         with site.transport(client_id="throttled") as transport:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
             replies = Replies()
-            call = KafkaCall(request, lambda response: response, replies, timeout_s=60)
-            transport._mailbox.post(
-                lambda: transport._router.route_any(lambda: call, final=True, reply=replies), lambda _: None
-            )
+            transport.ask(Question("AlterClientQuotas", fields, lambda response: response), replies)
             assert replies.get().entries[0].error_code == 0
             offset, slowest = 1, 0.0
             # Again where the broker has not heard of the quota yet.

@@ -1,13 +1,14 @@
-"""The network: requests to Kafka brokers, each answered exactly once.
+"""The client of brokers: requests to them, each answered exactly once.
 
-Sockets, TLS, SASL, proxies and the event loop are kafka-python's, as `kafkasafe/kafkapython` extends them; which
-request goes where and when, metadata, back-off and the encoding of Produce requests are decided here.
+Which request goes where and when, metadata and back-off are decided here, over a `Network`
+(`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies and the event loop are kafka-python's, as
+`kafkasafe/kafkapython` extends them, and so is the encoding of requests. In virtual time, `kafkasafe/testing/fake` has
+the network.
 
 In this order, each room knows those above it:
 
     order.py         fences, and where the batches went that are not answered yet
     calls.py         one request and its single outcome
-    network.py       kafka-python's loop and connections, made of a client's options, and the addresses of brokers
     mailbox.py       the way in for other threads
     schedule.py      when metadata are asked for
     link.py          the way to one broker; links.py all of them, and which are silent
@@ -16,7 +17,7 @@ In this order, each room knows those above it:
     router.py        which broker a request goes to
     produce_router.py    batches become requests to leaders, in order
     questions.py         what is asked of a leader; broker_questions.py of another broker, or of any
-    lifecycle.py         the network thread: start, end, crash
+    service.py       what the network's thread asks of the client: begin, look, end
     transport.py     `Transport` itself, a façade
 
 Each object owns its state and gets those that it needs as arguments, so they are a tree (`Transport.__init__`).
@@ -37,7 +38,7 @@ Non-obvious:
   out on it: `Link.pump` holds everything back until the answer to a Metadata request admits the connection.
 - A request counts as sent from the moment its bytes were handed to the connection's write buffer. Before that it
   failed with `sent=False`: the broker cannot have seen it.
-- Its time-out begins when the last of them has left that buffer (`_SocketMixin.mark`): on a slow way the time before
+- Its time-out begins when the last of them has left that buffer (`Connection.send`): on a slow way the time before
   that says nothing about the broker. A socket that takes no byte at all for as long has timed out as well.
 - Nothing is sent to a partition's new leader while batches for it are outstanding at the old one: whoever answers
   first would decide the order.

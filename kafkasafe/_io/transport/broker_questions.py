@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._io.transport.calls import KafkaCall
+from kafkasafe._io.transport.calls import QuestionCall
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.router import Router
 from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.coordinators import Node, Question, metadata_question
 from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import not_sent, safely
-from kafkasafe.kafkapython.requests import MetadataRequest
 
 __all__ = ["BrokerQuestions"]
 
@@ -53,22 +52,7 @@ class BrokerQuestions:
         Args:
             reply: Gets `TopicsListed` or `Failure`.
         """
-
-        def make() -> KafkaCall:
-            request = MetadataRequest(
-                topics=None,
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
-            return KafkaCall(
-                request, topics_listed, reply, timeout_s=self._network.request_timeout_s, minimum=1
-            )
-
-        self._mailbox.post(
-            lambda: self._router.route_any(make, final=False, reply=reply),
-            not_sent(reply),
-        )
+        self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """Asks one broker what it knows of a topic; see `Cluster`."""
@@ -77,53 +61,29 @@ class BrokerQuestions:
             return topic_at(response, topic, version=response.API_VERSION)
 
         def run() -> None:
-            if self._network.manager.cluster.broker_metadata(node) is None:
-                safely(
-                    reply, Failure(kafka_errors.NodeNotReadyError(f"Node {node} is not known"), sent=False)
-                )
+            if node not in self._network.addresses():
+                error = kafka_errors.NodeNotReadyError(f"Node {node} is not known")
+                safely(reply, Failure(error, sent=False))
                 return
-            request = MetadataRequest(
-                topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
             self._links.link(node).submit(
-                KafkaCall(request, parse, reply, timeout_s=self._network.request_timeout_s, minimum=1)
+                QuestionCall(
+                    metadata_question([topic], parse), reply, timeout_s=self._network.request_timeout_s
+                )
             )
 
         self._mailbox.post(run, not_sent(reply))
 
-    def ask(
-        self,
-        request: Any,
-        parse: Callable[[Any], Any],
-        reply: Reply[Any],
-        *,
-        node: tuple[int, str, int] | None = None,
-        minimum: int = 0,
-        maximum: int = 32767,
-    ) -> None:
-        """Sends any request of kafka-python's to a certain broker, or to whichever one is there.
+    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
+        """Asks a certain broker, or whichever one is there.
 
         Args:
-            request: The request; not to be used again.
-            parse: Makes the result of the response; what it raises is the `Failure`.
-            reply: Gets that result or `Failure`.
+            question: What it is asked. What `parse` raises is the `Failure`.
+            reply: Gets the result of `parse`, or `Failure`.
             node: (node id, host, port) of the broker, as another broker said; None: any.
-            minimum: Oldest version of the request that will do.
-            maximum: Newest version to speak.
         """
 
-        def make() -> KafkaCall:
-            return KafkaCall(
-                request,
-                parse,
-                reply,
-                timeout_s=self._network.request_timeout_s,
-                minimum=minimum,
-                maximum=maximum,
-            )
+        def make() -> QuestionCall:
+            return QuestionCall(question, reply, timeout_s=self._network.request_timeout_s)
 
         def run() -> None:
             if node is None:

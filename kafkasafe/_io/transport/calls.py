@@ -1,31 +1,29 @@
-"""One request to one broker and its single outcome: what kafka-python encodes, and questions that share a request.
+"""One request to one broker and its single outcome: a question, and questions that share a request.
 
-A call makes its frame and replies; where and when it goes is decided elsewhere.
+A call makes its request and replies; where and when it goes is decided elsewhere.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Buffer, Failure, Reached, Reply
+from kafkasafe.cluster.api import LIST_OFFSETS_VERSIONS, Failure, Reached, Reply
+from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.network import Connection, ManyOffsets, OffsetRow, Request, Sendable
 from kafkasafe.cluster.terms import TopicPartition, safely
 from kafkasafe.cluster.versions import newest
-from kafkasafe.kafkapython.offsets_wire import OffsetRow, OffsetsHeader, encode_offsets
-from kafkasafe.kafkapython.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
-from kafkasafe.kafkapython.wire import Frame
 
 __all__ = [
     "Call",
     "EpochsWanted",
-    "KafkaCall",
     "OffsetsCall",
     "OffsetsWanted",
     "PartitionQuestion",
+    "QuestionCall",
     "QuestionsCall",
     "ReachCall",
     "Wanted",
@@ -35,84 +33,83 @@ __all__ = [
 class Call:
     """One request to one broker and its single outcome. Each class of calls owns the mark that it has one."""
 
-    __slots__ = ("deadline", "targets", "timeout_s", "written_at")
+    __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 
     identifies = False
     """Its answer says which cluster the broker belongs to."""
 
     def __init__(self, timeout_s: float, targets: Collection[TopicPartition] = ()) -> None:
+        self._wait_s = timeout_s
         self.timeout_s = timeout_s
-        self.deadline = time.monotonic() + timeout_s
+        self.deadline = 0.0
         self.targets = targets
         self.written_at = 0.0
-        """When its last byte was given to the socket; 0 while some of it was not."""
+        """When its last byte was given to the network; 0 while some of it was not."""
 
-    def frame(self, versions: Any) -> Frame | None:
-        """The request for a broker of these versions, None if nothing is left to send. Raises what prevents it."""
+    def begin(self, now: float) -> None:
+        """From now on it waits for a connection."""
+        self.deadline = now + self._wait_s
+
+    def request(self, conn: Connection) -> Sendable | None:
+        """The request for this connection, None if nothing is left to send. Raises what prevents it."""
         raise NotImplementedError
 
-    def succeed(self, response: Any, frame: Frame) -> None:
+    def succeed(self, response: Any) -> None:
         raise NotImplementedError
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
         raise NotImplementedError
 
 
-def _kafka_frame(what: str, request: Any, version: int) -> Frame:
-    def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-        request.API_VERSION = version
-        request.with_header(correlation_id=correlation_id, client_id=client_id)
-        return request.header, [request.encode(framed=True, header=True)]
+class QuestionCall(Call):
+    """One question.
 
-    return Frame(what, version, encoder)
+    Args:
+        question: The request, and what its answer means.
+        reply: Gets that, or `Failure`.
+        timeout_s: How long it may wait for a connection, and then for the answer.
+        targets: The partitions that it is about, if it must go to their leader.
+        identifies: Its answer says which cluster the broker belongs to.
+    """
 
-
-class KafkaCall(Call):
-    """A request that kafka-python encodes."""
-
-    __slots__ = ("_done", "identifies", "maximum", "minimum", "parse", "reply", "request")
+    __slots__ = ("_done", "_maximum", "_question", "_reply", "identifies")
 
     def __init__(
         self,
-        request: Any,
-        parse: Callable[[Any], Any],
+        question: Question,
         reply: Reply[Any],
         *,
         timeout_s: float,
         targets: tuple[TopicPartition, ...] = (),
-        minimum: int = 0,
-        maximum: int = 32767,
         identifies: bool = False,
     ) -> None:
         super().__init__(timeout_s, targets)
         self.identifies = identifies
         self._done = False
-        self.request = request
-        self.parse = parse
-        self.reply = reply
-        self.minimum = minimum
-        self.maximum = newest(request.name.removesuffix("Request"), maximum)
+        self._question = question
+        self._reply = reply
+        self._maximum = newest(question.name, question.maximum)
 
-    def frame(self, versions: Any) -> Frame:
-        request = self.request
-        version = versions.api_version(request, min_version=self.minimum, max_version=self.maximum)
-        return _kafka_frame(request.name, request, version)
+    def request(self, conn: Connection) -> Request:
+        question = self._question
+        version = conn.version(question.name, question.minimum, self._maximum)
+        return Request(question.name, version, question.fields)
 
-    def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
+    def succeed(self, response: Any) -> None:
         if self._done:
             return
         try:
-            result = self.parse(response)
+            result = self._question.parse(response)
         except Exception as error:  # whatever a broker sends, the caller hears of it
             self.fail(error, sent=True)
             return
         self._done = True
-        safely(self.reply, result)
+        safely(self._reply, result)
 
     def fail(self, error: BaseException, *, sent: bool) -> None:
         if not self._done:
             self._done = True
-            safely(self.reply, Failure(error, sent))
+            safely(self._reply, Failure(error, sent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +153,25 @@ class OffsetsWanted:
     isolation_level: int
     timestamp: int
 
-    request: ClassVar[Any] = ListOffsetsRequest
+    name: ClassVar[str] = "ListOffsets"
     maximum: ClassVar[int] = newest("ListOffsets")
 
     @property
     def minimum(self) -> int:
         return LIST_OFFSETS_VERSIONS.get(self.timestamp, 2 if self.isolation_level else 1)
 
-    def make(self, questions: Mapping[str, Sequence[PartitionQuestion]], timeout_s: float) -> Any:
-        topic, partition = self.request.ListOffsetsTopic, self.request.ListOffsetsTopic.ListOffsetsPartition
-        return self.request(
-            replica_id=self.replica_id,
-            isolation_level=self.isolation_level,
-            topics=[
-                topic(name=name, partitions=[partition(**each.wanted) for each in asked])
+    def fields(
+        self, questions: Mapping[str, Sequence[PartitionQuestion]], timeout_s: float
+    ) -> Mapping[str, Any]:
+        return {
+            "replica_id": self.replica_id,
+            "isolation_level": self.isolation_level,
+            "topics": [
+                {"name": name, "partitions": [each.wanted for each in asked]}
                 for name, asked in questions.items()
             ],
-            timeout_ms=int(timeout_s * 1000),
-        )
+            "timeout_ms": int(timeout_s * 1000),
+        }
 
     def answers(self, response: Any) -> dict[TopicPartition, Any]:
         return {
@@ -185,18 +183,20 @@ class OffsetsWanted:
 class EpochsWanted:
     """OffsetForLeaderEpoch."""
 
-    request: ClassVar[Any] = OffsetForLeaderEpochRequest
+    name: ClassVar[str] = "OffsetForLeaderEpoch"
     minimum: ClassVar[int] = 0
     maximum: ClassVar[int] = newest("OffsetForLeaderEpoch")
 
-    def make(self, questions: Mapping[str, Sequence[PartitionQuestion]], timeout_s: float) -> Any:  # noqa: ARG002
-        topic = self.request.OffsetForLeaderTopic
-        partition = topic.OffsetForLeaderPartition
+    def fields(
+        self,
+        questions: Mapping[str, Sequence[PartitionQuestion]],
+        timeout_s: float,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
         topics = [
-            topic(topic=name, partitions=[partition(**each.wanted) for each in asked])
+            {"topic": name, "partitions": [each.wanted for each in asked]}
             for name, asked in questions.items()
         ]
-        return self.request(replica_id=-1, topics=topics)
+        return {"replica_id": -1, "topics": topics}
 
     def answers(self, response: Any) -> dict[TopicPartition, Any]:
         return {(topic.topic, each.partition): each for topic in response.topics for each in topic.partitions}
@@ -218,16 +218,15 @@ class QuestionsCall(Call):
         self._done = False
         self.kind = kind
 
-    def frame(self, versions: Any) -> Frame | None:
+    def request(self, conn: Connection) -> Request:
         kind = self.kind
-        version = versions.api_version(kind.request, min_version=kind.minimum, max_version=kind.maximum)
+        version = conn.version(kind.name, kind.minimum, kind.maximum)
         topics: dict[str, list[PartitionQuestion]] = {}
         for (topic, _), question in self.questions.items():
             topics.setdefault(topic, []).append(question)
-        request = kind.make(topics, self.timeout_s)
-        return _kafka_frame(f"{request.name}({len(self.questions)} partitions)", request, version)
+        return Request(kind.name, version, kind.fields(topics, self.timeout_s))
 
-    def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
+    def succeed(self, response: Any) -> None:
         if self._done:
             return
         try:
@@ -276,25 +275,13 @@ class OffsetsCall(Call):
         self.timestamp = timestamp
         self.reply = reply
 
-    def frame(self, versions: Any) -> Frame:
+    def request(self, conn: Connection) -> ManyOffsets:
         kind = self.kind
-        version = versions.api_version(kind.request, min_version=kind.minimum, max_version=kind.maximum)
+        version = conn.version(kind.name, kind.minimum, kind.maximum)
+        timeout_ms = int(self.timeout_s * 1000)
+        return ManyOffsets(version, self.numbers, self.timestamp, kind.isolation_level, timeout_ms)
 
-        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-            encoded = encode_offsets(
-                version,
-                correlation_id,
-                client_id,
-                self.numbers,
-                self.timestamp,
-                kind.isolation_level,
-                int(self.timeout_s * 1000),
-            )
-            return OffsetsHeader(version, correlation_id), [encoded]
-
-        return Frame(f"ListOffsetsRequest({len(self.targets)} partitions)", version, encoder)
-
-    def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
+    def succeed(self, response: Any) -> None:
         if not self._done:
             self._done = True
             safely(self.reply, response.rows)
@@ -316,7 +303,7 @@ class ReachCall(Call):
         self.node_id = node_id
         self.reply = reply
 
-    def frame(self, versions: Any) -> None:  # noqa: ARG002
+    def request(self, conn: Connection) -> None:  # noqa: ARG002
         self._done = True
         safely(self.reply, Reached(self.node_id))
 

@@ -7,36 +7,25 @@ Which broker a request is for is not decided here.
 from __future__ import annotations
 
 import collections
-import time
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._io.transport.calls import Call, KafkaCall, PartitionQuestion, QuestionsCall, Wanted
-from kafkasafe._io.transport.network import Network
+from kafkasafe._io.backoff import Backoff
+from kafkasafe._io.transport.calls import Call, PartitionQuestion, QuestionCall, QuestionsCall, Wanted
 from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.coordinators import metadata_question
+from kafkasafe.cluster.network import Connection, Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
-from kafkasafe.kafkapython.connection import (
-    KafkaConnection,
-    connect,
-    drop_unsent,
-    is_reauthenticating,
-    on_outcome,
-    throttled_until,
-)
-from kafkasafe.kafkapython.manager import suppress_closed
-from kafkasafe.kafkapython.requests import MetadataRequest
-from kafkasafe.kafkapython.wire import Frame
 
 __all__ = ["Link"]
 
 _MAX_QUESTIONS: Final = 500  # in one request
 
 _PAUSE_POLL_S: Final = 0.02
-
-_NEVER_MS: Final = 1e12
 
 
 class Link:
@@ -48,14 +37,15 @@ class Link:
         node_id: The broker.
         network: Makes the connection.
         pin: Which cluster it must lead to.
+        backoff: Pauses between attempts to connect.
         want_metadata: Called when the connection is lost or cannot be made.
         watch_silence: Called when a request is in flight.
     """
 
     __slots__ = (
-        "_network", "_pin", "_want_metadata", "_watch_silence", "conn", "failures", "gathered", "identifying",
-        "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer", "timer_at", "waiting", "watch",
-        "watch_at",
+        "_backoff", "_network", "_pin", "_want_metadata", "_watch_silence", "conn", "failures", "gathered",
+        "identifying", "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer", "timer_at",
+        "waiting", "watch", "watch_at",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +53,7 @@ class Link:
         node_id: NodeId,
         network: Network,
         pin: ClusterPin,
+        backoff: Backoff,
         *,
         want_metadata: Callable[[], None],
         watch_silence: Callable[[], None],
@@ -70,9 +61,10 @@ class Link:
         self.node_id = node_id
         self._network = network
         self._pin = pin
+        self._backoff = backoff
         self._want_metadata = want_metadata
         self._watch_silence = watch_silence
-        self.conn: KafkaConnection | None = None
+        self.conn: Connection | None = None
         self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
         self.identifying = False  # whether the request that tells which cluster it is was written
         self.waiting: collections.deque[Call] = collections.deque()
@@ -94,8 +86,7 @@ class Link:
             conn is not None
             and conn.connected
             and self.ready_once
-            and not conn.paused
-            and not is_reauthenticating(conn)
+            and conn.resumes_at is None
             and not self.waiting
         )
 
@@ -116,6 +107,7 @@ class Link:
     def submit(self, call: Call) -> None:
         """Writes the request, or holds it back until the connection can take it."""
         self._collect()
+        call.begin(self._network.now())
         self.waiting.append(call)
         self.pump()
 
@@ -134,6 +126,7 @@ class Link:
         if not self.gathered:
             return
         gathered, self.gathered = self.gathered, {}
+        now = self._network.now()
         for kind, questions in gathered.items():
             # Brokers refuse a partition that is asked about twice in one request.
             calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
@@ -141,11 +134,13 @@ class Link:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
                     calls.append({})
                 calls[-1][question.target] = question
-            timeout_s = self._network.request_timeout_s
-            self.waiting.extend(QuestionsCall(kind, call, timeout_s) for call in calls)
+            for asked in calls:
+                call = QuestionsCall(kind, asked, self._network.request_timeout_s)
+                call.begin(now)
+                self.waiting.append(call)
 
     def pump(self) -> None:
-        now = time.monotonic()
+        now = self._network.now()
         while self.waiting:
             call = self.waiting[0]
             if call.deadline <= now:
@@ -163,9 +158,10 @@ class Link:
             if not conn.connected:
                 self._arm(call.deadline)
                 return
-            if conn.paused or is_reauthenticating(conn):
+            resumes_at = conn.resumes_at
+            if resumes_at is not None:
                 # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
-                self._arm(min(max(throttled_until(conn), now + _PAUSE_POLL_S), call.deadline))
+                self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
                 self._identify(conn, now)
@@ -174,7 +170,7 @@ class Link:
             self.waiting.popleft()
             self._write(conn, call, now)
 
-    def _identify(self, conn: KafkaConnection, now: float) -> None:
+    def _identify(self, conn: Connection, now: float) -> None:
         """Ask the connection which cluster it leads to, once."""
         if self.identifying:
             return
@@ -188,22 +184,11 @@ class Link:
                 self.hang_up(result.error)
 
         # Without topics: it needs no permission, and what is known of topics stays as it is.
-        request = MetadataRequest(
-            topics=[],
-            allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
-        )
+        question = metadata_question([], lambda response: response)
         timeout_s = self._network.request_timeout_s
-        self._write(
-            conn,
-            KafkaCall(
-                request, lambda response: response, answered, timeout_s=timeout_s, minimum=1, identifies=True
-            ),
-            now,
-        )
+        self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
-    def _admit(self, conn: KafkaConnection) -> None:
+    def _admit(self, conn: Connection) -> None:
         """The connection leads where it should: what waits may go out on it."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
@@ -212,31 +197,16 @@ class Link:
             self._pin.admitted()
             self.pump()
 
-    def _write(self, conn: Any, call: Call, now: float) -> None:
-        frame: Frame | None = None
+    def _write(self, conn: Connection, call: Call, now: float) -> None:
         try:
-            frame = call.frame(conn.broker_version_data)
-            if frame is None:
-                return
-            # kafka-python counts from now on, not from when it was written.
-            future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
-            if frame.encoded and conn.transport is not None:
-                if frame.rest:
-                    conn.transport.writelines(frame.rest)
-                    frame.rest.clear()
-                conn.transport.mark(call)
-        except kafka_errors.IncompatibleBrokerVersion as error:
-            call.fail(_unsupported(error), sent=False)
-            return
+            request = call.request(conn)
         except Exception as error:  # nothing may leave a caller without an answer
-            call.fail(error, sent=frame is not None and frame.encoded)
+            call.fail(error, sent=False)
             return
-        self.in_flight[call] = now
-        self._watch(now + call.timeout_s)
-        self.identifying = self.identifying or call.identifies
-        self._watch_silence()
+        if request is None:
+            return
 
-        def done(response: Any) -> None:
+        def answered(response: Any) -> None:
             self.in_flight.pop(call, None)
             if call.identifies:
                 stranger = self._pin.stranger(response.cluster_id)
@@ -246,33 +216,36 @@ class Link:
                         self.hang_up(stranger)
                     return
                 self._admit(conn)
-            call.succeed(response, frame)
+            call.succeed(response)
 
-        def failed(error: BaseException) -> None:
+        def failed(error: BaseException, sent: bool) -> None:
             self.in_flight.pop(call, None)
-            if isinstance(error, kafka_errors.Cancelled):
-                error = kafka_errors.KafkaConnectionError("The connection was closed")
-            call.fail(error, sent=frame.encoded)
+            call.fail(error, sent=sent)
 
-        on_outcome(future, done, failed)
+        self.in_flight[call] = now
+        conn.send(request, call, answered, failed)
+        if call in self.in_flight:
+            self._watch(now + call.timeout_s)
+            self.identifying = self.identifying or call.identifies
+            self._watch_silence()
 
     def _watch(self, due: float) -> None:
         """One timer for all that is in flight: it stays where it is when what it was for is answered."""
         if self.watch is not None:
             if self.watch_at <= due:
                 return
-            self._network.loop.cancel(self.watch)
+            self._network.cancel(self.watch)
         self.watch_at = due
-        self.watch = self._network.loop.call_at(due, self._look_for_overdue)
+        self.watch = self._network.call_at(due, self._look_for_overdue)
 
     def _look_for_overdue(self) -> None:
         self.watch = None
         conn = self.conn
-        if not self.in_flight or conn is None or conn.closed or conn.transport is None:
+        if not self.in_flight or conn is None or conn.closed:
             return
-        now, next_due = time.monotonic(), float("inf")
+        now, next_due = self._network.now(), float("inf")
         for call, began in self.in_flight.items():
-            due = (call.written_at or max(began, conn.transport.last_write)) + call.timeout_s
+            due = (call.written_at or max(began, conn.last_write)) + call.timeout_s
             if due <= now:
                 what = "answer" if call.written_at else "take the request"
                 conn.close(
@@ -286,8 +259,7 @@ class Link:
 
     def _connect(self) -> None:
         try:
-            # The link's own back-off has passed: kafka-python's, which is wrong in both directions, must not count.
-            conn = connect(self._network.manager, self.node_id)
+            conn = self._network.connect(self.node_id)
         except Exception as error:  # no such broker any more, or options that cannot work
             self._back_off()
             self._want_metadata()
@@ -295,16 +267,15 @@ class Link:
             return
         self.conn = conn
         self.ready_once = self.identifying = False
-        conn.init_future.add_callback(lambda _: self._on_ready(conn))
-        conn.close_future.add_both(lambda error: self._on_closed(conn, error))
+        conn.watch(lambda: self._on_ready(conn), lambda error: self._on_closed(conn, error))
 
-    def _on_ready(self, conn: KafkaConnection) -> None:
+    def _on_ready(self, conn: Connection) -> None:
         if not self._pin.guarded:
             self._admit(conn)
         elif conn is self.conn:
             self.pump()
 
-    def _on_closed(self, conn: KafkaConnection, error: Any) -> None:
+    def _on_closed(self, conn: Connection, error: BaseException | None) -> None:
         if conn is not self.conn:
             return
         self.conn = None
@@ -312,17 +283,16 @@ class Link:
             self._back_off()
         elif error is not None:
             # A connection that broke may be made again at once, but not in a tight circle.
-            self.not_before = time.monotonic() + self._network.reconnect_backoff.pause_s(1)
+            self.not_before = self._network.now() + self._backoff.pause_s(1)
         if error is not None or not self.ready_once:
             self._want_metadata()
-        cause = error if isinstance(error, BaseException) else None
         self.drop(
-            cause or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
+            error or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
         )
 
     def _back_off(self) -> None:
         self.failures += 1
-        self.not_before = time.monotonic() + self._network.reconnect_backoff.pause_s(self.failures)
+        self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
         """All that waits fails, in order: none of it may overtake what was lost with the connection."""
@@ -358,22 +328,18 @@ class Link:
 
     def silent_for(self, now: float) -> float:
         """Seconds since the node should have said something, 0 if it owes nothing."""
-        if not self.in_flight or self.conn is None or self.conn.transport is None:
+        if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))
         # As long as it takes what is written, it has nothing to say.
-        since = max(since, call.written_at or self.conn.transport.last_write)
-        heard: float = self.conn.transport.last_read
+        since = max(since, call.written_at or self.conn.last_write)
+        heard: float = self.conn.last_read
         return max(0.0, now - max(since, heard))
 
     def hang_up(self, error: BaseException | None = None) -> None:
         """Closes the connection at once; unsent bytes are dropped."""
-        conn = self.conn
-        if conn is None:
-            return
-        if error is None:
-            drop_unsent(conn)
-        conn.close(error)
+        if self.conn is not None:
+            self.conn.close(error)
 
     def abandon(self, error: BaseException) -> None:
         """The loop has ended: what waits fails, and so does what is in flight."""
@@ -381,7 +347,7 @@ class Link:
         in_flight, self.in_flight = list(self.in_flight), {}
         for call in in_flight:
             call.fail(error, sent=True)
-        with suppress_closed():
+        with contextlib.suppress(Exception):  # a crashed network may raise
             self.hang_up()
 
     def suspect(self, now: float) -> None:
@@ -396,15 +362,10 @@ class Link:
         if self.timer is not None:
             if self.timer_at <= at:
                 return
-            self._network.loop.cancel(self.timer)
+            self._network.cancel(self.timer)
         self.timer_at = at
-        self.timer = self._network.loop.call_at(at, self._on_timer)
+        self.timer = self._network.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self.timer = None
         self.pump()
-
-
-def _unsupported(error: BaseException) -> BaseException:
-    unsupported: BaseException = kafka_errors.UnsupportedVersionError(str(error))
-    return unsupported

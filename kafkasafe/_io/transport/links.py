@@ -5,19 +5,18 @@ What is sent on a link, and when metadata are asked for, is not decided here.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterable
 from typing import Final
 
 import kafka.errors as kafka_errors
 
+from kafkasafe._io.backoff import Backoff
 from kafkasafe._io.transport.calls import PartitionQuestion, Wanted
 from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.preference import preference
 from kafkasafe.cluster.terms import SILENCE_S, NodeId
@@ -46,6 +45,9 @@ class Links:
         self._schedule = schedule
         self._pin = pin
         self._leaders = leaders
+        self._backoff = Backoff.around(
+            network.reconnect_backoff_s, network.reconnect_backoff_max_s, dice=network.dice
+        )
         self._links: dict[NodeId, Link] = {}
         self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
         self._ticking = False
@@ -59,6 +61,7 @@ class Links:
                 node_id,
                 self._network,
                 self._pin,
+                self._backoff,
                 want_metadata=self._schedule.want,
                 watch_silence=self._watch_silence,
             )
@@ -77,7 +80,7 @@ class Links:
             bootstrap=isinstance(link.node_id, str),
             in_flight=len(link.in_flight),
         )
-        return (*order, random.random())
+        return (*order, self._network.dice())
 
     @property
     def usable(self) -> bool:
@@ -109,7 +112,7 @@ class Links:
 
     def drop_hung(self) -> None:
         """Cuts silent connections whose requests have a new leader to go to."""
-        now = time.monotonic()
+        now = self._network.now()
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
                 continue
@@ -152,14 +155,14 @@ class Links:
     def _watch_silence(self) -> None:
         if not self._ticking and not self._mailbox.closing:
             self._ticking = True
-            self._network.loop.call_later(_TICK_S, self._tick)
+            self._network.call_at(self._network.now() + _TICK_S, self._tick)
 
     def _tick(self) -> None:
         """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
         self._ticking = False
         if self._mailbox.closing:
             return
-        now = time.monotonic()
+        now = self._network.now()
         busy = False
         for link in self._links.values():
             busy = busy or bool(link.in_flight)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from kafkasafe._io import at_once
-from kafkasafe._io.transport.network import Network
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import closed_error, log
 from kafkasafe.errors import ForkedProcessError
 
@@ -21,7 +21,7 @@ class Mailbox:
     """Jobs for the network thread. Each is run, or fails; `post` is for any thread.
 
     Args:
-        network: Its loop is woken.
+        network: Is woken.
 
     Attributes:
         closing: Jobs fail instead of being run. Belongs to the network thread.
@@ -66,7 +66,7 @@ class Mailbox:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self._network.loop.wakeup()
+            self._network.wake()
 
     def at_end_of_look(self, step: Callable[[], None]) -> None:
         """Sets what each look into the mailbox ends with. Before the thread starts."""
@@ -93,7 +93,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Another loop will look into the mailbox; jobs that came meanwhile are left for it."""
+        """Another network will look into the mailbox; jobs that came meanwhile are left for it."""
         # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.
         self._woken = False
         self.closing = False

@@ -10,7 +10,6 @@ import kafka.errors as kafka_errors
 
 from kafkasafe._io.transport.calls import Call
 from kafkasafe._io.transport.links import Links
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.order import Order
 from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import (
@@ -23,6 +22,7 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Appended, Connection, Network, ProduceBatches
 from kafkasafe.cluster.terms import (
     MAX_OFFSET,
     STALE_METADATA,
@@ -32,9 +32,6 @@ from kafkasafe.cluster.terms import (
     plausible,
     safely,
 )
-from kafkasafe.cluster.transactions import TransactionIdentity
-from kafkasafe.kafkapython.requests import ProduceRequest as KafkaProduceRequest
-from kafkasafe.kafkapython.wire import Appended, Frame, ProduceHeader, encode_produce
 
 __all__ = ["Group", "ProduceCall", "ProduceShared"]
 
@@ -53,26 +50,15 @@ class ProduceShared:
         request_timeout_s: Option `request_timeout_ms`, in seconds.
     """
 
-    __slots__ = ("_leaders", "_links", "_network", "_schedule", "_versions", "order", "request_timeout_s")
+    __slots__ = ("_leaders", "_links", "_network", "_schedule", "order", "request_timeout_s")
 
     def __init__(self, network: Network, schedule: RefreshSchedule, leaders: Leaders, links: Links) -> None:
         self._network = network
         self._schedule = schedule
         self._leaders = leaders
         self._links = links
-        self._versions: dict[tuple[NodeId, int, int], tuple[Any, int]] = {}
-        """By node and what will do: what it said it speaks, and which version that makes."""
         self.order = Order()
         self.request_timeout_s = network.request_timeout_s
-
-    def version(self, node_id: NodeId, versions: Any, transaction: TransactionIdentity | None) -> int:
-        """The version of Produce to speak to a node."""
-        lowest, highest = lowest_produce(transaction), highest_produce(transaction)
-        known = self._versions.get((node_id, lowest, highest))
-        if known is None or known[0] is not versions:
-            version = versions.api_version(KafkaProduceRequest, min_version=lowest, max_version=highest)
-            known = self._versions[node_id, lowest, highest] = versions, version
-        return known[1]
 
     def learn_broker(self, endpoint: Any) -> None:
         """An answer named a broker."""
@@ -94,7 +80,7 @@ class ProduceCall(Call):
     """A Produce request: at most one batch for each partition, all of one transaction or of none."""
 
     __slots__ = (
-        "_done", "acks", "node_id", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
+        "_done", "acks", "reply", "requests", "shared", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +98,6 @@ class ProduceCall(Call):
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
         self.shared = shared
-        self.node_id = node_id
         self.requests = [request for request, _ in requests]
         # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
         self.views = [view for _, view in requests]
@@ -123,8 +108,9 @@ class ProduceCall(Call):
         for target in targets:
             shared.order.enter(target, node_id)
 
-    def frame(self, versions: Any) -> Frame | None:
-        version = self.shared.version(self.node_id, versions, self.transaction)
+    def request(self, conn: Connection) -> ProduceBatches | None:
+        transaction = self.transaction
+        version = conn.version("Produce", lowest_produce(transaction), highest_produce(transaction))
         order = self.shared.order
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
@@ -142,23 +128,10 @@ class ProduceCall(Call):
             self._done = True
             return None
 
-        def encoder(correlation_id: int, client_id: str) -> tuple[Any, list[Buffer]]:
-            header = ProduceHeader(version, correlation_id)
-            parts = encode_produce(
-                version,
-                correlation_id,
-                client_id,
-                self.acks,
-                self.timeout_ms,
-                batches,
-                None if self.transaction is None else self.transaction.transactional_id,
-            )
-            batches.clear()
-            return header, parts
+        name = None if transaction is None else transaction.transactional_id
+        return ProduceBatches(version, self.acks, self.timeout_ms, batches, name)
 
-        return Frame(f"ProduceRequest({len(fresh)} batches)", version, encoder)
-
-    def succeed(self, response: Any, frame: Frame) -> None:  # noqa: ARG002
+    def succeed(self, response: Any) -> None:
         if self._done:
             return
         try:

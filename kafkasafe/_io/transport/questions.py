@@ -12,7 +12,6 @@ from kafkasafe._core.batch import iter_headers
 from kafkasafe._io.transport.calls import EpochsWanted, OffsetsCall, OffsetsWanted, ReachCall
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.router import Router
 from kafkasafe.cluster.api import (
     Buffer,
@@ -25,10 +24,10 @@ from kafkasafe.cluster.api import (
     RecordsFetched,
     Reply,
 )
+from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network, OffsetRow
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
-from kafkasafe.kafkapython.offsets_wire import OffsetRow
-from kafkasafe.kafkapython.requests import DescribeProducersRequest, FetchRequest
 
 __all__ = ["LeaderQuestions"]
 
@@ -92,15 +91,8 @@ class LeaderQuestions:
             }
             return ProducersDescribed(answer.error_code, producers, answer.error_message)
 
-        def make() -> tuple[Any, int]:
-            return (
-                DescribeProducersRequest(
-                    topics=[DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[partition])]
-                ),
-                0,
-            )
-
-        self._router.ask_leader(topic, partition, make, parse, reply)
+        fields = {"topics": [{"name": topic, "partition_indexes": [partition]}]}
+        self._router.ask_leader(topic, partition, Question("DescribeProducers", fields, parse), reply)
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
@@ -132,27 +124,15 @@ class LeaderQuestions:
                 next_offset=_next_offset(records, offset),
             )
 
-        def make() -> tuple[Any, int]:
-            request = FetchRequest
-            wanted = request.FetchTopic.FetchPartition(
-                partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
-            )
-            return (
-                request(
-                    replica_id=-1,
-                    max_wait_ms=0,
-                    min_bytes=0,
-                    max_bytes=max_bytes,
-                    isolation_level=0,
-                    session_id=0,
-                    session_epoch=-1,
-                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
-                    forgotten_topics_data=[],
-                ),
-                _MIN_FETCH,
-            )
-
-        self._router.ask_leader(topic, partition, make, parse, reply)
+        fields = _fetch_fields(
+            topic,
+            max_bytes,
+            {"partition": partition, "fetch_offset": offset},
+            max_wait_ms=0,
+            min_bytes=0,
+            isolation_level=0,
+        )
+        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
 
     def fetch_records(
         self,
@@ -205,31 +185,20 @@ class LeaderQuestions:
                 diverging=(diverging.epoch, diverging.end_offset) if told else None,
             )
 
-        def make() -> tuple[Any, int]:
-            request = FetchRequest
-            wanted = request.FetchTopic.FetchPartition(
-                partition=partition,
-                current_leader_epoch=current_leader_epoch,
-                fetch_offset=offset,
-                last_fetched_epoch=last_fetched_epoch,
-                partition_max_bytes=max_bytes,
-            )
-            return (
-                request(
-                    replica_id=-1,
-                    max_wait_ms=max_wait_ms,
-                    min_bytes=1,
-                    max_bytes=max_bytes,
-                    isolation_level=isolation_level,
-                    session_id=0,
-                    session_epoch=-1,
-                    topics=[request.FetchTopic(topic=topic, partitions=[wanted])],
-                    forgotten_topics_data=[],
-                ),
-                _MIN_FETCH,
-            )
-
-        self._router.ask_leader(topic, partition, make, parse, reply)
+        fields = _fetch_fields(
+            topic,
+            max_bytes,
+            {
+                "partition": partition,
+                "current_leader_epoch": current_leader_epoch,
+                "fetch_offset": offset,
+                "last_fetched_epoch": last_fetched_epoch,
+            },
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            isolation_level=isolation_level,
+        )
+        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
 
     def list_offset(
         self,
@@ -362,6 +331,31 @@ class LeaderQuestions:
             }
 
         self._router.question(topic, partition, EpochsWanted(), wanted, parse, reply)
+
+
+def _fetch_fields(
+    topic: str,
+    max_bytes: int,
+    wanted: dict[str, int],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    isolation_level: int,
+) -> Mapping[str, Any]:
+    """Of a Fetch request for one partition, without a session."""
+    unknown = {"current_leader_epoch": -1, "last_fetched_epoch": -1}
+    return {
+        "replica_id": -1,
+        "max_wait_ms": max_wait_ms,
+        "min_bytes": min_bytes,
+        "max_bytes": max_bytes,
+        "isolation_level": isolation_level,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": [unknown | wanted | {"partition_max_bytes": max_bytes}]}],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
 
 
 class _Offsets:

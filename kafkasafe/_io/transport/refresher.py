@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -16,11 +15,10 @@ import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe._io.backoff import Backoff
-from kafkasafe._io.transport.calls import KafkaCall
+from kafkasafe._io.transport.calls import QuestionCall
 from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import (
     Failure,
@@ -29,7 +27,9 @@ from kafkasafe.cluster.api import (
     TopicInfo,
     in_words,
 )
+from kafkasafe.cluster.coordinators import metadata_question
 from kafkasafe.cluster.leaders import Leaders, check_metadata
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import (
     LEADERLESS_POLL_MAX_S,
@@ -39,7 +39,6 @@ from kafkasafe.cluster.terms import (
     not_sent,
     safely,
 )
-from kafkasafe.kafkapython.requests import MetadataRequest
 from kafkasafe.logs import EventLog
 
 __all__ = ["Refresher"]
@@ -195,7 +194,7 @@ class Refresher:
         return None
 
     def _refresh(self) -> None:
-        now = time.monotonic()
+        now = self._network.now()
         of_new = not self._schedule.all_overdue(now)
         if of_new and not self._new:
             self._schedule.resume()  # the new ones are not watched any more
@@ -219,22 +218,14 @@ class Refresher:
         attempt = _Attempt(link, of_new, waiters, parked)
         self._attempt = attempt
         self._schedule.begun(now, of_all=not of_new)
-        self._patience = self._network.loop.call_later(
-            METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
-        )
-        request = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in names],
-            allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
+        self._patience = self._network.call_at(
+            now + METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
         )
         link.submit(
-            KafkaCall(
-                request,
-                self._parse_metadata,
+            QuestionCall(
+                metadata_question(names, self._parse_metadata),
                 functools.partial(self._on_metadata, attempt),
                 timeout_s=self._network.request_timeout_s,
-                minimum=1,
                 identifies=True,
             )
         )
@@ -242,7 +233,7 @@ class Refresher:
     def _on_slow_metadata(self, attempt: _Attempt) -> None:
         if attempt is self._attempt:
             self._patience = None
-            attempt.link.suspect(time.monotonic())
+            attempt.link.suspect(self._network.now())
             error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
             self._on_metadata(attempt, Failure(error, sent=True))
 
@@ -250,11 +241,11 @@ class Refresher:
         if attempt is not self._attempt:
             return
         if self._patience is not None:
-            self._network.loop.cancel(self._patience)
+            self._network.cancel(self._patience)
             self._patience = None
         self._attempt = None
         self._schedule.over()
-        now = time.monotonic()
+        now = self._network.now()
         parked, self._parked = self._parked, []
         if isinstance(result, Failure):
             self.failed += 1
@@ -308,19 +299,11 @@ class Refresher:
             if info.error_code == UNKNOWN_TOPIC and name in self._watched and self._may_create(name)
         ]
         if missing:
-            request = MetadataRequest(
-                topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(missing)],
-                allow_auto_topic_creation=True,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
             link.submit(
-                KafkaCall(
-                    request,
-                    lambda _: None,
+                QuestionCall(
+                    metadata_question(sorted(missing), lambda _: None, create=True),
                     lambda _: self._schedule.want(),
                     timeout_s=self._network.request_timeout_s,
-                    minimum=1,
                 )
             )
 

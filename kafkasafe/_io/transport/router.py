@@ -6,19 +6,20 @@ What does not know its leader yet is put aside until there are metadata.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
-from kafkasafe._io.transport.calls import KafkaCall, PartitionQuestion, Wanted
+from kafkasafe._io.transport.calls import PartitionQuestion, QuestionCall, Wanted
 from kafkasafe._io.transport.link import Link
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.refresher import Refresher
 from kafkasafe._io.transport.schedule import RefreshSchedule
 from kafkasafe.cluster.api import Failure, Reply
+from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.preference import any_broker
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, STALE_METADATA, error_of, not_sent, safely
 
@@ -55,43 +56,28 @@ class Router:
         self._links = links
         self._refresher = refresher
 
-    def ask_leader(
-        self,
-        topic: str,
-        partition: int,
-        make: Callable[[], tuple[Any, int]],
-        parse: Callable[[Any], Any],
-        reply: Reply[Any],
-    ) -> None:
+    def ask_leader(self, topic: str, partition: int, question: Question, reply: Reply[Any]) -> None:
         """Asks the leader of a partition.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            make: Makes the request, and says which version is the oldest that will do.
-            parse: Makes the result of the response; what it raises is the `Failure`.
-            reply: Gets that result or `Failure`.
+            question: What it is asked. What `parse` raises is the `Failure`.
+            reply: Gets the result of `parse`, or `Failure`.
         """
-        fail = not_sent(reply)
+        noticed = replace(question, parse=self._noticing(question.parse))
 
         def submit(leader: int) -> None:
-            try:
-                request, minimum = make()
-            except Exception as error:  # values no request can carry
-                fail(error)
-                return
             self._links.link(leader).submit(
-                KafkaCall(
-                    request,
-                    self._noticing(parse),
+                QuestionCall(
+                    noticed,
                     reply,
                     timeout_s=self._network.request_timeout_s,
                     targets=((topic, partition),),
-                    minimum=minimum,
                 )
             )
 
-        self.to_leader(topic, partition, submit, fail)
+        self.to_leader(topic, partition, submit, not_sent(reply))
 
     def question(
         self,
@@ -154,10 +140,10 @@ class Router:
 
         self._mailbox.post(lambda: route(False), fail)
 
-    def route_any(self, make: Callable[[], KafkaCall], *, final: bool, reply: Reply[Any]) -> None:
+    def route_any(self, make: Callable[[], QuestionCall], *, final: bool, reply: Reply[Any]) -> None:
         """On the network thread: sends a request to the best broker there is."""
         links = [self._links.link(node) for node in self._network.nodes()]
-        now = time.monotonic()
+        now = self._network.now()
         best = any_broker(
             links,
             lambda link: self._links.preference(link, now),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
+from kafkasafe.cluster.network import Network
 
 __all__ = ["RefreshSchedule"]
 
@@ -19,7 +18,7 @@ class RefreshSchedule:
     """One timer for the next request for metadata. At most one such request is under way.
 
     Args:
-        network: Its loop has the timer.
+        network: Has the timer.
         mailbox: Once it is closing, nothing is due any more.
         retry_backoff_s: The least time between two requests about all topics that are not urgent.
     """
@@ -44,7 +43,7 @@ class RefreshSchedule:
         """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
         if self._mailbox.closing:
             return
-        now = time.monotonic()
+        now = self._network.now()
         self.all_no_later(now if urgent else max(now, self._begun_at + self._retry_backoff_s))
         if not self._under_way:
             self.no_later(self._all_due)
@@ -56,7 +55,7 @@ class RefreshSchedule:
         metadata of all of them parsed again for each (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
-            self.no_later(time.monotonic())
+            self.no_later(self._network.now())
 
     def all_no_later(self, at: float) -> None:
         """Notes when the next request about all topics is due at the latest."""
@@ -75,9 +74,9 @@ class RefreshSchedule:
         if self._timer is not None:
             if self._timer_at <= at:
                 return
-            self._network.loop.cancel(self._timer)
+            self._network.cancel(self._timer)
         self._timer_at = at
-        self._timer = self._network.loop.call_at(at, self._due)
+        self._timer = self._network.call_at(at, self._due)
 
     def _due(self) -> None:
         self._timer = None

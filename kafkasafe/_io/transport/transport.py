@@ -1,4 +1,4 @@
-"""`Transport`: the `Cluster` over the network, made of the objects of the modules below."""
+"""`Transport`: the `Cluster` over a `Network`, made of the objects of the modules below."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kafkasafe._io.transport.broker_questions import BrokerQuestions
-from kafkasafe._io.transport.lifecycle import Lifecycle
 from kafkasafe._io.transport.links import Links
 from kafkasafe._io.transport.mailbox import Mailbox
-from kafkasafe._io.transport.network import Network
 from kafkasafe._io.transport.produce_call import ProduceShared
 from kafkasafe._io.transport.produce_router import ProduceRouter
 from kafkasafe._io.transport.questions import LeaderQuestions
 from kafkasafe._io.transport.refresher import Refresher
 from kafkasafe._io.transport.router import Router
 from kafkasafe._io.transport.schedule import RefreshSchedule
+from kafkasafe._io.transport.service import ClientService
 from kafkasafe.cluster.api import (
     Broker,
     EpochEnd,
@@ -33,15 +32,17 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.coordinators import Coordinated, Node, Question
 from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import TopicPartition, log
-from kafkasafe.kafkapython import requests
 
 __all__ = ["Transport"]
 
 
 class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
+
+    `kafkasafe._io.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
 
     Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
     broker is spoken to meanwhile. After `close` (and in a forked child) requests fail at once, on the caller's
@@ -50,14 +51,14 @@ class Transport(Coordinated):
     Not usable in a child after `os.fork`: the thread stays with the parent.
 
     Args:
-        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
-            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
-            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+        network: Connections and time.
+        options: `KafkaProducer`'s options that do not concern the network: `retry_backoff_ms`, `max_request_size`,
+            `allow_auto_create_topics`.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, options: Mapping[str, Any]) -> None:
         super().__init__()
-        network = self._network = Network(options)
+        self._network = network
         bound = log.bind(client_id=network.client_id)
         mailbox = self._mailbox = Mailbox(network)
         schedule = self._schedule = RefreshSchedule(
@@ -76,7 +77,7 @@ class Transport(Coordinated):
         )
         self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
         self._broker_questions = BrokerQuestions(network, mailbox, links, router)
-        self._lifecycle = Lifecycle(network, mailbox, schedule, links, refresher, shared.order)
+        self._life = network.serve(ClientService(network, mailbox, schedule, links, refresher, shared.order))
 
     def __repr__(self) -> str:
         connected = "connected" if self.connected else "not connected"
@@ -87,11 +88,11 @@ class Transport(Coordinated):
 
     def start(self) -> None:
         """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
-        self._lifecycle.start()
+        self._life.start()
 
     def close(self, timeout_s: float) -> bool:
-        """See `Cluster` and `Lifecycle.close`."""
-        return self._lifecycle.close(timeout_s)
+        """See `Cluster`, and `NetworkThread.close` for the thread."""
+        return self._life.close(timeout_s)
 
     @property
     def connected(self) -> bool:
@@ -111,8 +112,7 @@ class Transport(Coordinated):
     @property
     def broker_version(self) -> tuple[int, ...] | None:
         """Kafka version, from `api_version` or from the first broker reached; None before that."""
-        version: tuple[int, ...] | None = self._network.manager.broker_version
-        return version
+        return self._network.broker_version
 
     # -- Which cluster -------------------------------------------------------------------------------------------
 
@@ -180,24 +180,12 @@ class Transport(Coordinated):
         """See `Cluster`."""
         self._broker_questions.topic_at(node, topic, reply)
 
-    def ask(
-        self,
-        request: Any,
-        parse: Callable[[Any], Any],
-        reply: Reply[Any],
-        *,
-        node: tuple[int, str, int] | None = None,
-        minimum: int = 0,
-        maximum: int = 32767,
-    ) -> None:
-        """Sends any request of kafka-python's; see `BrokerQuestions.ask`."""
-        self._broker_questions.ask(request, parse, reply, node=node, minimum=minimum, maximum=maximum)
+    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
+        """Asks a certain broker, or any; see `BrokerQuestions.ask`."""
+        self._broker_questions.ask(question, reply, node=node)
 
     def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
-        request = requests.made(question.name, question.fields)
-        self._broker_questions.ask(
-            request, question.parse, reply, node=node, minimum=question.minimum, maximum=question.maximum
-        )
+        self._broker_questions.ask(question, reply, node=node)
 
     def produce(
         self,

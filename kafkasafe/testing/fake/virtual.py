@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import desk as desks
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 from kafkasafe.testing.fake.control import Control
-from kafkasafe.testing.fake.virtual_client import VirtualClient
+from kafkasafe.testing.fake.virtual_network import VirtualNetwork
 from kafkasafe.testing.fake.virtual_time import Timer, VirtualTime
 from kafkasafe.testing.fake.weather import Weather
 
@@ -139,7 +140,7 @@ class VirtualCluster(Control):
 
     def connect(self, options: Mapping[str, Any]) -> Cluster:
         """Creates a client, which is not started. It uses those options of KafkaProducer that concern connections."""
-        return VirtualClient(self, options)
+        return Transport(VirtualNetwork(self, options), options)
 
     def now_ms(self) -> int:
         """The cluster's time, ms since the epoch."""
@@ -236,6 +237,10 @@ class VirtualCluster(Control):
 
     def _arrive_late(self, request: InTransit) -> None:
         """Drops a request whose connection ended before it arrived."""
+
+    def throttled_ms(self, pipe: Pipe) -> int:
+        """For how long the client should pause after the latest answer, in ms."""
+        return max(0, pipe.muted_until_ms - self.now_ms())
 
     def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
         """Seconds until a connection has taken all bytes of a request, and until the request has arrived."""

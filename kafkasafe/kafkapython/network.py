@@ -1,45 +1,53 @@
-"""kafka-python's event loop and manager of connections, made of a client's options, and its address book of brokers.
+"""The network of a client, over sockets: kafka-python's event loop, its manager of connections, and its address book.
 
-No topic is known here, and no request.
+No topic is known here, and no decision about a request.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from kafkasafe._io.backoff import Backoff
 from kafkasafe.cluster.api import Broker
+from kafkasafe.cluster.network import Life, Service
 from kafkasafe.cluster.terms import NodeId
+from kafkasafe.kafkapython.connection import DirectConnection
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.manager import DirectManager
 from kafkasafe.kafkapython.sockets import FORGETS
 from kafkasafe.logs import limit_foreign
 
-__all__ = ["Network"]
+__all__ = ["SocketNetwork"]
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
 
 
-class Network:
-    """The loop that runs on the network thread, and the connections that it serves.
+class SocketNetwork:
+    """The loop that runs on the network thread, and the connections that it serves; see `kafkasafe.cluster.network`.
 
     Args:
-        options: See `Transport`.
+        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
+            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+        life: Makes what starts and ends the loop's thread.
 
     Attributes:
         loop: The event loop. Another one takes its place after a crash.
         manager: Makes connections for this loop.
-        client_id: Option, with its default.
-        request_timeout_s: Option `request_timeout_ms`, in seconds.
-        metadata_max_age_s: Option `metadata_max_age_ms`, in seconds.
-        reconnect_backoff: Pauses between attempts to connect to one broker.
+        client_id: See `Network`.
+        request_timeout_s: See `Network`.
+        metadata_max_age_s: See `Network`.
+        reconnect_backoff_s: See `Network`.
+        reconnect_backoff_max_s: See `Network`.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], life: Callable[[SocketNetwork, Service], Life]) -> None:
+        self._life = life
         settings: dict[str, Any] = {
             key: value for key, value in options.items() if key in _MANAGER_OPTIONS | _LOOP_OPTIONS
         }
@@ -74,11 +82,14 @@ class Network:
         config: dict[str, Any] = self.manager.config
         self.request_timeout_s: float = config["request_timeout_ms"] / 1000
         self.metadata_max_age_s: float = config["metadata_max_age_ms"] / 1000
-        self.reconnect_backoff = Backoff.around(
-            config["reconnect_backoff_ms"] / 1000, config["reconnect_backoff_max_ms"] / 1000
-        )
+        self.reconnect_backoff_s: float = config["reconnect_backoff_ms"] / 1000
+        self.reconnect_backoff_max_s: float = config["reconnect_backoff_max_ms"] / 1000
 
-    def serve(self, *, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
+    def serve(self, service: Service) -> Life:
+        """See `Network`."""
+        return self._life(self, service)
+
+    def call_back(self, *, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
         """What this loop and its successors call: when another thread woke them, and when they end."""
         self._on_wake, self._on_exit = on_wake, on_exit
         self.loop.serve(on_wake, on_exit)
@@ -100,6 +111,38 @@ class Network:
         """No connection is made any more, and the loop ends after this turn."""
         self.manager.refuse()
         self.loop.end_soon()
+
+    @property
+    def broker_version(self) -> tuple[int, ...] | None:
+        """Kafka version, from `api_version` or from the first broker reached; None before that."""
+        version: tuple[int, ...] | None = self.manager.broker_version
+        return version
+
+    # -- Time ----------------------------------------------------------------------------------------------------
+
+    now = staticmethod(time.monotonic)
+
+    def dice(self) -> float:
+        """See `Network`."""
+        return random.random()
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Any:
+        """See `Network`."""
+        return self.loop.call_at(when, call)
+
+    def cancel(self, timer: Any) -> None:
+        """See `Network`."""
+        self.loop.cancel(timer)
+
+    def wake(self) -> None:
+        """See `Network`."""
+        self.loop.wakeup()
+
+    # -- Connections ---------------------------------------------------------------------------------------------
+
+    def connect(self, node_id: NodeId) -> DirectConnection:
+        """See `Network`."""
+        return DirectConnection(self.manager, node_id)
 
     # -- The address book ----------------------------------------------------------------------------------------
 
