@@ -18,7 +18,7 @@ from kafkasafe._core.steps import BatchTimes, UnitLog
 from kafkasafe._io.examination import LaneContent, read_content
 from kafkasafe._io.inspection import steps
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kafkasafe._io.backoff import PAUSES
 from kafkasafe._io.retry import RetryPolicy
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,

@@ -13,7 +13,7 @@ from kafkasafe._io.discard import discard, find_discardable
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.prune import find_prunable, prune_directory, prune_lane
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     Directory,
@@ -24,7 +24,7 @@ from kafkasafe.cli_common import (
     lanes_of,
     open_directory,
 )
-from kafkasafe.cli_tree import root_of, spools_below
+from kafkasafe.cli.spool.tree import root_of, spools_below
 from kafkasafe.errors import SpoolError
 
 __all__ = ["DISCARD_CODES", "PRUNE_CODES", "spool_discard", "spool_prune"]

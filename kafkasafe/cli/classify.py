@@ -12,7 +12,7 @@ import typer
 
 from kafkasafe._core import code_names
 from kafkasafe.classification import Verdict, classify
-from kafkasafe.cli_common import app_of_command
+from kafkasafe.cli.common import app_of_command
 from kafkasafe.errors import ConfigError
 
 __all__ = ["app"]

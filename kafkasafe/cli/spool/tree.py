@@ -17,7 +17,7 @@ import typer
 
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
-from kafkasafe.cli_common import EXIT_BROKEN, cluster_trouble, counted, inspected
+from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspected
 from kafkasafe.errors import SpoolError
 
 __all__ = ["print_tree", "root_of", "spools_below"]

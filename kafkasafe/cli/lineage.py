@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
-from kafkasafe.cli_common import app_of_command
+from kafkasafe.cli.common import app_of_command
 from kafkasafe.errors import KafkaSafeError
 
 __all__ = ["app"]

@@ -28,7 +28,7 @@ from kafkasafe._io.inspection import Inspected, inspect, resent_in, steps
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe._io.resend import bring_back, find_rejected, set_aside
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
@@ -50,10 +50,10 @@ from kafkasafe.cli_common import (
     print_unreadable,
     progress,
 )
-from kafkasafe.cli_doctor import ask
-from kafkasafe.cli_tidy import DISCARD_CODES, PRUNE_CODES, spool_discard, spool_prune
-from kafkasafe.cli_tree import print_tree, root_of
-from kafkasafe.cli_units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
+from kafkasafe.cli.doctor import ask
+from kafkasafe.cli.spool.tidy import DISCARD_CODES, PRUNE_CODES, spool_discard, spool_prune
+from kafkasafe.cli.spool.tree import print_tree, root_of
+from kafkasafe.cli.spool.units import EPILOG, print_unit, spool_abort, spool_commit, times_row, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate
 from kafkasafe.errors import (

@@ -22,7 +22,7 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe._io.rejected import RejectedRecords
-from kafkasafe.cli_exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from kafkasafe.cli.exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 

@@ -19,7 +19,7 @@ from kafkasafe._io.connect import connect
 from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
 from kafkasafe._io.inspection import resent_in
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,

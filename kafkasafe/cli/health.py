@@ -14,7 +14,7 @@ import typer
 from kafkasafe._core.spool_health import LaneSeen, SpoolHealth, SpoolSeen, spool_health
 from kafkasafe._io.inspection import Inspected
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     Directory,

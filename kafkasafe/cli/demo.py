@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kafkasafe.cli_common import CODES, EXIT_BROKEN, PIPED_COLUMNS, app_of_command
+from kafkasafe.cli.common import CODES, EXIT_BROKEN, PIPED_COLUMNS, app_of_command
 
 if TYPE_CHECKING:
     from kafkasafe.testing.demo import Demo, Run
