@@ -162,6 +162,7 @@ with contextlib.suppress(SystemExit):
         "kafkasafe.cli.classify",
         "kafkasafe.cli.common",
         "kafkasafe.cli.exits",
+        "kafkasafe.cli.report",
     }
     assert found & {"prometheus_client", "pyarrow", "pyspark"} == set()
 
