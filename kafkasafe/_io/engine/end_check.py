@@ -112,7 +112,6 @@ class EndCheck(Steps):
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
             f" was elected, and the log begins at {result.offset}"
         )
-        self._ground.counters["loss_checks_inconclusive"] += 1
         self._ground.stats.history_trimmed[self._topic] += 1
         self._ground.log.seldom(
             logging.INFO,

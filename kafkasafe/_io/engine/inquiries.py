@@ -35,5 +35,5 @@ class Inquiries:
         elif ask.confirm:
             Confirmation(ground, lane, ask, topic, partition).go_on()
         else:
-            ground.counters["in_doubt_asked"] += len(ask.doubt)
+            ground.stats.in_doubt_asked.add(len(ask.doubt))
             sender.when_calm(topic, partition, Question(ground, sender, lane, ask, topic, partition))
