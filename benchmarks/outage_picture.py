@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 from svg import save
 
 from kafkasafe import SafeConsumer
+from kafkasafe.demo.audit import Run
+from kafkasafe.demo.run import Demo, Settings
 from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.demo import Demo, Run, Settings
 
 RATE = 1000
 """Records a second."""

@@ -30,9 +30,9 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.transport import Transport
 from kafkasafe._producing import opening
 from kafkasafe.cli import common
+from kafkasafe.demo.ledger import Ledger
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.producer import SafeProducer
-from kafkasafe.testing.demo import Ledger
 
 DIGITS = 12
 
