@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafkasafe._core.examine import Step
 from kafkasafe.cli.common import (
-    EXIT_BROKEN,
-    EXIT_FAILED,
     ConfigFile,
     Directory,
     Json,
@@ -19,7 +16,7 @@ from kafkasafe.cli.common import (
     duration_s,
 )
 from kafkasafe.cli.report import show
-from kafkasafe.cli.spool.decisions import BatchIds, Patience, batch_lines, decide_batches, find_wanted
+from kafkasafe.cli.spool.decisions import BatchIds, Decided, Patience, Wanted, decide_staged
 from kafkasafe.config import Decide
 
 __all__ = ["spool_commit"]
@@ -43,63 +40,37 @@ def spool_commit(
     """
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    directory = directory.resolve()
-    wanted, foreign = find_wanted(directory, batch)
+    found = decide_staged(directory, batch, options, limit_s, _staged)
+    show(CommittedBatches(found), as_json=as_json)
+
+
+def _staged(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Decide]:
     staged = [each for each in wanted if each.staged]
-    rows: list[dict[str, Any]] = []
-    unreachable = False
-    if staged:
-        chosen = frozenset(each.unit_id for each in staged)
-        rows, unreachable = decide_batches(directory, options, staged, Decide(commit=chosen), limit_s)
-    show(CommittedBatches(rows, len(wanted), foreign, unreachable), as_json=as_json)
+    return staged, Decide(commit=frozenset(each.unit_id for each in staged))
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatches:
-    """What became of the atomic batches.
+    """The report of this command."""
 
-    Attributes:
-        rows: Those that were to be committed, as `unit_rows` returns them.
-        wanted: Number of undecided batches.
-        foreign: Names of lanes that were skipped, because a process owns them.
-        unreachable: Whether no broker could be used.
-    """
-
-    rows: Sequence[dict[str, Any]]
-    wanted: int
-    foreign: Sequence[str]
-    unreachable: bool
-
-    @property
-    def done(self) -> int:
-        """Number of committed batches."""
-        return sum(row["step"] == Step.COMMIT_ACKNOWLEDGED.number for row in self.rows)
-
-    @property
-    def left(self) -> int:
-        """Number of batches that are still undecided."""
-        return self.wanted - self.done
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """See `Report`."""
-        return {
-            "committed": self.done,
-            "left": self.left,
-            "lanes_of_others": self.foreign,
-            "batches": self.rows,
-        }
+    decided: Decided
 
     @property
     def exit_code(self) -> int:
         """See `Report`."""
-        return EXIT_FAILED if self.unreachable else EXIT_BROKEN if self.left else 0
+        return self.decided.exit_code
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {"committed": self.decided.committed, **self.decided.fields}
 
     def lines(self) -> Iterator[str]:
         """See `Report`."""
-        yield f"{counted(self.done, 'atomic batch')} committed, {self.left:,} left"
-        yield from batch_lines(self.rows, self.foreign)
-        if self.left:
+        decided = self.decided
+        yield f"{counted(decided.committed, 'atomic batch')} committed, {decided.left:,} left"
+        yield from decided.lines()
+        if decided.left:
             yield (
                 "A batch is left if it is not staged, if its transaction is over, or if it comes after a batch that is"
                 " left or shares a transaction with one. kafkasafe spool drain delivers these batches"

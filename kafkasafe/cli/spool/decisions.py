@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,14 +14,14 @@ from kafkasafe._core import units as u
 from kafkasafe._core.examine import Step
 from kafkasafe._io.examination import read_content
 from kafkasafe._io.inspection import steps
-from kafkasafe.cli.common import CODES, open_directory
+from kafkasafe.cli.common import CODES, EXIT_BROKEN, EXIT_FAILED, open_directory
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import Decide, ProducerConfig, validate
 from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.producer import SafeProducer
 
-__all__ = ["DECISION_CODES", "BatchIds", "Patience", "Wanted", "batch_lines", "decide_batches", "find_wanted"]
+__all__ = ["DECISION_CODES", "BatchIds", "Decided", "Patience", "Wanted", "decide_staged"]
 
 DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
@@ -85,7 +85,7 @@ class Wanted:
     staged: bool
 
 
-def find_wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted], list[str]]:
+def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Wanted], list[str]]:
     """The undecided atomic batches of lanes without an owner, and the names of the owned lanes, which are skipped."""
     lanes = open_directory(directory)
     found: list[Wanted] = []
@@ -118,7 +118,7 @@ def find_wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[Want
     return found, foreign
 
 
-def decide_batches(
+def _decide(
     directory: Path, options: Mapping[str, Any], wanted: Sequence[Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
     """The outcome of each unit, and whether the command gave up because no broker could be used."""
@@ -171,8 +171,77 @@ def decide_batches(
     return rows, unreachable
 
 
-def batch_lines(rows: Sequence[dict[str, Any]], foreign: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each atomic batch, and one for each lane that was skipped."""
-    yield from map(unit_line, rows)
-    for name in foreign:
-        yield f"{name} belongs to a running process, which decides its atomic batches"
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What became of atomic batches.
+
+    Attributes:
+        rows: Those that were to be decided, as `unit_rows` returns them.
+        wanted: Number of undecided batches that were found.
+        foreign: Names of lanes that were skipped, because a process owns them.
+        unreachable: Whether no broker could be used.
+        aborts: Whether they were to be aborted. If they were to be committed, a dropped batch counts as left.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    wanted: int
+    foreign: Sequence[str]
+    unreachable: bool
+    aborts: bool
+
+    @property
+    def committed(self) -> int:
+        """Number of committed batches."""
+        return sum(row["step"] == Step.COMMIT_ACKNOWLEDGED.number for row in self.rows)
+
+    @property
+    def aborted(self) -> int:
+        """Number of aborted batches."""
+        return sum(row["step_name"] == "dropped" for row in self.rows)
+
+    @property
+    def left(self) -> int:
+        """Number of batches that did not end as they were to."""
+        return self.wanted - self.committed - (self.aborted if self.aborts else 0)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return EXIT_FAILED if self.unreachable else EXIT_BROKEN if self.left else 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The part of the JSON output that both commands have."""
+        return {"left": self.left, "lanes_of_others": self.foreign, "batches": self.rows}
+
+    def lines(self) -> Iterator[str]:
+        """Yields a line for each atomic batch, and one for each lane that was skipped."""
+        yield from map(unit_line, self.rows)
+        for name in self.foreign:
+            yield f"{name} belongs to a running process, which decides its atomic batches"
+
+
+def decide_staged(
+    directory: Path,
+    batch: Sequence[str] | None,
+    options: Mapping[str, Any],
+    limit_s: float,
+    choose: Callable[[Sequence[Wanted]], tuple[Sequence[Wanted], Decide]],
+) -> Decided:
+    """Decides the undecided atomic batches of lanes without an owner.
+
+    Args:
+        directory: The spool directory.
+        batch: Beginnings of the ids of the only batches to decide; None or empty decides all of them.
+        options: Options of a producer, for the connection.
+        limit_s: Time after which to give up, seconds.
+        choose: Returns those of the batches that are to be decided, and how.
+    """
+    directory = directory.resolve()
+    wanted, foreign = _wanted(directory, batch)
+    chosen, decision = choose(wanted)
+    rows: list[dict[str, Any]] = []
+    unreachable = False
+    if chosen:
+        rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
+    return Decided(rows, len(wanted), foreign, unreachable, bool(decision.abort))
