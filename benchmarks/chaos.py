@@ -54,8 +54,8 @@ from chaos_clients import COPY, DERIVED, PARTITIONS, RECORDS, RECREATED, SETTLE_
 from cluster_faults import ClusterFaults, read_values
 from kafka.errors import TopicAlreadyExistsError
 
+from kafkasafe.demo.ledger import Ledger
 from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.demo import Ledger
 from kafkasafe.testing.proxy import FaultProxy
 from kafkasafe.testing.tcp_proxy import TcpProxy
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kafkasafe.testing.demo import Ledger
+from kafkasafe.demo.ledger import Ledger
 
 PARTITIONS = 3
 RECREATED = "recreated"

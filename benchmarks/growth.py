@@ -450,6 +450,7 @@ def draw(found: dict[str, Any]) -> None:
     """The plots, as SVG with text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from svg import save
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.family": "sans-serif"})
     colors = {"safe": "#1f6fb4", "confluent": "#888888"}
@@ -480,11 +481,7 @@ def draw(found: dict[str, Any]) -> None:
             axes.set_title(title, loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
             axes.legend(frameon=False, fontsize=7)
-        path = DOCS / f"performance-{name}.svg"
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-        # matplotlib leaves blanks at the ends of lines.
-        lines = path.read_text(encoding="utf-8").splitlines()
-        path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
+        save(figure, DOCS / f"performance-{name}.svg")
 
 
 def render(found: dict[str, Any]) -> None:

@@ -20,10 +20,12 @@ import matplotlib as mpl
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 from matplotlib.figure import Figure
+from svg import save
 
 from kafkasafe import SafeConsumer
+from kafkasafe.demo.audit import Run
+from kafkasafe.demo.run import Demo, Settings
 from kafkasafe.testing.broker import KafkaCluster
-from kafkasafe.testing.demo import Demo, Run, Settings
 
 RATE = 1000
 """Records a second."""
@@ -176,10 +178,7 @@ def draw(recording: Recording, path: Path) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    # matplotlib leaves blanks at the ends of lines.
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
+    save(figure, path)
 
 
 def main() -> None:

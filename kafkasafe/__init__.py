@@ -7,6 +7,8 @@ from importlib import import_module as _import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kafkasafe._kafka_version import check as _check_kafka_python
+
 if TYPE_CHECKING:
     # For type checkers and editors. A program imports a name when it uses it: see `__getattr__`.
     from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
@@ -100,6 +102,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
+
+_check_kafka_python()
 
 _MODULES = {
     "kafkasafe._io.retry": ("RetryEvent", "RetryPolicy", "retry_if_kafka_retriable"),

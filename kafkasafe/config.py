@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import hashlib
 import importlib.metadata
 import ipaddress
@@ -10,11 +11,11 @@ import os
 import re
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.net.sasl import SASL_MECHANISMS
@@ -78,45 +79,206 @@ _OURS: Final[dict[str, Any]] = {
     "reconnect_backoff_max_ms": 1000,
     "acks": -1,
 }
-_SPOOL: Final[dict[str, Any]] = {
-    "spool_dir": None,
-    "spool": "always",
-    "delivery": "idempotent",
-    "spool_lane": None,
-    "spool_max_bytes": None,
-    "spool_segment_bytes": None,
-    "spool_sync": "group",
-    "spool_after_ms": 1000,
-    "run_ahead_bytes": RUN_AHEAD_BYTES,
-    "rejected_max_bytes": None,
-    "retain_acked_bytes": 0,
-    "retain_acked_ms": 0,
-    "on_data_loss": "restore",
-    "restore_recreated_topics": False,
-    "data_loss_check_ms": 30_000,
-    "on_corrupt": "raise",
-    "on_undecidable": "raise",
-    "on_rejected": None,
-    "on_event": None,
-    "prometheus": False,
-    "blocked_timeout_ms": 7 * 86_400_000,
-    "on_blocked_topic": "raise",
-    "producer_id_expiration_ms": 86_400_000,
-}
-# Options about files. With spool="never" there are no files.
-_FILES_ONLY: Final = (
-    "spool_dir",
-    "spool_lane",
-    "spool_segment_bytes",
-    "spool_sync",
-    "spool_after_ms",
-    "run_ahead_bytes",
-    "rejected_max_bytes",
-    "retain_acked_bytes",
-    "retain_acked_ms",
-    "restore_recreated_topics",
-    "on_corrupt",
+
+
+_Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
+"""Returns the value of a field, of all options and the name of one."""
+
+
+class _Default(enum.Enum):
+    """A default that is not a value."""
+
+    KAFKAS = enum.auto()
+    """KafkaProducer's default, or the one in `_OURS`."""
+    GIVEN = enum.auto()
+    """The value that was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: everything about it but its type and its text, which editors read in `kafkasafe.options`.
+
+    The name says the unit: `_ms` milliseconds, `_bytes` bytes.
+
+    Attributes:
+        name: Name of the option.
+        default: Its default.
+        check: Makes the value of the field from all options and the name. None: the option has no field of its own,
+            because its value depends on others.
+        field: Name of the field of the configuration; by default that of the option.
+        files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
+        in_memory: The value with `spool="never"`.
+    """
+
+    name: str
+    default: Any
+    check: _Check | None = None
+    field: str = ""
+    files_only: bool = False
+    in_memory: Any = _Default.GIVEN
+
+    def value(self, options: Mapping[str, Any]) -> Any:
+        """Return the value of the field.
+
+        Raises:
+            ConfigError: The option has a value that cannot work.
+        """
+        if options.get("spool") == "never" and self.in_memory is not _Default.GIVEN:
+            return self.in_memory
+        return options[self.name] if self.check is None else self.check(options, self.name)
+
+
+def _number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any], str], int]:
+    """Return the check of a whole number."""
+
+    def check(options: Mapping[str, Any], name: str) -> int:
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
+            raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
+        if most is not None and value > most:
+            raise ConfigError(f"{name} must be a number of at most {most}, not {value!r}")
+        return int(value)
+
+    return check
+
+
+def _seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
+    """Return the check of a whole number of milliseconds that becomes seconds: `per` of them are one."""
+    number = _number(least=least)
+    return lambda options, name: number(options, name) / per
+
+
+def _duration(options: Mapping[str, Any], name: str) -> float:
+    """Return the seconds of any number of milliseconds, infinity included."""
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
+    return float(value) / 1000
+
+
+def _optional(check: _Check, *absent: Any) -> _Check:
+    """Return a check that makes None of None, and of the values `absent`."""
+    return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
+
+
+def _choice(*choices: str) -> _Check:
+    """Return the check of a word."""
+
+    def check(options: Mapping[str, Any], name: str) -> Any:
+        value = options[name]
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+        return value
+
+    return check
+
+
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    return bool(options[name])
+
+
+def _any(options: Mapping[str, Any], name: str) -> Any:
+    return options[name]
+
+
+def _lane(options: Mapping[str, Any], name: str) -> int | None:
+    value = options[name]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_LANES:
+        raise ConfigError(f"{name} must be the number of a lane, 0 to {MAX_LANES - 1}, not {value!r}")
+    return value
+
+
+def _hook(options: Mapping[str, Any], name: str) -> Any:
+    value = options[name]
+    if value is not None and not callable(value):
+        topic = name == "on_rejected" and isinstance(value, str)
+        instead = (
+            ": it cannot name a dead-letter topic; pass a function that produces to that topic"
+            if topic
+            else ""
+        )
+        raise ConfigError(f"{name} must be a function or None, not {value!r}{instead}")
+    return value
+
+
+def _path(options: Mapping[str, Any], name: str) -> Path | None:
+    value = options[name]
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise ConfigError(f"{name} must be the path of a file, not {value!r}")
+    return _nameable(name, Path(value).expanduser().absolute())
+
+
+def _nameable(option: str, path: Path) -> Path:
+    """Return the path if this process can encode it as a file name.
+
+    Raises:
+        ConfigError: The path cannot be encoded: the process has the locale C, or another locale without UTF-8.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{option}: {str(path)!a} cannot be a file name in this process, which encodes file names as"
+            f" {error.encoding}: start the process with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
+        ) from None
+    return path
+
+
+_PRODUCER: Final = (
+    Option("spool_dir", None, files_only=True),
+    Option("spool", "always", _choice("always", "on_error", "never")),
+    Option("delivery", "idempotent", _choice("idempotent", "transactional")),
+    Option("spool_lane", None, _lane, files_only=True),
+    Option("spool_max_bytes", None),
+    Option("spool_segment_bytes", None, files_only=True),
+    Option("spool_sync", "group", _choice("group", "each", "os"), files_only=True, in_memory="os"),
+    Option("spool_after_ms", 1000, _seconds(least=0), "spool_after_s", files_only=True),
+    Option(
+        "run_ahead_bytes", RUN_AHEAD_BYTES, _optional(_number(least=MIB)), files_only=True, in_memory=None
+    ),
+    Option("rejected_max_bytes", None, _number(least=0), files_only=True, in_memory=0),
+    Option("retain_acked_bytes", 0, _number(least=0), files_only=True),
+    Option("retain_acked_ms", 0, _duration, "retain_acked_s", files_only=True),
+    Option("on_data_loss", "restore", _choice("restore", "raise", "event")),
+    Option("restore_recreated_topics", False, _flag, files_only=True),
+    Option("data_loss_check_ms", 30_000, _seconds(least=100), "data_loss_check_s"),
+    Option("on_corrupt", "raise", _choice("raise", "quarantine"), files_only=True),
+    Option("on_undecidable", "raise", _choice("raise", "resend", "skip")),
+    Option("on_rejected", None, _hook),
+    Option("on_event", None, _hook),
+    Option("prometheus", False, _flag),
+    Option("blocked_timeout_ms", 7 * 86_400_000, _optional(_seconds(least=0)), "blocked_timeout_s"),
+    Option("on_blocked_topic", "raise", _choice("raise", "accept")),
+    Option("producer_id_expiration_ms", 86_400_000, _seconds(least=1, per=4000), "state_age_s"),
 )
+"""Options of a SafeProducer that KafkaProducer does not have."""
+
+_KAFKA_PRODUCER: Final = (
+    Option("max_request_size", _Default.KAFKAS, _number(least=1024), "max_record_bytes"),
+    Option("linger_ms", _Default.KAFKAS, _seconds(least=0), "linger_s"),
+    Option("max_block_ms", _Default.KAFKAS, _seconds(least=0), "max_block_s"),
+    Option(
+        "delivery_timeout_ms",
+        _Default.KAFKAS,
+        _optional(_seconds(least=1), float("inf")),
+        "delivery_timeout_s",
+    ),
+    Option("request_timeout_ms", _Default.KAFKAS, _seconds(least=1), "request_timeout_s"),
+    Option("retry_backoff_ms", _Default.KAFKAS, _seconds(least=1), "retry_backoff_s"),
+    Option("transaction_timeout_ms", _Default.KAFKAS, _number(least=1000, most=_INT32)),
+    Option("key_serializer", _Default.KAFKAS, _any),
+    Option("value_serializer", _Default.KAFKAS, _any),
+)
+"""KafkaProducer's options that become fields without regard to others."""
+
+_SPOOL: Final[dict[str, Any]] = {option.name: option.default for option in _PRODUCER}
+_FILES_ONLY: Final = tuple(option.name for option in _PRODUCER if option.files_only)
 _NOWHERE: Final = Path("memory")
 """With spool="never": the path that messages show in place of a spool directory."""
 DEFAULTS: Final[dict[str, Any]] = {**_KAFKA, **_OURS, **_SPOOL}
@@ -252,15 +414,28 @@ class ProducerConfig:
         return self.spool == "never"
 
 
-_CONSUMER: Final[dict[str, Any]] = {
-    "on_divergence": "raise",
-    "on_event": None,
-    "offsets_path": None,
-    "offsets_hold_timeout_ms": 30_000,
-    "lineage_path": None,
-    "prometheus": False,
-    "remote_storage_timeout_ms": None,
-}
+def _divergence(options: Mapping[str, Any], name: str) -> Any:
+    return options[name] if callable(options[name]) else _choice("raise", "seek")(options, name)
+
+
+def _consumers_hook(options: Mapping[str, Any], name: str) -> Any:
+    if options[name] is not None and not callable(options[name]):
+        raise ConfigError(f"{name} must be callable, not {options[name]!r}")
+    return options[name]
+
+
+_OF_CONSUMER: Final = (
+    Option("on_divergence", "raise", _divergence),
+    Option("on_event", None, _consumers_hook),
+    Option("offsets_path", None, _path),
+    Option("offsets_hold_timeout_ms", 30_000, _duration, "offsets_hold_timeout_s"),
+    Option("lineage_path", None, _path),
+    Option("prometheus", False, _flag),
+    Option("remote_storage_timeout_ms", None, _optional(_seconds(least=1)), "remote_storage_timeout_s"),
+)
+"""Options of a SafeConsumer that KafkaConsumer does not have."""
+
+_CONSUMER: Final[dict[str, Any]] = {option.name: option.default for option in _OF_CONSUMER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,27 +482,17 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     # kafka-python treats any other word as "none" and logs a warning.
     reset = options.get("auto_offset_reset", "latest")
     if reset not in {"smallest", "largest"}:
-        _choice(
-            {"auto_offset_reset": str(reset).lower()}, "auto_offset_reset", ("earliest", "latest", "none")
-        )
-    if not callable(merged["on_divergence"]):
-        _choice(merged, "on_divergence", ("raise", "seek"))
-    if merged["on_event"] is not None and not callable(merged["on_event"]):
-        raise ConfigError(f"on_event must be callable, not {merged['on_event']!r}")
-    remote = merged["remote_storage_timeout_ms"]
-    _check_memories(merged)
+        _choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")
+    values = _fields(_OF_CONSUMER, merged)
+    _check_memories(values)
     return ConsumerConfig(
-        kafka={name: value for name, value in options.items() if not _is_default(name, value)},
-        on_divergence=merged["on_divergence"],
-        on_event=merged["on_event"],
-        offsets_path=_path(merged, "offsets_path"),
-        offsets_hold_timeout_s=_milliseconds(merged, "offsets_hold_timeout_ms") / 1000,
-        lineage_path=_path(merged, "lineage_path"),
-        prometheus=bool(merged["prometheus"]),
-        remote_storage_timeout_s=None
-        if remote is None
-        else _number(merged, "remote_storage_timeout_ms", least=1) / 1000,
+        kafka={name: value for name, value in options.items() if not _is_default(name, value)}, **values
     )
+
+
+def _fields(rows: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a configuration that these options determine, each by itself."""
+    return {option.field or option.name: option.value(options) for option in rows if option.check}
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -339,9 +504,9 @@ def _is_default(name: str, value: Any) -> bool:
     )
 
 
-def _check_memories(options: Mapping[str, Any]) -> None:
+def _check_memories(values: Mapping[str, Any]) -> None:
     """Raise ConfigError if the files `offsets_path` and `lineage_path` cannot be written."""
-    paths = {name: _path(options, name) for name in ("offsets_path", "lineage_path")}
+    paths: dict[str, Path | None] = {name: values[name] for name in ("offsets_path", "lineage_path")}
     for name, path in paths.items():
         if path is not None and path.is_dir():
             raise ConfigError(f"{name}: {path} is a directory; give the name of a file")
@@ -430,7 +595,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     if compression is None:
         known = ", ".join(str(name) for name in _COMPRESSION)
         raise ConfigError(f"compression_type must be one of {known}, not {merged['compression_type']!r}")
-    window = _number(merged, "max_in_flight_requests_per_connection", least=1)
+    window = _number(least=1)(merged, "max_in_flight_requests_per_connection")
     _check_idempotence(options, acks, window)
     if merged["retries"] not in {float("inf"), 2147483647}:
         _ignored("retries", merged["retries"], "the producer retries pending records without a limit")
@@ -443,11 +608,11 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         {name: value for name, value in options.items() if name != "acks"}, KafkaProducer.DEFAULT_CONFIG
     )
     _check_connection(merged)
-    max_request = _number(merged, "max_request_size", least=1024)
-    spool = _choice(merged, "spool", ("always", "on_error", "never"))
+    max_request = _number(least=1024)(merged, "max_request_size")
+    spool = _choice("always", "on_error", "never")(merged, "spool")
     if merged["spool_max_bytes"] is None:
         merged["spool_max_bytes"] = _MEMORY_BYTES if spool == "never" else _SPOOL_BYTES
-    spool_max = _number(merged, "spool_max_bytes", least=MIN_SPOOL_BYTES)
+    spool_max = _number(least=MIN_SPOOL_BYTES)(merged, "spool_max_bytes")
     segment = merged["spool_segment_bytes"]
     if spool == "never":
         _check_memory(merged, max_request, spool_max)
@@ -465,7 +630,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
                     f" spool_max_bytes={segment * 4} or more (it is {spool_max}), or lower max_request_size"
                 )
     else:
-        segment = _number(merged, "spool_segment_bytes", least=MIB)
+        segment = _number(least=MIB)(merged, "spool_segment_bytes")
     if spool != "never" and segment * 4 > spool_max:
         raise ConfigError(
             f"spool_segment_bytes={segment} must be at most a quarter of spool_max_bytes={spool_max}"
@@ -478,7 +643,6 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         )
     if merged["rejected_max_bytes"] is None:
         merged["rejected_max_bytes"] = min(_REJECTED_BYTES, spool_max)
-    timeout = merged["delivery_timeout_ms"]
     client_id = merged["client_id"] or DEFAULT_CLIENT_ID
     if spool == "never":
         given, is_default = _NOWHERE, False
@@ -494,59 +658,20 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         client_id=client_id,
         acks=acks,
         compression=compression,
-        batch_bytes=min(max(_number(merged, "batch_size", least=0), 1), max_request),
-        max_record_bytes=max_request,
-        linger_s=_number(merged, "linger_ms", least=0) / 1000,
-        max_block_s=_number(merged, "max_block_ms", least=0) / 1000,
-        delivery_timeout_s=None
-        if timeout is None or timeout == float("inf")
-        else _number(merged, "delivery_timeout_ms", least=1) / 1000,
-        request_timeout_s=_number(merged, "request_timeout_ms", least=1) / 1000,
-        retry_backoff_s=_number(merged, "retry_backoff_ms", least=1) / 1000,
+        batch_bytes=min(max(_number(least=0)(merged, "batch_size"), 1), max_request),
         window=min(_MOST_IN_FLIGHT, window),
         partitioner=partitioner,
         # Both partitioners choose the same partition for a key. They differ for records without a key, but kafkasafe
         # itself puts all such records of one batch into one partition.
         custom_partitioner=type(partitioner) not in {DefaultPartitioner, StickyPartitioner},
-        key_serializer=merged["key_serializer"],
-        value_serializer=merged["value_serializer"],
         spool_dir=given if spool == "never" else _resolved(given),
         spool_dir_given=given,
         spool_dir_is_default=is_default,
-        spool=spool,
-        spool_lane=_lane(merged["spool_lane"]),
         spool_max_bytes=spool_max,
         spool_segment_bytes=segment,
-        delivery=_choice(merged, "delivery", ("idempotent", "transactional")),
         transactional_id=transactional_id,
-        transaction_timeout_ms=_number(merged, "transaction_timeout_ms", least=1000, most=_INT32),
-        spool_sync="os" if spool == "never" else _choice(merged, "spool_sync", ("group", "each", "os")),
-        spool_after_s=_number(merged, "spool_after_ms", least=0) / 1000,
-        run_ahead_bytes=None if spool == "never" else _run_ahead(merged),
-        rejected_max_bytes=0 if spool == "never" else _number(merged, "rejected_max_bytes", least=0),
-        retain_acked_bytes=_number(merged, "retain_acked_bytes", least=0),
-        retain_acked_s=_milliseconds(merged, "retain_acked_ms") / 1000,
-        on_data_loss=_choice(merged, "on_data_loss", ("restore", "raise", "event")),
-        restore_recreated_topics=bool(merged["restore_recreated_topics"]),
-        data_loss_check_s=_number(merged, "data_loss_check_ms", least=100) / 1000,
-        on_corrupt=_choice(merged, "on_corrupt", ("raise", "quarantine")),
-        on_undecidable=_choice(merged, "on_undecidable", ("raise", "resend", "skip")),
-        on_rejected=_hook(merged, "on_rejected"),
-        on_event=_hook(merged, "on_event"),
-        prometheus=bool(merged["prometheus"]),
-        blocked_timeout_s=None
-        if merged["blocked_timeout_ms"] is None
-        else _number(merged, "blocked_timeout_ms", least=0) / 1000,
-        on_blocked_topic=_choice(merged, "on_blocked_topic", ("raise", "accept")),
-        state_age_s=_number(merged, "producer_id_expiration_ms", least=1) / 4000,
+        **_fields((*_KAFKA_PRODUCER, *_PRODUCER), merged),
     )
-
-
-def _run_ahead(options: Mapping[str, Any]) -> int | None:
-    """Return the limit; None if `send` may continue until the spool is full."""
-    if options["run_ahead_bytes"] is None:
-        return None
-    return _number(options, "run_ahead_bytes", least=MIB)
 
 
 def _ignored(name: str, value: Any, reason: str) -> None:
@@ -726,15 +851,6 @@ def _check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Non
             raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
-def _number(options: Mapping[str, Any], name: str, *, least: int, most: int | None = None) -> int:
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
-        raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
-    if most is not None and value > most:
-        raise ConfigError(f"{name} must be a number of at most {most}, not {value!r}")
-    return int(value)
-
-
 def _sendable(name: str, value: str) -> None:
     """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
     try:
@@ -743,52 +859,6 @@ def _sendable(name: str, value: str) -> None:
         raise ConfigError(f"{name}: {value!r} cannot be written as UTF-8") from error
     if size > _TEXT_BYTES:
         raise ConfigError(f"{name}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
-
-
-def _path(options: Mapping[str, Any], name: str) -> Path | None:
-    value = options[name]
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise ConfigError(f"{name} must be the path of a file, not {value!r}")
-    return _nameable(name, Path(value).expanduser().absolute())
-
-
-def _lane(value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_LANES:
-        raise ConfigError(f"spool_lane must be the number of a lane, 0 to {MAX_LANES - 1}, not {value!r}")
-    return value
-
-
-def _hook(options: Mapping[str, Any], name: str) -> Any:
-    value = options[name]
-    if value is not None and not callable(value):
-        topic = name == "on_rejected" and isinstance(value, str)
-        instead = (
-            ": it cannot name a dead-letter topic; pass a function that produces to that topic"
-            if topic
-            else ""
-        )
-        raise ConfigError(f"{name} must be a function or None, not {value!r}{instead}")
-    return value
-
-
-def _milliseconds(options: Mapping[str, Any], name: str) -> float:
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
-    return float(value)
-
-
-def _choice(options: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> Any:
-    value = options[name]
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
-    return value
 
 
 def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
@@ -819,22 +889,6 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
             f"There is no default spool directory: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
         )
     return _nameable("client_id", state / f"{safe}-{digest}"), True
-
-
-def _nameable(option: str, path: Path) -> Path:
-    """Return the path if this process can encode it as a file name.
-
-    Raises:
-        ConfigError: The path cannot be encoded: the process has the locale C, or another locale without UTF-8.
-    """
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{option}: {str(path)!a} cannot be a file name in this process, which encodes file names as"
-            f" {error.encoding}: start the process with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
-        ) from None
-    return path
 
 
 def _resolved(path: Path) -> Path:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe import ConfigError, cli, cli_classify
+from kafkasafe import ConfigError, cli
 from kafkasafe._core.code_rows import BY_API
+from kafkasafe.cli import classify as classify_command
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.pages import kafka_codes
@@ -172,7 +173,7 @@ def test_a_line_that_is_wrong_is_named_after_those_before_it_are_answered(capsys
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_no_line_makes_it_fail_otherwise(line):
     try:
-        verdict = cli_classify._verdict_on_line(line, None)
+        verdict = classify_command._verdict_on_line(line, None)
     except (ConfigError, ValueError, RecursionError):
         return
     assert verdict.explanation

@@ -20,7 +20,7 @@ from kafkasafe._core import batch, marks
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.spool import Spool
-from kafkasafe.testing import demo
+from kafkasafe.demo import run as demo
 from kafkasafe.testing.jars import JarError
 
 

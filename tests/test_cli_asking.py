@@ -12,7 +12,7 @@ import typer
 
 import kafkasafe
 from kafkasafe import SafeProducer, cli
-from kafkasafe.cli_common import duration_s
+from kafkasafe.cli.common import duration_s
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.spark.planner import SourceUnavailableError
 from kafkasafe.testing import FakeCluster
@@ -29,7 +29,7 @@ def run(capsys, *arguments):
 def test_a_topic_that_the_cluster_does_not_have_is_told_long_before_the_timeout(
     fake_kafka, capsys, monkeypatch
 ):
-    monkeypatch.setattr("kafkasafe.cli_offsets._MISSING_S", 0.5)
+    monkeypatch.setattr("kafkasafe.cli.offsets._MISSING_S", 0.5)
     fake_kafka.create_topic("orders", partitions=1)
     servers = ",".join(fake_kafka.bootstrap_servers)
     began = time.monotonic()
@@ -54,7 +54,7 @@ def test_a_topic_that_is_only_new_is_found(fake_kafka, capsys, monkeypatch):
             fake_kafka.create_topic(topic, partitions=3)
         return ask(consumer, topic)
 
-    monkeypatch.setattr("kafkasafe.cli_offsets.SafeConsumer.partitions_for_topic", late)
+    monkeypatch.setattr("kafkasafe.cli.offsets.SafeConsumer.partitions_for_topic", late)
     servers = ",".join(fake_kafka.bootstrap_servers)
     code, out, _ = run(capsys, "offsets", "new", "-b", servers, "--json")
     assert (code, len(json.loads(out))) == (0, 3)
@@ -118,7 +118,7 @@ def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, kind, adv
         "FETCH_REFUSED": "orders-0 cannot be read: why",
     }
     raised = SourceUnavailableError(f"[KAFKASAFE.{kind}] What it is. {texts[kind]}")
-    mocker.patch("kafkasafe.cli_audit.audit", autospec=True, side_effect=raised)
+    mocker.patch("kafkasafe.cli.audit.audit", autospec=True, side_effect=raised)
     code, _, err = run(capsys, "audit", "orders", "-b", "127.0.0.1:1")
     assert code == 3
     assert err.startswith("kafkasafe: What it is. ")

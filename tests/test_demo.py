@@ -12,7 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from kafkasafe.testing.demo import CLIENTS, DURABLE_CLIENTS, FAULTS, Ledger, audit, read_topic
+from kafkasafe.demo.audit import audit, read_topic
+from kafkasafe.demo.ledger import CLIENTS, DURABLE_CLIENTS, Ledger
+from kafkasafe.demo.run import FAULTS
 
 
 @pytest.fixture
@@ -111,7 +113,8 @@ def test_an_outbox_whose_relay_dies_before_it_deletes_sends_the_rows_again(fake_
     program = """
 import os, sqlite3, sys, time
 from pathlib import Path
-from kafkasafe.testing import demo
+from kafkasafe.demo.clients import open_client
+from kafkasafe.demo.ledger import Ledger
 
 class Dying(sqlite3.Connection):
     def executemany(self, text, rows):
@@ -122,8 +125,8 @@ class Dying(sqlite3.Connection):
 folder, servers, dies = Path(sys.argv[1]), sys.argv[2], len(sys.argv) > 3
 connect = sqlite3.connect
 sqlite3.connect = lambda *a, **k: connect(*a, **k, **({"factory": Dying} if dies else {}))
-ledger = demo.Ledger(folder / "ledger")
-client = demo._open_client("outbox", [servers], "orders", ledger, 1, str(folder / "outbox"))
+ledger = Ledger(folder / "ledger")
+client = open_client("outbox", [servers], "orders", ledger, 1, str(folder / "outbox"))
 if dies:
     for number in range(10):
         ledger["attempted"][number] = ledger["accepted"][number] = client.send(number, 0, b"%012d" % number)

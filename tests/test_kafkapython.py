@@ -1,15 +1,23 @@
-"""Private names of kafka-python are used in `kafkasafe/kafkapython` only. Here they are all attributes with an underscore."""
+"""Private names of kafka-python are used in `kafkasafe/kafkapython` only. Here they are all attributes with an underscore.
+
+The releases of kafka-python that have these names are the only ones that `import kafkasafe` accepts.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import kafka
 import pytest
 
 import kafkasafe
+from kafkasafe import _kafka_version
 
 PACKAGE = Path(kafkasafe.__file__).parent
 ADAPTERS = PACKAGE / "kafkapython"
@@ -154,3 +162,62 @@ def look(other):
         "self._manager",
     }
     assert "self._manager" not in foreign(tree, {"_manager"})
+
+
+def installed(folder: Path, version: str) -> str:
+    """A folder for PYTHONPATH, with a kafka-python that has a version and nothing else."""
+    package = folder / "kafka"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "raise RuntimeError('kafka-python was imported')\n", encoding="utf-8"
+    )
+    (package / "version.py").write_text(f"__version__ = '{version}'\n", encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "version", ["1.4.7", "2.0.2", "2.3.3", "3.0.8", "3.1.0.dev", "3.1.0rc1", "3.1", "4.0.0"]
+)
+@pytest.mark.parametrize("module", ["kafkasafe", "kafkasafe.aio", "kafkasafe.cli"])
+def test_a_release_that_does_not_work_is_refused_at_import(tmp_path, monkeypatch, version, module):
+    monkeypatch.syspath_prepend(installed(tmp_path, version))
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"kafka", "kafkasafe"}]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError) as raised:
+        importlib.import_module(module)
+    assert f"{tmp_path / 'kafka'} has version {version}." in str(raised.value)
+    assert f"pip install '{requirement()}'" in str(raised.value)
+    assert raised.value.name == "kafka"
+
+
+@pytest.mark.parametrize("version", ["3.0.12", "3.0.13rc1", "3.0.99"])
+def test_a_release_that_works_is_not_imported_to_find_its_version(tmp_path, monkeypatch, version):
+    monkeypatch.syspath_prepend(installed(tmp_path, version))
+    monkeypatch.delitem(sys.modules, "kafka")
+    _kafka_version.check()
+
+
+def test_a_kafka_python_without_a_version_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(installed(tmp_path, ""))
+    monkeypatch.delitem(sys.modules, "kafka")
+    _kafka_version.check()
+    (tmp_path / "kafka" / "version.py").unlink()
+    _kafka_version.check()
+    monkeypatch.setitem(sys.modules, "kafka", ModuleType("kafka"))
+    _kafka_version.check()
+
+
+def requirement() -> str:
+    oldest, without = (
+        ".".join(map(str, each)) for each in (_kafka_version.OLDEST, _kafka_version.FIRST_WITHOUT)
+    )
+    return f"kafka-python>={oldest},<{without}"
+
+
+def test_the_requirement_is_the_range_that_works():
+    root = PACKAGE.parent
+    with (root / "pyproject.toml").open("rb") as file:
+        assert requirement() in tomllib.load(file)["project"]["dependencies"]
+    bounds = requirement().removeprefix("kafka-python")
+    for page in ("README.md", "docs/migrating-from-kafka-python.md", "docs/public-api.md"):
+        assert bounds in (root / page).read_text(encoding="utf-8"), page

@@ -137,7 +137,7 @@ def test_an_unknown_name_is_an_error():
         from kafkasafe import SaferProducer  # noqa: F401
 
 
-HELP = {"kafka", "kafkasafe.cli_common", "kafkasafe.errors", "numpy", "rich"} | RARE - {"subprocess", "typer"}
+HELP = {"kafka", "kafkasafe.cli.common", "kafkasafe.errors", "numpy", "rich"} | RARE - {"subprocess", "typer"}
 
 
 def test_the_help_of_the_command_imports_no_command():
@@ -148,7 +148,7 @@ with contextlib.suppress(SystemExit):
     main(["--help"])
 """)
     assert found & HELP == set()
-    assert {name for name in found if name.startswith("kafkasafe.cli_")} == {"kafkasafe.cli_exits"}
+    assert {name for name in found if name.startswith("kafkasafe.cli.")} == {"kafkasafe.cli.exits"}
 
 
 def test_a_command_imports_no_other():
@@ -158,10 +158,11 @@ from kafkasafe.cli import main
 with contextlib.suppress(SystemExit):
     main(["classify", "59"])
 """)
-    assert {name for name in found if name.startswith("kafkasafe.cli_")} <= {
-        "kafkasafe.cli_classify",
-        "kafkasafe.cli_common",
-        "kafkasafe.cli_exits",
+    assert {name for name in found if name.startswith("kafkasafe.cli.")} <= {
+        "kafkasafe.cli.classify",
+        "kafkasafe.cli.common",
+        "kafkasafe.cli.exits",
+        "kafkasafe.cli.report",
     }
     assert found & {"prometheus_client", "pyarrow", "pyspark"} == set()
 

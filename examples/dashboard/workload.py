@@ -21,7 +21,6 @@ from tools import start
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.errors import KafkaSafeError, RejectedError, SpoolFullError
 from kafkasafe.metrics import install, serve
-from kafkasafe.testing._real.topics import log_end
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import Exchange, FaultProxy, Rule
 
@@ -235,9 +234,7 @@ class Workload:
         self._tickets.durable(60)
         lost.wait(1, 60)
         place = TopicPartition("tickets", 0)
-        _until(
-            lambda: log_end(self.cluster.log_segments("tickets", 0, 1)) == 5, "the tickets to be in the log"
-        )
+        _until(lambda: self.cluster.log_end("tickets", 0, 1) == 5, "the tickets to be in the log")
         self._tickets.close(timeout=0)
         with self.cluster.admin() as admin:
             admin.delete_records({place: 5})

@@ -98,7 +98,7 @@ class HistoryKeeper:
                 path=str(self._path),
                 event="lineage_not_written",
             )
-            self._reports.counters["lineage_write_errors"] += 1
+            self._reports.lineage_not_written()
             self._save_due = time.monotonic() + _SAVE_AGAIN_S
         else:
             self._save_due = time.monotonic() + _SAVE_S

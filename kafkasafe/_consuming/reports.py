@@ -36,7 +36,7 @@ class Reports:
 
     Attributes:
         log: The consumer's log.
-        counters: Number of events of each kind, by name.
+        counters: Number of events of each kind, by name, and of failed writes of the file `lineage_path`.
         stats: What the metrics show.
     """
 
@@ -47,6 +47,10 @@ class Reports:
         self.log = log.bind(client_id=client_id)
         self.counters: collections.Counter[str] = collections.Counter()
         self.stats = ConsumerStats()
+
+    def lineage_not_written(self) -> None:
+        """Count a failed write of the file `lineage_path`."""
+        self.counters["lineage_write_errors"] += 1
 
     def emit(self, event: ConsumerEvent) -> None:
         """Count, log and pass on an event."""

@@ -69,7 +69,7 @@ def consumer_readings(
 
 def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
     """Yield the readings of a producer. A closed producer has only counters and histograms."""
-    stats, counters = pump.stats, pump.counters
+    stats = pump.stats
     yield from stats.retry_readings()
     for name, counts in (
         ("records", stats.records),
@@ -89,13 +89,13 @@ def producer_readings(pump: Pump, *, closed: bool) -> Iterator[Reading]:
         for label, number in by_name.copy().items():
             yield PRODUCER[name], (label,), number
     for name, number in (
-        ("undecidable_batches", counters["batches_undecidable"]),
-        ("spool_write_errors", counters["spool_write_errors"]),
-        ("spool_displaced", counters["spool_displaced"]),
+        ("undecidable_batches", stats.undecidable_batches.value),
+        ("spool_write_errors", stats.spool_write_errors.value),
+        ("spool_displaced", stats.spool_displaced.value),
         ("spool_full", pump.refused_sends),
-        ("spool_copied_bytes", counters["spool_copied_bytes"]),
-        ("spool_replayed_records", stats.replayed_records),
-        ("spool_corrupt", stats.corrupt),
+        ("spool_copied_bytes", stats.spool_copied_bytes.value),
+        ("spool_replayed_records", stats.replayed_records.value),
+        ("spool_corrupt", stats.corrupt.value),
     ):
         yield PRODUCER[name], (), number
     yield PRODUCER["spool_fsync_duration_seconds"], (), stats.fsync

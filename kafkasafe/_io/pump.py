@@ -141,7 +141,6 @@ class Pump:
         self.refused_sends = 0
         self._config = config
         self._log = self._ground.log
-        self.counters = self._ground.counters
         self.stats = self._ground.stats
         self._thread = threading.Thread(
             target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True

@@ -22,6 +22,7 @@ __all__ = [
     "PRODUCER",
     "RETRIES",
     "ConsumerStats",
+    "Count",
     "Definition",
     "Histogram",
     "PartitionProgress",
@@ -68,6 +69,23 @@ class Histogram:
         """Count the same duration `weight` times."""
         self.counts[bisect_left(BUCKETS_S, seconds)] += weight
         self.sum_s += seconds * weight
+
+
+class Count:
+    """A number that only grows.
+
+    Attributes:
+        value: The number.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, number: int = 1) -> None:
+        """Add to the number."""
+        self.value += number
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +465,21 @@ class Stats(RetryStats):
         healed_records: By topic: number of lost records that are in the log again.
         history_trimmed: By topic: how often nothing could prove that the log ever had the acknowledged records.
         units: By outcome: number of atomic batches.
+        atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
+        unit_failures: By action of an atomic batch: how often it failed.
+        sent_batches: Number of batches in requests, repetitions included.
+        resent_batches: Number of batches in requests that repeat an earlier one.
+        gathered_batches: Number of small batches that were joined to larger ones.
+        undecidable_batches: Number of batches whose presence in the log could not be determined.
+        in_doubt_asked: Number of batches in doubt about which the cluster was asked.
+        produce_failures: Number of batches whose request got no response.
+        produce_errors: By error code: number of batches whose response had it.
+        pauses: How often delivery or a transaction was put off because of an error.
+        rejected_not_kept: How often rejected records could not be written to rejected/.
+        spool_write_errors: Number of writes to the spool that failed.
+        spool_displaced: How often files of the spool were found moved, deleted or truncated.
+        spool_copied_bytes: Bytes of undelivered batches that were copied to free segments.
+        spool_missing_records: Number of records that are neither in the log nor in the spool.
         replayed_records: Number of undelivered records of earlier runs, found when a lane was opened.
         corrupt: Number of damaged ranges, found when a lane was opened.
         fsync: Time to write a group to the spool and make it durable.
@@ -465,11 +498,59 @@ class Stats(RetryStats):
         self.healed_records: collections.Counter[str] = collections.Counter()
         self.history_trimmed: collections.Counter[str] = collections.Counter()
         self.units: collections.Counter[str] = collections.Counter()
-        self.replayed_records = 0
-        self.corrupt = 0
+        self.atomic_batches_asked = Count()
+        self.unit_failures: collections.Counter[str] = collections.Counter()
+        self.sent_batches = Count()
+        self.resent_batches = Count()
+        self.gathered_batches = Count()
+        self.undecidable_batches = Count()
+        self.in_doubt_asked = Count()
+        self.produce_failures = Count()
+        self.produce_errors: collections.Counter[int] = collections.Counter()
+        self.pauses = Count()
+        self.rejected_not_kept = Count()
+        self.spool_write_errors = Count()
+        self.spool_displaced = Count()
+        self.spool_copied_bytes = Count()
+        self.spool_missing_records = Count()
+        self.replayed_records = Count()
+        self.corrupt = Count()
         self.fsync = Histogram()
         self.durable = Histogram()
         self.ack = Histogram()
+
+    def named(self) -> dict[str, int]:
+        """Return what `SafeProducer.metrics()` shows of these counters. A counter that is 0 is left out."""
+        outcomes: collections.Counter[str] = collections.Counter()
+        for (_, outcome), count in self.records.copy().items():
+            outcomes[outcome] += count
+        found = {
+            "records_accepted": outcomes["accepted"],
+            "records_committed": outcomes["committed"],
+            "records_rejected": outcomes["rejected"],
+            "batches_sent": self.sent_batches.value,
+            "batches_resent": self.resent_batches.value,
+            "batches_gathered": self.gathered_batches.value,
+            "batches_undecidable": self.undecidable_batches.value,
+            "in_doubt_asked": self.in_doubt_asked.value,
+            "produce_failures": self.produce_failures.value,
+            **{f"produce_error_{code}": count for code, count in self.produce_errors.copy().items()},
+            "retries": self.pauses.value,
+            "atomic_batches_asked": self.atomic_batches_asked.value,
+            **{f"unit_{action}_failures": count for action, count in self.unit_failures.copy().items()},
+            "data_loss_detected": self.losses.total(),
+            "data_loss_records": self.lost_records.copy().total(),
+            "data_loss_restored_records": self.healed_records.copy().total(),
+            "loss_checks_inconclusive": self.history_trimmed.copy().total(),
+            "rejected_not_kept": self.rejected_not_kept.value,
+            "spool_write_errors": self.spool_write_errors.value,
+            "spool_displaced": self.spool_displaced.value,
+            "spool_copied_bytes": self.spool_copied_bytes.value,
+            "spool_missing_records": self.spool_missing_records.value,
+            "fsync_count": sum(self.fsync.counts),
+            "fsync_us": int(self.fsync.sum_s * 1e6),
+        }
+        return {name: count for name, count in found.items() if count}
 
 
 class ConsumerStats(RetryStats):

@@ -111,7 +111,7 @@ class Delivery:
     def counts(self, *, raw: bool) -> dict[str, Any]:
         """See `SafeProducer.metrics`."""
         pump = self.pump
-        values: dict[str, Any] = dict(pump.counters)
+        values: dict[str, Any] = {**pump.stats.named()}
         values["spool_bytes"] = pump.ledger.kept_bytes
         values["unfinished_batches"] = pump.ledger.unfinished
         values["batches_not_durable"] = len(pump.ledger.undurable)

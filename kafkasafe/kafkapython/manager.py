@@ -46,8 +46,8 @@ class Manager(KafkaConnectionManager):
     thread, and never gives up a TLS handshake.
     """
 
-    plain: type[PlainSocket] = PlainSocket
-    tls: type[TlsSocket] = TlsSocket
+    plain: type[Any] = PlainSocket
+    tls: type[Any] = TlsSocket
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._open_socket(node.host, node.port, timeout_at)

@@ -256,6 +256,41 @@ class _SocketMixin:
             self._close()
 
 
+def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
+    """Write what waits to a socket without TLS. Return the bytes that it took, and the error that ended it."""
+    total = 0
+    if transport._sock is None:
+        return total, kafka_errors.KafkaConnectionError("Connection closed during send")
+    pending = transport._write_buffer
+    while pending:
+        try:
+            # One call for many buffers: no copy, and no tiny packet for a frame's head.
+            sent = transport._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
+        except (BlockingIOError, InterruptedError):
+            break
+        except Exception as error:
+            return total, kafka_errors.KafkaConnectionError(error)
+        total += sent
+        while pending and sent >= len(pending[0]):
+            sent -= len(pending.popleft())
+        if sent:
+            pending[0] = memoryview(pending[0])[sent:]
+    return total, None
+
+
+async def _shake_hands(transport: Any, timeout_at: float | None) -> None:
+    """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
+    while True:
+        try:
+            transport._sock.do_handshake()
+        except ssl.SSLWantReadError:
+            await transport._net.wait_read(transport._sock, timeout_at)
+        except ssl.SSLWantWriteError:
+            await transport._net.wait_write(transport._sock, timeout_at)
+        else:
+            return
+
+
 class PlainSocket(_SocketMixin, KafkaTCPTransport):
     """A socket without TLS."""
 
@@ -263,59 +298,30 @@ class PlainSocket(_SocketMixin, KafkaTCPTransport):
         """A plain connection has none."""
 
     def _sock_send(self) -> tuple[int, BaseException | None]:
-        total = 0
-        if self._sock is None:
-            return total, kafka_errors.KafkaConnectionError("Connection closed during send")
-        pending = self._write_buffer
-        while pending:
-            try:
-                # One call for many buffers: no copy, and no tiny packet for a frame's head.
-                sent = self._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
-            except (BlockingIOError, InterruptedError):
-                break
-            except Exception as error:
-                return total, kafka_errors.KafkaConnectionError(error)
-            total += sent
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.popleft())
-            if sent:
-                pending[0] = memoryview(pending[0])[sent:]
-        return total, None
+        return _send_plain(self)
 
 
 class TlsSocket(_SocketMixin, KafkaSSLTransport):
     """A socket with TLS. kafka-python 3.0.12 waits for the end of a handshake without a time limit."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """As kafka-python's, but bounded: a hung broker must not keep a connection attempt for ever."""
-        while True:
-            try:
-                self._sock.do_handshake()
-            except ssl.SSLWantReadError:
-                await self._net.wait_read(self._sock, timeout_at)
-            except ssl.SSLWantWriteError:
-                await self._net.wait_write(self._sock, timeout_at)
-            else:
-                return
+        """As kafka-python's, but bounded."""
+        await _shake_hands(self, timeout_at)
 
 
-class _WithoutTasks:
+class _DirectMixin(_SocketMixin):
     """On a `Loop`: what comes is read at once, and what is to be written is at the end of the turn."""
 
-    _sock: Any
     _net: Loop
-    _closed: bool
     _read: bool
-    _write: bool
     _writing: bool
     _write_task: Any
-    _write_buffer: collections.deque[Any]
 
     def resume_reading(self) -> None:
         """From now on: the socket stays in the selector until it is closed."""
         if not self._read and not self._closed:
             self._read = True
-            self._net.read_with(self._sock, self._receive)  # type: ignore[attr-defined]  # the other base class has it
+            self._net.read_with(self._sock, self._receive)
 
     def write(self, data: Buffer) -> None:
         """To be written at the end of this turn of the loop, together with what else comes in it."""
@@ -340,18 +346,28 @@ class _WithoutTasks:
                 self._writing = False
                 self.abort(error=error)  # type: ignore[attr-defined]
                 return
-            self._count_written(sent)  # type: ignore[attr-defined]
+            self._count_written(sent)
         if self._write_buffer:
-            self._write_task = self._net.call_soon(self._write_to_sock)  # type: ignore[attr-defined,no-untyped-call]
+            self._write_task = self._net.call_soon(self._write_to_sock)  # type: ignore[no-untyped-call]
             return
         self._writing = False
         if self._closed:
-            self._close()  # type: ignore[attr-defined]
+            self._close()
 
 
-class DirectPlainSocket(_WithoutTasks, PlainSocket):
+class DirectPlainSocket(_DirectMixin, KafkaTCPTransport):
     """On a `Loop`, without TLS."""
 
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """A plain connection has none."""
 
-class DirectTlsSocket(_WithoutTasks, TlsSocket):
+    def _sock_send(self) -> tuple[int, BaseException | None]:
+        return _send_plain(self)
+
+
+class DirectTlsSocket(_DirectMixin, KafkaSSLTransport):
     """On a `Loop`, with TLS."""
+
+    async def handshake(self, timeout_at: float | None = None) -> None:
+        """As kafka-python's, but bounded."""
+        await _shake_hands(self, timeout_at)

@@ -504,6 +504,19 @@ class KafkaCluster:
         """
         return self._topics.log_segments(topic, partition, node)
 
+    def log_end(self, topic: str | TopicPartition, partition: int = 0, node: int | None = None) -> int:
+        """The end offset of a partition's log on a broker, read from its files. It is exact if the broker is down.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            node: Node id of the broker; by default the leader.
+
+        Raises:
+            ClusterError: The broker does not have this partition.
+        """
+        return self._topics.log_end(topic, partition, node)
+
     # --- disasters ----------------------------------------------------------------------------------------------
 
     def move_leader(

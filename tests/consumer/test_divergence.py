@@ -16,7 +16,6 @@ from kafka.structs import OffsetAndMetadata
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import LineageFileError, LogDivergedError
 from kafkasafe.events import EndOffsetRegressed, LogDiverged
-from kafkasafe.testing._real.topics import log_end
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -64,7 +63,7 @@ class Alternation:
         self.leads(3)
         self.written[B] = list(self.written[A])
         # On a slow machine B may have been out of sync for a moment, and acks=all have meant A alone.
-        until(lambda: log_end(self.cluster.log_segments(self.topic, 0, B)) == 3)
+        until(lambda: self.cluster.log_end(self.topic, 0, B) == 3)
         self.cluster.kill(B)
 
     def leads(self, count):

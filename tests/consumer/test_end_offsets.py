@@ -15,7 +15,6 @@ from kafkasafe.cluster.api import Failure
 from kafkasafe.events import EndOffsetRegressed, PositionReset
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing import FakeCluster
-from kafkasafe.testing._real.topics import log_end
 from kafkasafe.testing.broker import KafkaCluster
 
 
@@ -169,7 +168,7 @@ def test_a_new_leader_that_catches_up(cluster, consumers, asked):
         cluster.pause(3)
         try:
             writer.write(topic, 5, acks=1)
-            until(lambda: log_end(cluster.log_segments(topic, 0, 2)) == 15)
+            until(lambda: cluster.log_end(topic, 0, 2) == 15)
             admin.elect_leaders(0, {topic: [0]})  # 2 leads now, orderly
             until(lambda: raw.code(topic) == 78, what="the window")
             until(lambda: led_by(consumer, tp) == 2)

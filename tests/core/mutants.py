@@ -1,16 +1,8 @@
-"""Changes of a source in memory, and the journal with one safety rule taken out each: the tests must find every one of them.
-
-A mutant of the journal names the function that has the rule and the words in it that are the rule. Where code moves, its
-`place` follows; where it changes, `source` says that the mutant is out of date.
-"""
+"""The journal with one safety rule taken out each: the tests must find every one of them."""
 
 from __future__ import annotations
 
-import inspect
-import sys
-import textwrap
-from collections.abc import Callable
-from typing import Any
+from mutation import Change, both, nothing, source
 
 from kafkasafe._core.journal import Journal, snapshots
 from kafkasafe._core.journal.acked import AckedLog
@@ -34,58 +26,7 @@ from kafkasafe._core.journal.suspicions import Suspicions
 from kafkasafe._core.journal.topics import Topics
 from kafkasafe._core.journal.verdicts import Verdicts
 
-__all__ = ["MUTANTS", "Change", "nothing", "source"]
-
-Change = Callable[[Any], None]
-"""Makes a change, with pytest's `monkeypatch`."""
-
-
-def source(place: Any, name: str, *changes: str) -> Change:
-    """A change of a function's source: words, and what stands there instead; more of both may follow."""
-
-    def change(patch: Any) -> None:
-        function = inspect.getattr_static(place, name)
-        kept = staticmethod if isinstance(function, staticmethod) else None
-        function = getattr(function, "__func__", function)
-        text = textwrap.dedent(inspect.getsource(function))
-        for old, new in zip(changes[::2], changes[1::2], strict=True):
-            if old not in text:
-                raise LookupError(f"The mutant is out of date: {name} has no {old!r}")
-            text = text.replace(old, new)
-        text = "\n".join(
-            line for line in text.split("\n") if line.strip() not in {"@staticmethod", "@classmethod"}
-        )
-        local: dict[str, Any] = {}
-        # `super()` and private names do not work in here; who needs them writes a class instead.
-        exec(
-            compile("from __future__ import annotations\n" + text, f"<mutant of {name}>", "exec"),
-            vars(sys.modules[function.__module__]),
-            local,
-        )
-        patch.setattr(place, name, kept(local[name]) if kept else local[name])
-
-    return change
-
-
-def nothing(place: Any, name: str, result: Any = None) -> Change:
-    """A function that does nothing."""
-
-    def change(patch: Any) -> None:
-        if not hasattr(place, name):
-            raise LookupError(f"The mutant is out of date: there is no {name}")
-        patch.setattr(place, name, lambda *_, **__: result)
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    """All of them."""
-
-    def change(patch: Any) -> None:
-        for each in changes:
-            each(patch)
-
-    return change
+__all__ = ["MUTANTS"]
 
 
 def drops(kind: str) -> Change:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutation import listed
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mutants
@@ -2538,6 +2539,4 @@ def test_a_journal_without_the_rule_is_found_out(name: str, monkeypatch: pytest.
 
 
 def test_the_list_of_mutants_is_whole() -> None:
-    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
-    listed = [line.removeprefix("journal: ") for line in lines if line.startswith("journal: ")]
-    assert listed == [*mutants.MUTANTS]
+    assert listed("journal") == [*mutants.MUTANTS]

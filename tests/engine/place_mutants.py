@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from mutation import Mutant, source
 
 from kafkasafe._io.engine.disk import DiskWriter
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
@@ -16,24 +14,8 @@ from kafkasafe._io.engine.room import RoomKeeper
 from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.segment_files import SegmentFiles
 from kafkasafe._io.spool import Spool
-from tests.simulation.mutants import source
 
-__all__ = ["MUTANTS", "Mutant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change in memory, and what finds it.
-
-    Attributes:
-        change: Makes it, with pytest's `monkeypatch`.
-        test: A test of test_place.py.
-        of: Its arguments.
-    """
-
-    change: Callable[[Any], None]
-    test: str
-    of: Mapping[str, object] = field(default_factory=dict)
+__all__ = ["MUTANTS"]
 
 
 _VOLUME = "test_another_volume_in_its_place_stops_promises_and_not_deliveries"

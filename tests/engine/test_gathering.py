@@ -258,7 +258,7 @@ def test_each_finds_its_records_in_what_they_became():
     assert not any(batch.handle in lane.parcels for batch in run)
     assert made.run(10, life.engine.ledger.idle)
     assert [offset_of(parcel) for parcel in parcels] == [11 + 2 * at for at in range(15)]
-    assert life.ground.counters["records_committed"] == 41
+    assert life.ground.stats.named()["records_committed"] == 41
     assert life.engine.disk.memory == 0
     assert not lane.parcels
 

@@ -112,7 +112,7 @@ def test_what_was_promised_survives_whatever_becomes_of_the_files(way, idle):
     ((_, restored, lost),) = world.displaced()
     assert (restored, lost) == (True, 0)
     assert world.durable(life, 5)
-    assert life.ground.counters["spool_displaced"] == 1
+    assert life.ground.stats.spool_displaced.value == 1
     world.kill(life)
     world.deliver(sizes=SMALL)
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
-
 import pytest
 import test_place
-from place_mutants import MUTANTS, Mutant
-
-
-def _run(mutant: Mutant, request: pytest.FixtureRequest) -> None:
-    test = getattr(test_place, mutant.test)
-    fixtures = [name for name in ("caplog", "monkeypatch") if name in inspect.signature(test).parameters]
-    test(**mutant.of, **{name: request.getfixturevalue(name) for name in fixtures})
+from mutation import listed, run
+from place_mutants import MUTANTS
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -21,10 +13,8 @@ def test_a_mutant_is_found(name, monkeypatch, request):
     mutant = MUTANTS[name]
     mutant.change(monkeypatch)
     with pytest.raises(BaseException):  # noqa: B017  # an assertion, or whatever the mutant breaks before it
-        _run(mutant, request)
+        run(mutant.test, (test_place,), mutant.of, request)
 
 
 def test_the_list_of_mutants_is_whole():
-    """Whoever takes one out has to take its name out of the list, for all to see."""
-    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.removeprefix("place: ") for line in lines if line.startswith("place: ")] == list(MUTANTS)
+    assert listed("place") == list(MUTANTS)

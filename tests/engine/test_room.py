@@ -111,7 +111,7 @@ def test_one_record_that_waits_does_not_fill_the_spool():
         most = max(most, life.ground.own.spool.used_bytes)
     assert not held.done
     assert most <= 10 * MIB
-    assert life.ground.counters["spool_copied_bytes"] >= held.size_bytes
+    assert life.ground.stats.spool_copied_bytes.value >= held.size_bytes
     # The next life finds it where it is now, asks, and delivers it.
     world.kill(life, power=True)
     world.cluster.start(2)

@@ -320,7 +320,7 @@ def _time_out(version):
         assert world.run(60, lambda parcels=parcels: parcels[0].done)
     world.run(1)
     assert world.committed("orders", 0) == wanted
-    assert life.ground.counters["atomic_batches_asked"] == 1
+    assert life.ground.stats.atomic_batches_asked.value == 1
     return world
 
 

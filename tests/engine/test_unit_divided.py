@@ -55,7 +55,7 @@ def test_the_parts_keep_their_place_through_crashes(power):
         life.unit(("orders", 0, [b"behind"]))
         life.send("orders", 0, [b"plain"])
         for _ in range(2):
-            world.run(5, lambda life=life: life.ground.counters["fsync_count"] >= after)  # noqa: B023
+            world.run(5, lambda life=life: sum(life.ground.stats.fsync.counts) >= after)  # noqa: B023
             durable = first.durable
             world.kill(life, power=power, seed=after)
             life = world.start(retry_backoff_ms=100)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_unit_crashes
-from unit_mutants import MUTANTS, SEEDS, Mutant
+from mutation import Mutant, listed, run
+from unit_mutants import MUTANTS, SEEDS
 from unit_storm import weather
 from unit_storm_groups import group_weather
 from unit_storm_recreated import RecreatingStorm
@@ -18,28 +18,12 @@ import test_units
 import test_units_groups
 import test_units_together
 
-
-def _run(name: str) -> None:
-    places = (test_units, test_units_groups, test_units_together, test_unit_crashes)
-    tests = next(each for each in places if hasattr(each, name))
-    test = getattr(tests, name)
-    for case in _cases(test):
-        test(**case)
+_TESTS = (test_units, test_units_groups, test_units_together, test_unit_crashes)
 
 
-def _cases(test: Any) -> list[dict[str, Any]]:
-    """What `pytest.mark.parametrize` says."""
-    cases: list[dict[str, Any]] = [{}]
-    for mark in getattr(test, "pytestmark", []):
-        names = [mark.args[0]] if isinstance(mark.args[0], str) else mark.args[0]
-        rows = mark.args[1] if len(names) > 1 else [(value,) for value in mark.args[1]]
-        cases = [{**case, **dict(zip(names, row, strict=True))} for case in cases for row in rows]
-    return cases
-
-
-def _judge(mutant: Mutant) -> None:
+def _judge(mutant: Mutant, request: pytest.FixtureRequest) -> None:
     if mutant.test:
-        _run(mutant.test)
+        run(mutant.test, _TESTS, mutant.of, request)
     else:
         for seed in range(mutant.first, mutant.first + SEEDS):
             if mutant.groups:
@@ -51,11 +35,11 @@ def _judge(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_found(name, monkeypatch):
+def test_a_mutant_is_found(name, monkeypatch, request):
     mutant = MUTANTS[name]
     mutant.change(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017  # an assertion, or whatever the mutant breaks before it
-        _judge(mutant)
+        _judge(mutant, request)
 
 
 @pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.recreated}))
@@ -69,11 +53,9 @@ def test_without_a_mutant_the_storm_of_a_group_is_weathered(seed):
 
 
 @pytest.mark.parametrize("name", sorted({mutant.test for mutant in MUTANTS.values() if mutant.test}))
-def test_without_a_mutant_it_passes(name):
-    _run(name)
+def test_without_a_mutant_it_passes(name, request):
+    run(name, _TESTS, {}, request)
 
 
 def test_the_list_of_mutants_is_whole():
-    """Whoever takes one out has to take its name out of the list, for all to see."""
-    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.removeprefix("unit: ") for line in lines if line.startswith("unit: ")] == list(MUTANTS)
+    assert listed("unit") == list(MUTANTS)

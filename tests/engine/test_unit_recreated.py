@@ -140,8 +140,8 @@ def test_a_life_that_finds_units_prepared_in_an_older_topic_misses_them(version,
             if before:
                 assert world.run(60, lambda: first.done)  # noqa: B023
             second = unit(life, 2)
-            writes = life.ground.counters["fsync_count"] + after
-            world.run(5, lambda life=life: life.ground.counters["fsync_count"] >= writes)  # noqa: B023
+            writes = sum(life.ground.stats.fsync.counts) + after
+            world.run(5, lambda life=life: sum(life.ground.stats.fsync.counts) >= writes)  # noqa: B023
             kept = second.durable
             recreate(world, life if seen_s is not None else None)
             world.run(seen_s or 0.0)

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from mutation import Mutant, source
 from unit_storm_groups import GroupStorm
 
 from kafkasafe._core import journal as j
@@ -28,32 +27,11 @@ from kafkasafe._core.units.schedule import Schedule
 from kafkasafe._core.units.together import Sharing
 from kafkasafe._core.units.transitions import Transitions
 from kafkasafe._io.engine.transactor import Transactor
-from tests.simulation.mutants import source
 
-__all__ = ["MUTANTS", "SEEDS", "Mutant"]
+__all__ = ["MUTANTS", "SEEDS"]
 
 SEEDS = 12
 """So many storms, at most, until a mutant is found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change in memory, and what finds it.
-
-    Attributes:
-        change: Makes it, with pytest's `monkeypatch`.
-        test: A test of tests/core/test_units.py, test_units_groups.py, test_units_together.py or of test_unit_crashes.py;
-            empty: storms do.
-        first: The first seed of those.
-        recreated: In the storms topics are deleted and created again.
-        groups: In the storms units have the offsets of consumers of a group.
-    """
-
-    change: Callable[[Any], None]
-    test: str = ""
-    first: int = 0
-    recreated: bool = False
-    groups: bool = False
 
 
 def _no_marker(patch: Any) -> None:

@@ -6,9 +6,9 @@ compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from mutation import Change, Mutant, nothing, source
 
 from kafkasafe._core import journal as j
 from kafkasafe._core.journal import gathering as joining
@@ -20,24 +20,8 @@ from kafkasafe._io.engine import gathering, lane_keeper
 from kafkasafe._io.engine.gathering import Gathering
 from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.sender import Sender
-from tests.simulation.mutants import nothing, source
 
-__all__ = ["MUTANTS", "Mutant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change in memory, and what finds it.
-
-    Attributes:
-        change: Makes it, with pytest's `monkeypatch`.
-        test: A test of tests/core/test_journal_gathers.py, test_gathering.py, test_new_leaders.py or test_rereading.py.
-        of: Its arguments.
-    """
-
-    change: Callable[[Any], None]
-    test: str
-    of: Mapping[str, object] = field(default_factory=dict)
+__all__ = ["MUTANTS"]
 
 
 def _offers(old: str, what: str, new: str = "") -> Mutant:
@@ -79,7 +63,7 @@ def _size(old: str, new: str, where: str) -> Mutant:
     )
 
 
-def _for_any_settings(old: str) -> Callable[[Any], None]:
+def _for_any_settings(old: str) -> Change:
     def change(patch: Any) -> None:
         source(gathering, "gather_bytes", old, "")(patch)
         patch.setattr(lane_keeper, "gather_bytes", gathering.gather_bytes)

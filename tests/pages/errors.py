@@ -78,11 +78,14 @@ These calls also raise errors that are not kafkasafe's own:
 def errors() -> dict[str, type[Exception]]:
     """Every error that a program can meet, by name.
 
-    Left out: those of `kafkasafe.testing`, which are the test's own, and of `kafkasafe.cluster`, which no call raises.
+    Left out: those of `kafkasafe.testing` and `kafkasafe.demo`, which are of tests, and of `kafkasafe.cluster`, which no call
+    raises.
     """
     found: dict[str, type[Exception]] = {}
     for module in pkgutil.walk_packages(kafkasafe.__path__, "kafkasafe."):
-        if not any(part.startswith("_") or part in {"testing", "cluster"} for part in module.name.split(".")):
+        if not any(
+            part.startswith("_") or part in {"cluster", "demo", "testing"} for part in module.name.split(".")
+        ):
             opened = importlib.import_module(module.name)
             exported = [getattr(opened, name) for name in getattr(opened, "__all__", ())]
             for each in [*exported, *(item for item in vars(opened).values() if _defined_in(item, opened))]:

@@ -25,13 +25,14 @@ from pathlib import Path
 
 import kafka.errors as kafka_errors
 
-from kafkasafe import cli, cli_common
+from kafkasafe import cli
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.transport import Transport
 from kafkasafe._producing import opening
+from kafkasafe.cli import common
+from kafkasafe.demo.ledger import Ledger
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.producer import SafeProducer
-from kafkasafe.testing.demo import Ledger
 
 DIGITS = 12
 
@@ -282,7 +283,7 @@ class Mortal(OsFiles):
 def command(*, arguments: list[str], calls: int) -> None:
     """A command line that has to end well; it dies when it has done so much to the disk."""
     files = Mortal(calls)
-    cli_common.OsFiles = opening.OsFiles = lambda: files
+    common.OsFiles = opening.OsFiles = lambda: files
     try:
         cli.main(arguments)
     except SystemExit as ended:

@@ -14,7 +14,7 @@ import pytest
 from kafka import KafkaProducer
 
 from kafkasafe import events
-from kafkasafe.testing.demo import Ledger
+from kafkasafe.demo.ledger import Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 

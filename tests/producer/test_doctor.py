@@ -21,7 +21,7 @@ from kafkasafe import cli
 from kafkasafe._core import batch as codec
 from kafkasafe._io.examination import read_content
 from kafkasafe._io.files import OsFiles
-from kafkasafe.testing.demo import Ledger
+from kafkasafe.demo.ledger import Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 

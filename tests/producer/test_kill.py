@@ -11,7 +11,7 @@ import lives
 import numpy as np
 import pytest
 
-from kafkasafe.testing.demo import Ledger
+from kafkasafe.demo.ledger import Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 

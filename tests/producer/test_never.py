@@ -25,7 +25,7 @@ from kafkasafe import (
     SpoolFullError,
     events,
 )
-from kafkasafe.testing.demo import Ledger
+from kafkasafe.demo.ledger import Ledger
 
 MIB = 1024 * 1024
 

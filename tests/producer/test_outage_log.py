@@ -72,9 +72,9 @@ def test_while_no_broker_answers_no_partition_has_a_line(tmp_path, caplog):
             for number in range(PARTITIONS):
                 producer.send("orders", b"1", partition=number)
             until(lambda: not producer.bootstrap_connected())
-            retries = producer._pump.counters["retries"]
+            retries = producer._pump.stats.pauses.value
             caplog.clear()
-            until(lambda: producer._pump.counters["retries"] > retries + 10 * PARTITIONS, 60)
+            until(lambda: producer._pump.stats.pauses.value > retries + 10 * PARTITIONS, 60)
             retried = said(caplog, "delivery_retried")
             cluster.start(1)
     assert not retried

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mutants as journal_mutants
-from mutants import nothing, source
+from mutation import HistoryMutant as Mutant
+from mutation import nothing, source
 
 from kafkasafe._core import journal as j
 from kafkasafe._core import marks as m
@@ -38,25 +39,10 @@ from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._io.rejected import RejectedStore
 from kafkasafe._io.spool import Spool
 
-__all__ = ["ENGINE", "EXACT", "HISTORIES", "JOURNAL", "SEEDS", "Mutant", "nothing", "source"]
+__all__ = ["ENGINE", "EXACT", "HISTORIES", "JOURNAL", "SEEDS", "Mutant"]
 
 SEEDS = 40
 """So many seeds, at most, until a mutant is found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change in memory, and where it is found.
-
-    Attributes:
-        change: Makes it, with pytest's `monkeypatch`.
-        kind: Of the histories.
-        first: The first seed.
-    """
-
-    change: Callable[[Any], None]
-    kind: str = "all"
-    first: int = 0
 
 
 # -- those that are more than a line -----------------------------------------------------------------------------------

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import random
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
+from mutation import listed, source
 
 from kafkasafe._core import batch as codec
 from kafkasafe._core import marks as m
@@ -241,28 +238,16 @@ MUTANTS = {
 }  # fmt: skip
 
 
-def mutate(monkeypatch, place, name: str, old: str, new: str) -> None:
-    function = getattr(place, name)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(old) >= 1, "the mutant is out of date"
-    namespace = vars(sys.modules[function.__module__])
-    local: dict[str, object] = {}
-    code = "from __future__ import annotations\n" + source.replace(old, new)
-    exec(compile(code, f"<mutant of {name}>", "exec"), namespace, local)
-    monkeypatch.setattr(place, name, local[name])
-
-
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_tests_find(mutant, monkeypatch):
     place, name, old, new, detector = MUTANTS[mutant]
-    mutate(monkeypatch, place, name, old, new)
+    source(place, name, old, new)(monkeypatch)
     with pytest.raises((AssertionError, KafkaSafeError, OSError, pytest.fail.Exception)):
         detector()
 
 
 def test_the_list_of_mutants_is_whole():
-    lines = (Path(__file__).parents[1] / "mutants.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.removeprefix("spool: ") for line in lines if line.startswith("spool: ")] == list(MUTANTS)
+    assert listed("spool") == list(MUTANTS)
 
 
 @pytest.mark.parametrize("detector", [os_crashes, failed_syncs, deaths_after_failed_syncs, atomic_groups])

@@ -108,7 +108,7 @@ class DiskWriter:
         attempt = lane.write_backlog.fail()
         if lane.own and not self._places.in_trouble(lane):
             self._ledger.disk_failed(str(error), full=error.full)
-        self._ground.counters["spool_write_errors"] += 1
+        self._ground.stats.spool_write_errors.add()
         self._log.seldom(
             logging.WARNING,
             "spool_write_failed",
@@ -205,10 +205,7 @@ class DiskWriter:
                 promised = self._places.confirm(lane)
                 if promised and lane.own:
                     self._ledger.disk_works()
-                self._ground.counters["fsync_count"] += 1
-                seconds = self._ground.clock.monotonic() - started
-                self._ground.counters["fsync_us"] += int(seconds * 1e6)
-                self._ground.stats.fsync.observe(seconds)
+                self._ground.stats.fsync.observe(self._ground.clock.monotonic() - started)
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()

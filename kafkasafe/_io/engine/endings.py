@@ -61,7 +61,6 @@ class Endings:
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     parcel.base_offset = batch.base_offset
-                    self._ground.counters["records_committed"] += batch.count
                     self._ground.stats.records[parcel.topic, "committed"] += batch.count
                     now = self._ground.clock.monotonic()
                     for each in parcel.parents or (parcel,):
@@ -81,7 +80,6 @@ class Endings:
                         damage=(batch.message,),
                     )
                 case j.Fate.REJECTED:
-                    self._ground.counters["records_rejected"] += batch.count
                     self._ground.stats.records[parcel.topic, "rejected"] += batch.count
                     kept_where = (
                         "With spool='never' no copy is kept: the program has to"
@@ -262,7 +260,7 @@ class Endings:
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.views.address(batch.destination)
-        self._ground.counters["batches_undecidable"] += 1
+        self._ground.stats.undecidable_batches.add()
         self._ground.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"

@@ -97,7 +97,7 @@ class Gathering:
             parcel.children = [(child, np.arange(parcel.count))]
             self._disk.drop(parcel)
         self._intake.register(lane, child, made)
-        self._ground.counters["batches_gathered"] += len(run)
+        self._ground.stats.gathered_batches.add(len(run))
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
@@ -92,7 +91,6 @@ class Ground:
         """Set if the accepted records are for another cluster than the one that answers: the producer ends."""
         self.gone: dict[str, float] = {}
         """Deleted topics that no records wait for, and since when."""
-        self.counters: collections.Counter[str] = collections.Counter()
         self.stats = Stats()
         self.sequence_errors = SequenceErrors(self.stats)
         self.last_progress = self.clock.monotonic()

@@ -40,7 +40,7 @@ class Inquiries:
             leader = Leader(ground, lane, *address)
             self._running(Confirmation(ground, lane, ask, leader), leader).go_on()
         else:
-            ground.counters["in_doubt_asked"] += len(ask.doubt)
+            ground.stats.in_doubt_asked.add(len(ask.doubt))
             sender.when_calm(*address, self._running(Question(ground, lane, ask, leader), leader))
 
     def _running(

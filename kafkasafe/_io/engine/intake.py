@@ -114,7 +114,6 @@ class Intake:
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
         """The parcel itself, or the parts that it is divided into at once."""
         if parcel.count:
-            self._ground.counters["records_accepted"] += parcel.count
             self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
         topic = lane.journal.views.topic(parcel.topic)
         if parcel.partition == UNCHOSEN:

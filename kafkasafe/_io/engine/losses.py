@@ -31,8 +31,6 @@ class LossWatch:
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
         topic, partition = lane.journal.views.address(loss.destination)
-        self._ground.counters["data_loss_detected"] += 1
-        self._ground.counters["data_loss_records"] += loss.records
         self._ground.stats.losses[loss.cause.value] += 1
         self._ground.sequence_errors.lost((topic, partition))
         self._ground.stats.lost_records[topic] += loss.records
@@ -125,7 +123,7 @@ class LossWatch:
             f" are neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}."
             " Segments were deleted, or an older copy was restored. The pending records are delivered, in order"
         )
-        self._ground.counters["spool_missing_records"] += hole.records
+        self._ground.stats.spool_missing_records.add(hole.records)
         self._log.error(
             "%s",
             message,
@@ -143,7 +141,6 @@ class LossWatch:
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again is in the log."""
-        self._ground.counters["data_loss_restored_records"] += batch.count
         self._ground.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:

@@ -154,7 +154,7 @@ class PlaceKeeper:
         except OSError:
             return
         if switched and not self._link_switched:
-            self._ground.counters["spool_displaced"] += 1
+            self._ground.stats.spool_displaced.add()
             self._log.warning(
                 "spool_dir=%s leads to another directory now. This producer stays in %s, and the next start does not"
                 " deliver the records that it leaves there. Keep the spool outside of what a deploy replaces",
@@ -198,7 +198,7 @@ class PlaceKeeper:
             if lane.own:  # set the reason before the state: health() reads both while this runs
                 self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _Trouble(problem)
-            self._ground.counters["spool_displaced"] += 1
+            self._ground.stats.spool_displaced.add()
         if now < trouble.next_at:
             return False
         before = lane.lock.path

@@ -77,7 +77,7 @@ class Rejects:
             lane.rejections.keep(handles, path)
             kept += len(portion)
         if reason:
-            self._ground.counters["rejected_not_kept"] += 1
+            self._ground.stats.rejected_not_kept.add()
             waiting = aside.batches[kept:]
             records = sum(batch.count for batch in waiting)
             self._log.seldom(
@@ -114,7 +114,7 @@ class Rejects:
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
-                self._ground.stats.corrupt += 1
+                self._ground.stats.corrupt.add()
                 return True
         lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
         self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))

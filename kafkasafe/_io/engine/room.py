@@ -137,7 +137,7 @@ class RoomKeeper:
             )
             return False
         size = sum(len(data) for _, data in copies)
-        self._ground.counters["spool_copied_bytes"] += size
+        self._ground.stats.spool_copied_bytes.add(size)
         lane.journal.moved(done, positions, lane.spool.next_position)
         self._log.seldom(
             logging.INFO,

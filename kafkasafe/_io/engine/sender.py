@@ -159,9 +159,9 @@ class Sender:
             ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
             sent = Sent(lane, batch, self._ground.leader_epoch(topic, partition), ticket)
             requests.append(t.ProduceRequest(sent, topic, partition, data, fence, patience_s))
-            self._ground.counters["batches_sent"] += 1
+            self._ground.stats.sent_batches.add()
             if batch.tries > 1:
-                self._ground.counters["batches_resent"] += 1
+                self._ground.stats.resent_batches.add()
                 self._ground.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
         if requests:
             self._ground.cluster.produce(
@@ -198,7 +198,7 @@ class Sender:
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self.in_trouble(*address)
-            self._ground.counters["produce_failures"] += 1
+            self._ground.stats.produce_failures.add()
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
             lane.journal.lost(
@@ -211,7 +211,7 @@ class Sender:
             )
         elif reply.error_code:
             self.in_trouble(*address)
-            self._ground.counters[f"produce_error_{reply.error_code}"] += 1
+            self._ground.stats.produce_errors[reply.error_code] += 1
             self._count_error(
                 address,
                 classify_code(reply.error_code).name,
@@ -343,7 +343,7 @@ class Sender:
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
             self._ground.pause(self._ground.clock.monotonic() + pause_s)
-        self._ground.counters["retries"] += 1
+        self._ground.stats.pauses.add()
         self._ground.stats.backoff_s["produce"] += pause_s
         # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
         connected = self._ground.cluster.connected

@@ -90,7 +90,7 @@ class Transactor:
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
                 case u.DescribeTxn():
-                    self._ground.counters["atomic_batches_asked"] += 1
+                    self._ground.stats.atomic_batches_asked.add()
                     self._ground.cluster.describe_transaction(
                         action.tid.name, self._then(lane, action, "described")
                     )
@@ -172,9 +172,9 @@ class Transactor:
                 data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
             )
             batch.tries += 1
-            self._ground.counters["batches_sent"] += 1
+            self._ground.stats.sent_batches.add()
             if batch.tries > 1:
-                self._ground.counters["batches_resent"] += 1
+                self._ground.stats.resent_batches.add()
             requests.append(t.ProduceRequest(action, topic, partition, data, transaction=identity))
         if requests:
             self._ground.cluster.produce(
@@ -404,7 +404,7 @@ class Transactor:
         refused: Collection[tuple[str, int]] = (),
     ) -> None:
         name = _CAPITAL.sub("_", type(action).__name__).lower()
-        self._ground.counters[f"unit_{name}_failures"] += 1
+        self._ground.stats.unit_failures[name] += 1
         self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.InitProducerId):
@@ -446,7 +446,7 @@ class Transactor:
         pause_s = backoff.pause_s(again.attempt)
         if again.code in _SOON and again.attempt <= 6:
             pause_s = min(pause_s, _SOON_S * again.attempt)
-        self._ground.counters["retries"] += 1
+        self._ground.stats.pauses.add()
         self._ground.stats.backoff_s["transaction"] += pause_s
         what = type(again.action).__name__
         self._log.seldom(

@@ -54,7 +54,7 @@ Non-obvious:
 - kafka-python's back-off is reset by a connection that fails while it is being initialised (`initialize` swallows
   the error), and one authentication failure blocks a node for ever. Links keep their own back-off.
 - A task of kafka-python's loop costs some 50 µs, and so does it to register a socket. So what each request needs goes
-  without (`Loop`, `_WithoutTasks`): sockets stay registered, what a turn has to write goes out at its end, and one
+  without (`Loop`, `_DirectMixin`): sockets stay registered, what a turn has to write goes out at its end, and one
   timer watches all that is in flight on a link. The consumer and the admin client have kafka-python's loop as it is.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
   thread and never gives up a TLS handshake: `Manager._build_transport` replaces that part.

@@ -15,7 +15,7 @@ from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.node import MIN_ISR, POLL_S
 from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.release import Release
-from kafkasafe.testing._real.topics import Topics, as_place, log_end
+from kafkasafe.testing._real.topics import Topics, as_place
 from kafkasafe.testing._real.values import LostRecords, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
@@ -189,4 +189,4 @@ class Disasters:
                 time.sleep(POLL_S)
 
     def _log_end(self, node: int, topic: str, partition: int) -> int:
-        return log_end(self._topics.log_segments(topic, partition, node))
+        return self._topics.log_end(topic, partition, node)

@@ -22,7 +22,7 @@ from kafkasafe.testing._real.nodes import Nodes
 from kafkasafe.testing._real.values import ClusterError, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
-__all__ = ["Topics", "as_place", "log_end"]
+__all__ = ["Topics", "as_place"]
 
 _METADATA: Final = 4
 """The version of Metadata that all brokers from 0.11 on support."""
@@ -161,6 +161,14 @@ class Topics:
             )
         return sorted(directory.glob("*.log"))
 
+    def log_end(self, topic: str | TopicPartition, partition: int = 0, node: int | None = None) -> int:
+        """See `KafkaCluster.log_end`."""
+        last = self.log_segments(topic, partition, node)[-1]
+        end = int(last.stem)
+        for _, header in iter_headers(last.read_bytes()):
+            end = header.last_offset + 1
+        return end
+
     def until_topic(
         self,
         topic: str,
@@ -244,12 +252,3 @@ def _partition_states(answer: Sequence[Mapping[str, Any]], topic: str) -> dict[i
         if found["name"] == topic and found["error_code"] == 0
         for row in found["partitions"]
     }
-
-
-def log_end(segments: Sequence[Path]) -> int:
-    """End offset of a replica, from its files (see `Topics.log_segments`). Exact while its broker is down."""
-    last = segments[-1]
-    end = int(last.stem)
-    for _, header in iter_headers(last.read_bytes()):
-        end = header.last_offset + 1
-    return end

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from kafkasafe._core.spool_health import LaneSeen, SpoolHealth, SpoolSeen, spool_health
 from kafkasafe._io.inspection import Inspected
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     Directory,
@@ -26,6 +27,7 @@ from kafkasafe.cli_common import (
     inspected,
     open_directory,
 )
+from kafkasafe.cli.report import show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 
@@ -78,21 +80,7 @@ def health(
             max_age_s=max_age_s,
         )
     )
-    ok = found.ready and not found.warnings
-    if as_json:
-        rows = [_row(lane) for lane in seen_lanes]
-        told = {
-            "directory": str(lanes.path),
-            "ok": ok,
-            **dataclasses.asdict(found),
-            "free_bytes": free,
-            "lanes": rows,
-        }
-        print(json.dumps(told, indent=1))
-    else:
-        _print(seen_lanes, found)
-    if not ok:
-        raise typer.Exit(EXIT_BROKEN)
+    show(HealthReport(lanes.path, found, seen_lanes, free), as_json=as_json)
 
 
 def _limit(spool_max_bytes: int) -> int:
@@ -144,23 +132,63 @@ def _row(lane: LaneSeen) -> dict[str, Any]:
     return row
 
 
-def _print(lanes: Sequence[LaneSeen], found: SpoolHealth) -> None:
-    print(
-        "READY: a producer can accept records"
-        if found.ready
-        else "NOT READY: a producer cannot accept records"
-    )
-    for reason in found.reasons:
-        print(f"  {reason}")
-    for warning in found.warnings:
-        print(f"  warning: {warning}")
-    for lane in lanes:
-        owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
-        age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
-        doubt = (
-            f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent" if lane.in_doubt_batches else ""
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """Whether a producer could accept records in a directory.
+
+    Attributes:
+        path: The directory.
+        found: The verdict.
+        lanes: What was seen of each lane.
+        free_bytes: Free bytes of the volume.
+    """
+
+    path: Path
+    found: SpoolHealth
+    lanes: Sequence[LaneSeen]
+    free_bytes: int
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.found.ready and not self.found.warnings
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return 0 if self.is_ok else EXIT_BROKEN
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {
+            "directory": str(self.path),
+            "ok": self.is_ok,
+            **dataclasses.asdict(self.found),
+            "free_bytes": self.free_bytes,
+            "lanes": [_row(lane) for lane in self.lanes],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        yield (
+            "READY: a producer can accept records"
+            if self.found.ready
+            else "NOT READY: a producer cannot accept records"
         )
-        print(
-            f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
-            f" waiting{age}{doubt}"
-        )
+        for reason in self.found.reasons:
+            yield f"  {reason}"
+        for warning in self.found.warnings:
+            yield f"  warning: {warning}"
+        for lane in self.lanes:
+            owner = f"owned by process {lane.owner_pid}" if lane.owner_pid else "not owned"
+            age = f", the oldest for {lane.oldest_s:.0f} s" if lane.waiting_records else ""
+            doubt = (
+                f"; {counted(lane.in_doubt_batches, 'batch')} may have been sent"
+                if lane.in_doubt_batches
+                else ""
+            )
+            yield (
+                f"{lane.name}: {owner}; {counted(lane.size_bytes, 'byte')}; {counted(lane.waiting_records, 'record')}"
+                f" waiting{age}{doubt}"
+            )

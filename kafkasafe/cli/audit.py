@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, draw
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     PIPED_COLUMNS,

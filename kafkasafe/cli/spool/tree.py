@@ -6,7 +6,6 @@ A user's default spool directories are all below one directory.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ import typer
 
 from kafkasafe._io.files import OsFiles
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
-from kafkasafe.cli_common import EXIT_BROKEN, cluster_trouble, counted, inspected
+from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspected
 from kafkasafe.errors import SpoolError
 
-__all__ = ["print_tree", "root_of", "spools_below"]
+__all__ = ["root_of", "spools_below", "tree_below"]
 
 
 @dataclass(slots=True)
@@ -133,36 +132,72 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
     return sums, None if any(name == "CLUSTER" for name, _ in unread) else lanes.cluster_id()
 
 
-def print_tree(root: Path, *, as_json: bool) -> None:
-    """Prints a line for each spool directory, and the sums of all.
-
-    Raises:
-        Exit: With code 1: something is damaged, rejected or unreadable.
-    """
+def tree_below(root: Path) -> Tree:
+    """Returns what the spool directories at and below a directory hold."""
     unread: list[str] = []
-    rows: list[dict[str, Any]] = []
+    found: list[tuple[Path, str | None, _Sums]] = []
     total = _Sums()
     for path in spools_below(root, unread):
         sums, cluster_id = _sums(path)
-        rows.append({"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)})
+        found.append((path, cluster_id, sums))
         total.add(sums)
-        if not as_json:
-            _print(path, sums)
     total.troubles += unread
-    if as_json:
-        sums_of_all = {"directories": len(rows), **dataclasses.asdict(total)}
-        print(json.dumps({"directories": rows, "totals": sums_of_all}, indent=1))
-    else:
-        for text in unread:
-            print(text)
-        _print_total(root, rows, total)
-    if total.broken:
-        raise typer.Exit(EXIT_BROKEN)
+    return Tree(root, found, total, unread)
 
 
-def _print(path: Path, sums: _Sums) -> None:
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What the spool directories below a directory hold.
+
+    Attributes:
+        root: The directory.
+        found: The path, cluster id and sums of each spool directory.
+        total: The sums of all.
+        unread: A sentence for each directory that cannot be listed.
+    """
+
+    root: Path
+    found: Sequence[tuple[Path, str | None, _Sums]]
+    total: _Sums
+    unread: Sequence[str]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        rows = [
+            {"directory": str(path), "cluster_id": cluster_id, **dataclasses.asdict(sums)}
+            for path, cluster_id, sums in self.found
+        ]
+        totals = {"directories": len(rows), **dataclasses.asdict(self.total)}
+        return {"directories": rows, "totals": totals}
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return EXIT_BROKEN if self.total.broken else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        for path, _, sums in self.found:
+            yield from _lines(path, sums)
+        yield from self.unread
+        yield self._sum_line()
+
+    def _sum_line(self) -> str:
+        if not self.found:
+            return f"No spool directory below {self.root}"
+        holding = sum(bool(sums.waiting_records) for _, _, sums in self.found)
+        return (
+            f"{counted(len(self.found), 'directory', 'directories')}, {counted(self.total.lanes, 'lane')},"
+            f" {counted(self.total.bytes, 'byte')}: {counted(self.total.waiting_records, 'record')} waiting in"
+            f" {counted(holding, 'directory', 'directories')}, {self.total.rejected_records:,} rejected,"
+            f" {counted(self.total.damaged_ranges, 'damaged range')}"
+        )
+
+
+def _lines(path: Path, sums: _Sums) -> Iterator[str]:
     owners = sorted(set(sums.owner_pids))
-    print(
+    yield (
         f"{path}: {counted(sums.lanes, 'lane')}, {counted(sums.bytes, 'byte')};"
         f" {counted(sums.waiting_records, 'record')} waiting"
         + (f"; {counted(sums.rejected_records, 'record')} REJECTED" if sums.rejected_records else "")
@@ -174,17 +209,4 @@ def _print(path: Path, sums: _Sums) -> None:
         + (f"; in use by {', '.join(f'process {pid}' for pid in owners)}" if owners else "")
     )
     for text in sums.troubles:
-        print(f"  {text}")
-
-
-def _print_total(root: Path, rows: Sequence[dict[str, Any]], total: _Sums) -> None:
-    if not rows:
-        print(f"No spool directory below {root}")
-        return
-    holding = sum(bool(row["waiting_records"]) for row in rows)
-    print(
-        f"{counted(len(rows), 'directory', 'directories')}, {counted(total.lanes, 'lane')},"
-        f" {counted(total.bytes, 'byte')}: {counted(total.waiting_records, 'record')} waiting in"
-        f" {counted(holding, 'directory', 'directories')}, {total.rejected_records:,} rejected,"
-        f" {counted(total.damaged_ranges, 'damaged range')}"
-    )
+        yield f"  {text}"

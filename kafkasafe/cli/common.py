@@ -22,7 +22,7 @@ from kafkasafe._io.files import OsFiles
 from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
 from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe._io.rejected import RejectedRecords
-from kafkasafe.cli_exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from kafkasafe.cli.exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 
@@ -32,6 +32,7 @@ __all__ = [
     "EXIT_FAILED",
     "EXIT_INTERRUPTED",
     "EXIT_USAGE",
+    "NOT_APPLIED",
     "PIPED_COLUMNS",
     "RESEND_HINT",
     "ConfigFile",
@@ -47,9 +48,9 @@ __all__ = [
     "inspected",
     "lanes_of",
     "open_directory",
-    "print_rejected",
-    "print_unreadable",
     "progress",
+    "rejected_lines",
+    "unreadable_lines",
 ]
 
 PIPED_COLUMNS: Final = 200
@@ -85,6 +86,8 @@ ConfigFile = Annotated[
 ]
 
 RESEND_HINT: Final = "kafkasafe spool resend sends rejected records again; kafkasafe spool show shows them"
+
+NOT_APPLIED: Final = "Nothing was changed. Add --apply to carry this out"
 
 _NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 _UNITS: Final = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -211,7 +214,7 @@ def _waiting_in(lanes: SpoolDirectory) -> str:
 
 
 def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
-    """[(name, reason)] for `print_unreadable` if the directory's cluster id cannot be read; else empty."""
+    """[(name, reason)] for `unreadable_lines` if the directory's cluster id cannot be read; else empty."""
     try:
         lanes.cluster_id()
     except SpoolError as error:
@@ -310,23 +313,23 @@ def address_of(topic: str, partition: int) -> str:
     return f"{topic}-{partition}" if partition >= 0 else f"{topic}, no partition yet"
 
 
-def print_unreadable(troubles: Sequence[tuple[str, str]], *, to_stderr: bool = False) -> None:
-    """Prints each unreadable lane with the reason."""
+def unreadable_lines(troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yields a line for each unreadable lane, with the reason."""
     for name, reason in troubles:
-        print(f"{name}: CANNOT BE READ: {reason}", file=sys.stderr if to_stderr else sys.stdout)
+        yield f"{name}: CANNOT BE READ: {reason}"
 
 
-def print_rejected(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> None:
-    """Prints the content of a lane's rejected/, indented."""
+def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> Iterator[str]:
+    """Yields the content of a lane's rejected/, indented."""
     for each in rejected:
         why = each.reason or "reason not known"
         code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""
-        print(
+        yield (
             f"  REJECTED {address_of(each.topic, each.partition)}: {counted(each.records, 'record')} in"
             f" {counted(each.batches, 'batch')}: {why}{code}"
         )
     for text in unreadable:
-        print(f"  UNREADABLE {text}")
+        yield f"  UNREADABLE {text}"
 
 
 def one_line(values: Mapping[str, object]) -> str:

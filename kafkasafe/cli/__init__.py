@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import kafkasafe
-from kafkasafe.cli_exits import EXIT_FAILED, EXIT_INTERRUPTED
+from kafkasafe.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 
 __all__ = ["app", "main"]
 
@@ -37,7 +37,7 @@ _COMMANDS: Final = {
 }
 """The first paragraph of each command's help, in the order of `kafkasafe --help`. It is here so that neither this help
 nor a single command imports the modules of all commands. Each command except `version` is the `app` of a module
-kafkasafe.cli_NAME."""
+kafkasafe.cli.NAME."""
 
 
 class _OnUse(dict[str, Any]):
@@ -49,7 +49,7 @@ class _OnUse(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         command = super().__getitem__(name)
         if command is None:
-            command = typer.main.get_command(importlib.import_module(f"kafkasafe.cli_{name}").app)
+            command = typer.main.get_command(importlib.import_module(f"kafkasafe.cli.{name}").app)
             command.name = name
             self[name] = command
         return command
@@ -186,7 +186,3 @@ def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> 
     records = any(pair in {("-o", "-"), ("--output", "-")} for pair in itertools.pairwise(given))
     told = {"error": text, "code": code, "hint": hint or None}
     print(json.dumps(told), file=sys.stderr if records else sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
-from kafkasafe.cli_common import app_of_command
+from kafkasafe.cli.common import app_of_command
+from kafkasafe.cli.report import show
 from kafkasafe.errors import KafkaSafeError
 
 __all__ = ["app"]
@@ -75,7 +77,7 @@ def lineage(
         for number, line in enumerate(sys.stdin.buffer, 1):
             if line.strip():
                 found = _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
-                print(json.dumps(_walked(found)), flush=True)
+                show(ComparedLogs(found), as_json=True, indent=None, flush=True)
         return
     for name in ("ours", "theirs"):
         given[name] = None if given[name] is None else _epochs(name, given[name])
@@ -89,18 +91,7 @@ def lineage(
         found = _compared(given, strategy)
     except _PairError as error:
         raise _wrong(error.name, str(error)) from None
-    if as_json:
-        print(json.dumps(_walked(found), indent=1))
-        return
-    for number, step in enumerate(found.steps, 1):
-        print(f"{number}. {_asked(step)} {_answered(step, found)}")
-    end, rounds = ours_end or 0, found.round_trips
-    print(
-        f"truncate to {found.truncate_to}: "
-        + (f"offsets {found.truncate_to}–{end - 1} differ" if found.truncate_to < end else "nothing differs")
-        + f"; {rounds} round trip{'s' if rounds != 1 else ''}, {found.request_bytes} bytes of requests,"
-        f" {found.response_bytes} of responses"
-    )
+    show(ComparedLogs(found, ours_end or 0), as_json=as_json)
 
 
 class _PairError(KafkaSafeError, ValueError):
@@ -202,19 +193,49 @@ def _compared_line(
         raise typer.BadParameter(f"line {number}: {name}{error}", param_hint="--stdin") from None
 
 
-def _walked(found: Comparison) -> dict[str, Any]:
-    names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
-    return {
-        "strategy": found.strategy.value,
-        "truncate_to": found.truncate_to,
-        "round_trips": found.round_trips,
-        "request_bytes": found.request_bytes,
-        "response_bytes": found.response_bytes,
-        "steps": [
-            {**{name: getattr(step, name) for name in names}, "reply": step.kind.value}
-            for step in found.steps
-        ],
-    }
+@dataclass(frozen=True, slots=True)
+class ComparedLogs:
+    """How a follower finds where its log differs; `end` is its log end offset, which only the text needs."""
+
+    found: Comparison
+    end: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        names = ("request_epoch", "reply_epoch", "reply_end_offset", "truncate_to")
+        return {
+            "strategy": self.found.strategy.value,
+            "truncate_to": self.found.truncate_to,
+            "round_trips": self.found.round_trips,
+            "request_bytes": self.found.request_bytes,
+            "response_bytes": self.found.response_bytes,
+            "steps": [
+                {**{name: getattr(step, name) for name in names}, "reply": step.kind.value}
+                for step in self.found.steps
+            ],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        found = self.found
+        for number, step in enumerate(found.steps, 1):
+            yield f"{number}. {_asked(step)} {_answered(step, found)}"
+        rounds = found.round_trips
+        differs = (
+            f"offsets {found.truncate_to}–{self.end - 1} differ"
+            if found.truncate_to < self.end
+            else "nothing differs"
+        )
+        yield (
+            f"truncate to {found.truncate_to}: {differs}; {rounds} round trip{'s' if rounds != 1 else ''},"
+            f" {found.request_bytes} bytes of requests, {found.response_bytes} of responses"
+        )
 
 
 def _asked(step: Step) -> str:

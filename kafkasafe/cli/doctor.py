@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,7 +18,7 @@ from kafkasafe._io.connect import connect
 from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
 from kafkasafe._io.inspection import resent_in
 from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
@@ -34,10 +33,11 @@ from kafkasafe.cli_common import (
     counted,
     duration_s,
     open_directory,
-    print_rejected,
-    print_unreadable,
     progress,
+    rejected_lines,
+    unreadable_lines,
 )
+from kafkasafe.cli.report import show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
@@ -122,25 +122,25 @@ def doctor(
         deadline = time.monotonic() + timeout_s
         found, cluster_id = ask(contents, options, timeout_s, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
-    damage = [(content.name, str(each)) for content in contents for each in content.damage]
-    counts = collections.Counter(examined.verdict.finding for examined in found)
-    rejected = any(content.rejected for content in contents)
-    bad = bool(
-        troubles
-        or damage
-        or rejected
-        or counts[Finding.UNDECIDABLE]
-        or any(c.level == "breaks" for _, c in settings)
+    report = Diagnosis(
+        directory=directory,
+        lanes=[
+            DiagnosedLane(
+                content,
+                [examined for examined in found if examined.batch.lane == content.name],
+                lanes.seems_owned(lanes.number_of(content.name)),
+            )
+            for content in contents
+        ],
+        batches=found,
+        settings=settings,
+        bound=bound,
+        cluster_id=cluster_id,
+        troubles=troubles,
+        is_asked=options is not None,
+        every=every,
     )
-    unanswered = options is not None and counts[Finding.NOT_ANSWERED] > 0
-    if as_json:
-        _print_json(directory, lanes, contents, found, settings, (bound, cluster_id), bad, troubles)
-    else:
-        _print(lanes, contents, found, settings, every=every, troubles=troubles)
-    if unanswered:
-        raise typer.Exit(EXIT_FAILED)
-    if bad:
-        raise typer.Exit(EXIT_BROKEN)
+    show(report, as_json=as_json)
 
 
 def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:
@@ -224,55 +224,159 @@ def _settings(
     return found
 
 
-def _print(
-    lanes: SpoolDirectory,
-    contents: Sequence[LaneContent],
-    found: Sequence[Examined],
-    settings: Sequence[tuple[str, Concern]],
-    *,
-    every: bool,
-    troubles: Sequence[tuple[str, str]],
-) -> None:
-    for content in contents:
-        mine = [examined for examined in found if examined.batch.lane == content.name]
-        records = sum(examined.batch.records for examined in mine)
-        pid = lanes.seems_owned(lanes.number_of(content.name))
-        owner = f"owned by process {pid}, batches in flight may change" if pid else "not owned"
-        print(
-            f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in {counted(len(mine), 'batch')}"
+@dataclass(frozen=True, slots=True)
+class DiagnosedLane:
+    """A lane: what it holds, what is known of its undelivered batches, and the process that owns it, or 0."""
+
+    content: LaneContent
+    batches: Sequence[Examined]
+    owner_pid: int
+
+    def lines(self, *, every: bool) -> Iterator[str]:
+        """Yield what people read about the lane; with `every`, each batch."""
+        content, batches = self.content, self.batches
+        records = sum(examined.batch.records for examined in batches)
+        owner = (
+            f"owned by process {self.owner_pid}, batches in flight may change"
+            if self.owner_pid
+            else "not owned"
+        )
+        yield (
+            f"{content.name}: {owner}; not delivered: {counted(records, 'record')} in"
+            f" {counted(len(batches), 'batch')}"
         )
         for damage in content.damage:
-            print(f"  DAMAGE {damage}: see kafkasafe spool repair")
+            yield f"  DAMAGE {damage}: see kafkasafe spool repair"
         if content.extent:
-            print(f"  note: {content.extent}")
-        print_rejected(content.rejected_records, content.rejected_unreadable)
-        _print_sums(mine)
-        if len(mine) > _FEW and not every:
-            print(f"  --all shows each of the {counted(len(mine), 'batch')}, with the proof")
-            continue
-        for examined in mine:
+            yield f"  note: {content.extent}"
+        yield from rejected_lines(content.rejected_records, content.rejected_unreadable)
+        yield from _sum_lines(batches)
+        if len(batches) > _FEW and not every:
+            yield f"  --all shows each of the {counted(len(batches), 'batch')}, with the proof"
+            return
+        for examined in batches:
             batch, verdict = examined.batch, examined.verdict
             at = f" at offset {verdict.offsets[0]}" if verdict.offsets else ""
-            print(
+            yield (
                 f"  {address_of(batch.topic, batch.partition)}, {counted(batch.records, 'record')} at position"
                 f" {batch.position}: {_WORDS[verdict.finding]}{at}"
             )
-            print(f"    {verdict.evidence}")
-    if any(content.rejected_records for content in contents):
-        print(RESEND_HINT)
-    print_unreadable(troubles)
-    if not contents and not troubles:
-        print(f"{lanes.path} has no lanes")
-    for topic, concern in settings:
-        head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
-        value = f"={concern.value}" if concern.value else ""
-        print(
-            f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
+            yield f"    {verdict.evidence}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON output of the lane, without its batches."""
+        content = self.content
+        return {
+            "lane": content.name,
+            "error": None,
+            "owner_pid": self.owner_pid or None,
+            "damage": [str(damage) for damage in content.damage],
+            "extent": content.extent,
+            "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
+            "rejected_unreadable": list(content.rejected_unreadable),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Where the batches of a spool directory are, and what is wrong.
+
+    Attributes:
+        directory: The directory, as it was given.
+        lanes: Its lanes.
+        batches: All undelivered batches.
+        settings: Topics, each with a setting that matters; the topic is empty if the settings cannot be read.
+        bound: Id of the cluster that the spool belongs to.
+        cluster_id: Id of the cluster that answered.
+        troubles: The name of each unreadable lane, with the reason.
+        is_asked: Whether the cluster was asked.
+        every: Whether people see each batch of a large lane.
+    """
+
+    directory: Path
+    lanes: Sequence[DiagnosedLane]
+    batches: Sequence[Examined]
+    settings: Sequence[tuple[str, Concern]]
+    bound: str | None
+    cluster_id: str | None
+    troubles: Sequence[tuple[str, str]]
+    is_asked: bool
+    every: bool
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something needs an operator."""
+        return bool(
+            self.troubles
+            or any(lane.content.damage or lane.content.rejected for lane in self.lanes)
+            or self._has(Finding.UNDECIDABLE)
+            or any(concern.level == "breaks" for _, concern in self.settings)
         )
 
+    def _has(self, finding: Finding) -> bool:
+        return any(examined.verdict.finding is finding for examined in self.batches)
 
-def _print_sums(found: Sequence[Examined]) -> None:
-    """Prints the sums by destination and finding. Findings that need an operator come first."""
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        if self.is_asked and self._has(Finding.NOT_ANSWERED):
+            return EXIT_FAILED
+        return EXIT_BROKEN if self.is_bad else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        for lane in self.lanes:
+            yield from lane.lines(every=self.every)
+        if any(lane.content.rejected_records for lane in self.lanes):
+            yield RESEND_HINT
+        yield from unreadable_lines(self.troubles)
+        if not self.lanes and not self.troubles:
+            yield f"{self.directory.resolve()} has no lanes"
+        for topic, concern in self.settings:
+            head = "BREAKS A PROMISE" if concern.level == "breaks" else "note"
+            value = f"={concern.value}" if concern.value else ""
+            yield (
+                f"{topic or 'settings'}: {head}: {concern.setting}{value}: {concern.reason}. Better: {concern.fix}"
+            )
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {
+            "directory": str(self.directory),
+            "spool_cluster_id": self.bound,
+            "cluster_id": self.cluster_id,
+            "ok": not self.is_bad,
+            "lanes": [
+                *(lane.fields for lane in self.lanes),
+                *({"lane": name, "error": reason} for name, reason in self.troubles),
+            ],
+            "batches": [_row(examined) for examined in self.batches],
+            "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in self.settings],
+        }
+
+
+def _row(examined: Examined) -> dict[str, Any]:
+    batch, verdict = examined.batch, examined.verdict
+    identity = batch.identity
+    return {
+        "lane": batch.lane,
+        "position": batch.position,
+        "topic": batch.topic,
+        "partition": batch.partition,
+        "records": batch.records,
+        "producer_id": None if identity is None else identity.producer_id,
+        "producer_epoch": None if identity is None else identity.producer_epoch,
+        "base_sequence": None if identity is None else identity.base_sequence,
+        "finding": verdict.finding.value,
+        "offsets": list(verdict.offsets),
+        "evidence": verdict.evidence,
+    }
+
+
+def _sum_lines(found: Sequence[Examined]) -> Iterator[str]:
+    """Yields the sums by destination and finding. Findings that need an operator come first."""
     sums: dict[tuple[Finding, str], list[int]] = {}
     for examined in found:
         where = address_of(examined.batch.topic, examined.batch.partition)
@@ -283,62 +387,9 @@ def _print_sums(found: Sequence[Examined]) -> None:
     for (finding, where), (records, batches) in sorted(
         sums.items(), key=lambda item: (_rank(item[0][0], order), item[0][1])
     ):
-        print(f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(batches, 'batch')}")
+        yield f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(batches, 'batch')}"
 
 
 def _rank(finding: Finding, order: Sequence[Finding]) -> tuple[bool, int]:
     """Sort key of a finding: undecidable batches first, then in the order given."""
     return finding is not Finding.UNDECIDABLE, order.index(finding)
-
-
-def _print_json(
-    directory: Path,
-    lanes: SpoolDirectory,
-    contents: Sequence[LaneContent],
-    found: Sequence[Examined],
-    settings: Sequence[tuple[str, Concern]],
-    clusters: tuple[str | None, str | None],
-    bad: bool,
-    troubles: Sequence[tuple[str, str]],
-) -> None:
-    rows = []
-    for examined in found:
-        batch, verdict = examined.batch, examined.verdict
-        identity = batch.identity
-        rows.append(
-            {
-                "lane": batch.lane,
-                "position": batch.position,
-                "topic": batch.topic,
-                "partition": batch.partition,
-                "records": batch.records,
-                "producer_id": None if identity is None else identity.producer_id,
-                "producer_epoch": None if identity is None else identity.producer_epoch,
-                "base_sequence": None if identity is None else identity.base_sequence,
-                "finding": verdict.finding.value,
-                "offsets": list(verdict.offsets),
-                "evidence": verdict.evidence,
-            }
-        )
-    told = {
-        "directory": str(directory),
-        "spool_cluster_id": clusters[0],
-        "cluster_id": clusters[1],
-        "ok": not bad,
-        "lanes": [
-            {
-                "lane": content.name,
-                "error": None,
-                "owner_pid": lanes.seems_owned(lanes.number_of(content.name)) or None,
-                "damage": [str(damage) for damage in content.damage],
-                "extent": content.extent,
-                "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
-                "rejected_unreadable": list(content.rejected_unreadable),
-            }
-            for content in contents
-        ]
-        + [{"lane": name, "error": reason} for name, reason in troubles],
-        "batches": rows,
-        "settings": [{"topic": topic, **dataclasses.asdict(concern)} for topic, concern in settings],
-    }
-    print(json.dumps(told, indent=1))

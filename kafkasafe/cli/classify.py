@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from kafkasafe._core import code_names
 from kafkasafe.classification import Verdict, classify
-from kafkasafe.cli_common import app_of_command
+from kafkasafe.cli.common import app_of_command
+from kafkasafe.cli.report import show
 from kafkasafe.errors import ConfigError
 
 __all__ = ["app"]
@@ -71,13 +73,30 @@ def classify_error(
         verdicts = [classify(each, api) for each in (code_names.all_codes() if every else [code or ""])]
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0])) from None
-    if as_json:
-        rows = [verdict.as_dict() for verdict in verdicts]
-        print(json.dumps(rows if every else rows[0], indent=1))
-    elif every:
-        print("\n".join(map(_one_line, verdicts)))
-    else:
-        print(_in_words(verdicts[0]))
+    show(Explanation(verdicts, every), as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Verdicts: one of them in full, or a line for each of many."""
+
+    verdicts: Sequence[Verdict]
+    is_list: bool
+
+    @property
+    def fields(self) -> Any:
+        """See `Report`."""
+        rows = [verdict.as_dict() for verdict in self.verdicts]
+        return rows if self.is_list else rows[0]
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        return map(_one_line, self.verdicts) if self.is_list else iter((_in_words(self.verdicts[0]),))
 
 
 def _verdicts_on_lines(api: str | None) -> Iterator[Verdict]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kafkasafe._io.backoff import PAUSES
 from kafkasafe._io.retry import RetryPolicy
-from kafkasafe.cli_common import (
+from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
     EXIT_FAILED,
@@ -28,6 +28,7 @@ from kafkasafe.cli_common import (
     connection,
     duration_s,
 )
+from kafkasafe.cli.report import print_report
 from kafkasafe.cluster.api import in_words
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
@@ -87,7 +88,7 @@ def offsets(
         on_event=view.note,
         offsets_path=baseline,
     )
-    failed = False
+    found: EndOffsets | None = None
     try:
         console = Console(highlight=False)
         live = watch and console.is_terminal and not as_json
@@ -98,13 +99,11 @@ def offsets(
         try:
             for number in numbers:
                 rows = view.round(consumer, wanted, timeout_s)
-                failed = any(row["end_offset"] is None for row in rows)
-                if as_json:
-                    print(json.dumps(rows, indent=None if watch else 1), flush=True)
-                elif screen is not None:
+                found = EndOffsets(rows, view.lowered)
+                if screen is not None:
                     screen.update(_table(rows), refresh=True)
                 else:
-                    _print(rows)
+                    print_report(found, as_json=as_json, indent=None if watch else 1, flush=True)
                 if number == rounds or not watch:
                     break
                 time.sleep(interval_s)
@@ -113,10 +112,37 @@ def offsets(
                 screen.stop()
     finally:
         consumer.close()
-    if failed:
-        raise typer.Exit(EXIT_FAILED)
-    if view.lowered:
-        raise typer.Exit(EXIT_BROKEN)
+    if found is not None and found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class EndOffsets:
+    """The end offsets of one round, and whether one has gone back in this round or an earlier one."""
+
+    rows: Sequence[dict[str, Any]]
+    is_lowered: bool
+
+    @property
+    def fields(self) -> Sequence[dict[str, Any]]:
+        """See `Report`."""
+        return self.rows
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        if any(row["end_offset"] is None for row in self.rows):
+            return EXIT_FAILED
+        return EXIT_BROKEN if self.is_lowered else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        lines = [list(_COLUMNS), *map(_cells, self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(5)]
+        for line in lines:
+            cells = [line[0].ljust(widths[0])]
+            cells += [line[column].rjust(widths[column]) for column in range(1, 5)]
+            yield "  ".join([*cells, line[5]]).rstrip()
 
 
 class _View:
@@ -246,12 +272,3 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         table.add_row(*_cells(row))
     return table
-
-
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [list(_COLUMNS), *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(5)]
-    for line in lines:
-        cells = [line[0].ljust(widths[0])]
-        cells += [line[column].rjust(widths[column]) for column in range(1, 5)]
-        print("  ".join([*cells, line[5]]).rstrip(), flush=True)

@@ -16,10 +16,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kafkasafe.cli_common import CODES, EXIT_BROKEN, PIPED_COLUMNS, app_of_command
+from kafkasafe.cli.common import CODES, EXIT_BROKEN, PIPED_COLUMNS, app_of_command
 
 if TYPE_CHECKING:
-    from kafkasafe.testing.demo import Demo, Run
+    from kafkasafe.demo.audit import Run
+    from kafkasafe.demo.run import Demo
 
 __all__ = ["app"]
 
@@ -64,7 +65,8 @@ def demo(
 
     The first run downloads Kafka's jars into a cache (about 45 MB). This needs Java 17 or later.
     """
-    from kafkasafe.testing.demo import CLIENTS, Demo, Settings
+    from kafkasafe.demo.ledger import CLIENTS
+    from kafkasafe.demo.run import Demo, Settings
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_file.absolute().parent} is not a directory", param_hint="--json")
@@ -111,7 +113,7 @@ class _DemoScreen:
 
     @staticmethod
     def _table(shown: Demo) -> Group:
-        from kafkasafe.testing.demo import DURABLE_CLIENTS
+        from kafkasafe.demo.ledger import DURABLE_CLIENTS
 
         table = Table(box=None, pad_edge=False)
         for name in ("", "send() took", "on disk", "acknowledged", "of"):
@@ -134,7 +136,7 @@ _FAULTS: Final = {
 
 
 def _print_runs(console: Console, runs: Sequence[Run]) -> None:
-    from kafkasafe.testing.demo import DURABLE_CLIENTS
+    from kafkasafe.demo.ledger import DURABLE_CLIENTS
 
     table = Table(title="What a plain consumer found", title_justify="left", pad_edge=False)
     columns = (
@@ -178,7 +180,7 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
 
 
 def _explain(runs: Sequence[Run]) -> str:
-    from kafkasafe.testing.demo import DURABLE_CLIENTS
+    from kafkasafe.demo.ledger import DURABLE_CLIENTS
 
     ours = [run for run in runs if run.client == "kafkasafe"]
     outbox = [run for run in runs if run.client == "outbox"]

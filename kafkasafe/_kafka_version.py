@@ -1,0 +1,74 @@
+"""Which releases of kafka-python kafkasafe works with. `import kafkasafe` refuses any other one.
+
+`kafkasafe/kafkapython` extends classes of kafka-python that are not public. Another release lacks some of their names,
+so kafkasafe would fail with an error that names neither the release nor what to do.
+
+pyproject.toml has the same bounds. A test compares them.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Final
+
+__all__ = ["FIRST_WITHOUT", "OLDEST", "check"]
+
+OLDEST: Final = (3, 0, 12)
+"""The oldest release that works."""
+
+FIRST_WITHOUT: Final = (3, 1)
+"""The first release that does not work any more. Nor do its pre-releases."""
+
+
+def check() -> None:
+    """Refuse an installed kafka-python that kafkasafe does not work with.
+
+    This reads the file that has the version, and does not import kafka-python: Python 3.12 cannot import its older
+    releases, and `import kafkasafe` needs no client library. If there is no such file, as in a frozen program, the
+    release is accepted.
+
+    Raises:
+        ImportError: The release is older than `OLDEST`, or not older than `FIRST_WITHOUT`.
+    """
+    folder, version = _installed()
+    release = _release(version)
+    if not release or OLDEST <= release < FIRST_WITHOUT:
+        return
+    oldest, without = (".".join(map(str, each)) for each in (OLDEST, FIRST_WITHOUT))
+    raise ImportError(
+        f"kafkasafe works with kafka-python {oldest} and newer releases below {without}, but {folder} has version"
+        f" {version}. No spool was opened or changed. Install a release that works:"
+        f" pip install 'kafka-python>={oldest},<{without}'",
+        name="kafka",
+        path=folder,
+    )
+
+
+def _installed() -> tuple[str, str]:
+    """Return the folder of the package `kafka`, and its version. The version is empty if it cannot be read."""
+    try:
+        spec = find_spec("kafka")
+    except ValueError:  # a program has put a module of its own in the place of kafka-python
+        return "", ""
+    if spec is None or spec.origin is None:
+        return "", ""
+    folder = os.path.dirname(spec.origin)  # noqa: PTH120 - pathlib takes longer to import than all of this
+    try:
+        with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - the same
+            words = file.read().replace('"', "'").split("'")
+    except (OSError, UnicodeError):
+        return folder, ""
+    return folder, words[1] if len(words) > 1 else ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version: (3, 1, 0) for "3.1.0.dev" and "3.1.0rc1"."""
+    numbers = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if digits:
+            numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)

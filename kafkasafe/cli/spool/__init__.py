@@ -1,0 +1,58 @@
+"""`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds.
+
+Each command has a module of its own. It makes a report (`kafkasafe.cli.report`), and `show` prints that.
+
+    ls, tree          which lanes and directories there are
+    verify, repair    damage
+    show, export      batches and records
+    drain             what is left is delivered
+    resend, set_aside, discard
+                      rejected records
+    commit, abort     atomic batches that are staged
+    prune             empty lanes and directories
+    contents, delivery, atomic_batches, decisions
+                      what several of these commands use
+"""
+
+from __future__ import annotations
+
+import typer
+
+from kafkasafe.cli.spool.abort import spool_abort
+from kafkasafe.cli.spool.commit import spool_commit
+from kafkasafe.cli.spool.contents import DAMAGED, DAMAGED_OR_REJECTED
+from kafkasafe.cli.spool.decisions import DECISION_CODES
+from kafkasafe.cli.spool.discard import DISCARD_CODES, spool_discard
+from kafkasafe.cli.spool.drain import DRAIN_CODES, spool_drain
+from kafkasafe.cli.spool.export import spool_export
+from kafkasafe.cli.spool.ls import spool_ls
+from kafkasafe.cli.spool.prune import PRUNE_CODES, spool_prune
+from kafkasafe.cli.spool.repair import REPAIR_CODES, spool_repair
+from kafkasafe.cli.spool.resend import RESEND_CODES, spool_resend
+from kafkasafe.cli.spool.set_aside import SET_ASIDE_CODES, spool_set_aside
+from kafkasafe.cli.spool.show import spool_show
+from kafkasafe.cli.spool.verify import spool_verify
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend,"
+    " set-aside, discard and prune change anything.",
+)
+
+# In the order of `kafkasafe spool --help`.
+app.command("commit", epilog=DECISION_CODES)(spool_commit)
+app.command("abort", epilog=DECISION_CODES)(spool_abort)
+app.command("discard", epilog=DISCARD_CODES)(spool_discard)
+app.command("prune", epilog=PRUNE_CODES)(spool_prune)
+app.command("ls", epilog=DAMAGED_OR_REJECTED)(spool_ls)
+app.command("verify", epilog=DAMAGED)(spool_verify)
+app.command("show", epilog=DAMAGED_OR_REJECTED)(spool_show)
+app.command("export", epilog=DAMAGED)(spool_export)
+app.command("repair", epilog=REPAIR_CODES)(spool_repair)
+app.command("drain", epilog=DRAIN_CODES)(spool_drain)
+app.command("resend", epilog=RESEND_CODES)(spool_resend)
+app.command("set-aside", epilog=SET_ASIDE_CODES)(spool_set_aside)

@@ -1,0 +1,109 @@
+"""What lanes hold, batch by batch and record by record."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._core import batch as codec
+from kafkasafe._core.identity import add_sequence
+from kafkasafe._io.engine.parcels import given_partitions
+from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe._io.inspection import resent_in
+from kafkasafe.cli.common import CODES, lanes_of
+from kafkasafe.errors import SpoolError
+
+__all__ = [
+    "DAMAGED",
+    "DAMAGED_OR_REJECTED",
+    "LaneName",
+    "contents_of",
+    "missing_lines",
+    "records_of",
+    "unread_rows",
+]
+
+DAMAGED: Final = CODES.format(broken="something is damaged")
+DAMAGED_OR_REJECTED: Final = CODES.format(broken="something is damaged, or was rejected")
+
+LaneName = Annotated[
+    str | None, typer.Option("--lane", metavar="LANE", help="Only this lane: lane-003, or 3.")
+]
+
+
+def contents_of(directory: Path, lane: str | None, troubles: list[tuple[str, str]]) -> Iterator[LaneContent]:
+    """Yields the content of each lane. Rejected records that were sent again do not count as rejected.
+
+    Args:
+        directory: The spool directory.
+        lane: The only lane to read; None reads all of them.
+        troubles: Receives the name of each unreadable lane, with the reason.
+    """
+    contents = []
+    for lanes, number in lanes_of(directory, lane):
+        path = lanes.lane_path(number)
+        try:
+            contents.append(read_content(path, files=lanes.files))
+        except SpoolError as error:
+            troubles.append((path.name, str(error)))
+    resent = [mark for content in contents for mark in resent_in(content.log)]
+    yield from (content.without(resent) for content in contents)
+
+
+def unread_rows(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """JSON rows for the lanes that cannot be read."""
+    return [{"lane": name, "error": reason} for name, reason in troubles]
+
+
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each file that is missing in rejected/, and what to do about them."""
+    for text in missing:
+        yield f"  MISSING {text}"
+    if missing:
+        yield "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
+
+
+def records_of(content: LaneContent, batch: SpooledBatch, *, raw: bool = False) -> Iterator[dict[str, Any]]:
+    """Yields the records of a batch; with `raw`, keys and values as bytes in place of text."""
+    columns = codec.decode(content.data(batch))
+    given = given_partitions(columns, batch.given) if batch.partition < 0 else {}
+    identity = batch.identity
+    as_value = _as_is if raw else _as_text
+    for index in range(batch.records):
+        offset = batch.known.base_offset
+        headers = columns.headers.get(index, [])
+        yield {
+            "lane": batch.lane,
+            "position": batch.position + index,
+            "topic": batch.topic,
+            "partition": given.get(index, batch.partition),
+            "offset": offset + index if offset >= 0 else None,
+            "status": batch.known.fate.value,
+            "producer_id": None if identity is None else identity.producer_id,
+            "producer_epoch": None if identity is None else identity.producer_epoch,
+            "sequence": None if identity is None else add_sequence(identity.base_sequence, index),
+            "timestamp_ms": columns.timestamps[index],
+            "key": as_value(columns.keys[index]),
+            "value": as_value(columns.values[index]),
+            "headers": [
+                {"name": name, "value": as_value(value)} if raw else [name, as_value(value)]
+                for name, value in headers
+            ],
+        }
+
+
+def _as_is(data: bytes | None) -> bytes | None:
+    return data
+
+
+def _as_text(data: bytes | None) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}

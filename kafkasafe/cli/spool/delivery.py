@@ -1,0 +1,299 @@
+"""What `kafkasafe spool drain` and `spool resend` have in common: the delivery of what a spool directory holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kafka.errors import KafkaTimeoutError
+
+from kafkasafe._io.inspection import Inspected, inspect
+from kafkasafe._io.lanes import SpoolDirectory
+from kafkasafe.cli.common import (
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    RESEND_HINT,
+    address_of,
+    counted,
+    inspected,
+    progress,
+    rejected_lines,
+)
+from kafkasafe.cluster.api import in_words
+from kafkasafe.errors import DataLossError, SpoolCorruptError, SpoolError, UndecidableError
+from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
+from kafkasafe.producer import SafeProducer
+
+__all__ = ["Delivery", "deliver"]
+
+_REASONS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a drain delivered, and what the directory holds afterwards."""
+
+    delivered: int
+    left: int
+    rejected: list[Inspected]
+    foreign: list[str]
+    trouble: str
+    seconds: float
+    unreachable: bool = False
+    """No broker could be used."""
+    lost: str = ""
+    """A message about lost acknowledged records that cannot be sent again; empty if there are none."""
+    dropped: int = 0
+    """Number of records of atomic batches that were neither delivered nor kept: the group's members read the input
+    again."""
+    rejected_now: int = 0
+    """Number of records that this drain added to rejected/."""
+    ignore_rejected: bool = False
+    """Whether the exit code ignores records that were in rejected/ before."""
+
+    @property
+    def rejected_records(self) -> int:
+        """Number of records in rejected/ of all lanes."""
+        return sum(each.records for found in self.rejected for each in found.rejected)
+
+    @property
+    def broken(self) -> bool:
+        """Whether anything is undelivered, damaged, rejected or lost."""
+        return bool(self.left or self.trouble or self.rejected or self.lost)
+
+    @property
+    def broken_now(self) -> bool:
+        """Like `broken`, but of rejected/ only newly added records and unreadable files count."""
+        unreadable = any(found.rejected_unreadable for found in self.rejected)
+        return bool(self.left or self.trouble or self.rejected_now or unreadable or self.lost)
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        if self.unreachable:
+            return EXIT_FAILED
+        return EXIT_BROKEN if (self.broken_now if self.ignore_rejected else self.broken) else 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {
+            "delivered_records": self.delivered,
+            "left_records": self.left,
+            "rejected_records": self.rejected_records,
+            "newly_rejected_records": self.rejected_now,
+            "dropped_records": self.dropped,
+            "lanes_of_others": self.foreign,
+            "trouble": self.trouble or self.lost,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        yield (
+            f"{counted(self.delivered, 'record')} delivered, "
+            + (
+                f"{self.left:,} left"
+                if self.left or not self.trouble
+                else "but not all records could be read"
+            )
+            + (f": {self.trouble}" if self.trouble else "")
+        )
+        if self.dropped:
+            yield (
+                f"{counted(self.dropped, 'record')} of atomic batches dropped: their group no longer accepts their"
+                " offsets, so its members read the same records again"
+            )
+        if self.lost:
+            yield f"LOST by the cluster: {self.lost}"
+        if self.rejected:
+            yield f"{counted(self.rejected_records, 'record')} in rejected/, not delivered:"
+        for found in self.rejected:
+            yield from rejected_lines(found.rejected, found.rejected_unreadable)
+        if self.rejected_records:
+            yield RESEND_HINT
+        for name in self.foreign:
+            yield f"{name} belongs to a running process, which delivers it"
+
+
+def deliver(
+    lanes: SpoolDirectory,
+    options: dict[str, Any],
+    limit_s: float,
+    on_undecidable: str,
+    on_corrupt: str | None = None,
+) -> Delivery:
+    """Delivers what lanes without an owner hold.
+
+    Args:
+        lanes: The spool directory.
+        options: Options of the producer that delivers.
+        limit_s: Time after which to give up, seconds.
+        on_undecidable: The producer's option of that name.
+        on_corrupt: The producer's option of that name; None leaves the one in `options`.
+    """
+    began = time.monotonic()
+    there = _left(lanes, set())
+    before = there.records
+    if not there.work:
+        # Nothing is undelivered, so no broker is needed.
+        return Delivery(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
+    refused_before = _rejected(lanes)
+    deadline = began + limit_s
+    trouble, unreachable, lost = "", False, ""
+    drain: _Drain | None = None
+    if on_corrupt is not None and on_corrupt != "raise":
+        options = {**options, "on_corrupt": on_corrupt}
+    try:
+        with (
+            _Drain(options, lanes.path, on_undecidable) as producer,
+            progress("delivering", "records") as told,
+        ):
+            drain = producer
+            while True:
+                try:
+                    producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
+                    flushed = True
+                except KafkaTimeoutError:
+                    flushed = False
+                except DataLossError as error:
+                    # The cluster lost records that were delivered earlier. The drain still delivers the pending
+                    # records.
+                    lost = lost or str(error)
+                    flushed = False
+                except UndecidableError as error:
+                    trouble = str(error)
+                    break
+                waiting = producer.unfinished_records
+                told(max(0, before - waiting), before)
+                if flushed and not waiting:
+                    there = _left(lanes, producer.lanes)
+                    if there.damaged and options.get("on_corrupt") != "quarantine":
+                        trouble = there.damaged
+                        break
+                    if not (there.records or there.damaged):
+                        break
+                if time.monotonic() >= deadline:
+                    network = producer.last_network_error
+                    unreachable = network is not None and not producer.bootstrap_connected()
+                    why = f"no broker can be used: {in_words(network)}" if network else producer.reasons
+                    trouble = f"not everything was delivered within {limit_s:g} s" + (why and f" ({why})")
+                    break
+                time.sleep(0.1 if flushed else 0)
+    except SpoolCorruptError as error:
+        trouble = str(error)
+    except DataLossError as error:
+        lost = lost or str(error)
+    there = _left(lanes, set())
+    left = there.records
+    refused = max(0, _rejected(lanes) - refused_before)
+    dropped = 0 if drain is None else drain.dropped_records
+    delivered = max(0, before - left - refused - dropped)
+    return Delivery(
+        delivered,
+        left,
+        _all_rejected(lanes),
+        there.foreign,
+        trouble or there.damaged,
+        time.monotonic() - began,
+        unreachable,
+        lost,
+        dropped,
+        refused,
+    )
+
+
+def _all_rejected(lanes: SpoolDirectory) -> list[Inspected]:
+    """Lanes with records or unreadable files in rejected/."""
+    return [found for _, _, found in inspected(lanes.path, []) if found.rejected or found.rejected_unreadable]
+
+
+def _rejected(lanes: SpoolDirectory) -> int:
+    """Number of records in rejected/ of all lanes."""
+    return sum(each.records for _, _, found in inspected(lanes.path, []) for each in found.rejected)
+
+
+class _Drain(SafeProducer):
+    """A SafeProducer that only delivers what the spool already holds."""
+
+    def __init__(self, options: dict[str, Any], directory: Path, on_undecidable: str) -> None:
+        mine = {"spool_dir": directory, "on_undecidable": on_undecidable, "client_id": "kafkasafe-drain"}
+        self._reasons: dict[str, str] = {}
+        super().__init__(**{**options, **mine, "on_event": self._note})
+
+    def _note(self, event: object) -> None:
+        match event:
+            case DeliveryRetried(topic, partition, _, _, reason):
+                self._reasons[address_of(topic, partition)] = reason
+            case TopicBlocked(topic, partition, _, reason):
+                self._reasons[address_of(topic, partition)] = reason
+            case RecordsCommitted(topic, partition) | TopicUnblocked(topic, partition):
+                self._reasons.pop(address_of(topic, partition), None)
+            case _:
+                pass
+
+    @property
+    def reasons(self) -> str:
+        """Why the last attempts failed, for some of the partitions that are still retried."""
+        found = sorted(self._reasons.copy().items())
+        more = f"; and {len(found) - _REASONS} more partitions" if len(found) > _REASONS else ""
+        return "; ".join(f"{where}: {reason}" for where, reason in found[:_REASONS]) + more
+
+    @property
+    def lanes(self) -> set[str]:
+        """Names of the lanes that this producer holds."""
+        return {lane.name for lane in self._pump.lanes}
+
+    @property
+    def unfinished_records(self) -> int:
+        """Number of undelivered records in those lanes."""
+        return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
+
+    @property
+    def dropped_records(self) -> int:
+        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        ended = self._pump.stats.records.copy()
+        return sum(count for (_, how), count in ended.items() if how == "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is left in lanes without an owner, and in some lanes that this process owns.
+
+    Attributes:
+        records: Number of undelivered records.
+        damaged: A description of the damage; empty if there is none.
+        foreign: Names of the lanes that other processes own.
+        work: Whether a producer that held these lanes would have work to do.
+    """
+
+    records: int
+    damaged: str
+    foreign: list[str]
+    work: bool
+
+
+def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
+    """Examine the lanes without an owner and the lanes `mine`, which this process holds."""
+    records, damaged, foreign, work = 0, "", [], False
+    for number in lanes.lanes():
+        path = lanes.lane_path(number)
+        # A lane that this process has locked but not opened yet is its own, too.
+        if path.name not in mine and lanes.seems_owned(number) not in {0, os.getpid()}:
+            foreign.append(path.name)
+            continue
+        try:
+            found = inspect(path, files=lanes.files)
+        except SpoolError as error:
+            damaged = str(error)
+            work = True
+            continue
+        work = work or bool(found.unfinished or found.doubted or found.damage)
+        records += sum(waiting.records for waiting in found.waiting)
+        if found.untold and path.name not in mine:
+            damaged = f"{path.name} is damaged: {found.untold[0]}; see kafkasafe spool repair"
+    return _Left(records, damaged, foreign, work)

@@ -1,0 +1,67 @@
+"""`kafkasafe spool drain`: delivers what a spool directory holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Final, Literal
+
+import typer
+
+from kafkasafe.cli.common import (
+    CODES,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    connection,
+    duration_s,
+    open_directory,
+)
+from kafkasafe.cli.report import show
+from kafkasafe.cli.spool.delivery import deliver
+
+__all__ = ["DRAIN_CODES", "spool_drain"]
+
+DRAIN_CODES: Final = CODES.format(
+    broken="something is left: not delivered in time, undecidable, rejected, or damaged"
+)
+
+
+def spool_drain(
+    directory: Directory,
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Give up after this time: 90s, 10m, 1h.")
+    ] = "5m",
+    on_undecidable: Annotated[
+        Literal["raise", "resend", "skip"],
+        typer.Option(
+            help="What to do with a batch if nothing proves whether it is in the log; see SafeProducer."
+        ),
+    ] = "raise",
+    on_corrupt: Annotated[
+        Literal["raise", "quarantine"],
+        typer.Option(
+            help="What to do with a damaged lane: leave it as it is, or quarantine the damage and deliver the rest."
+        ),
+    ] = "raise",
+    ignore_rejected: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-rejected",
+            help="For the exit code, ignore records that were in rejected/ before this run.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Deliver what producers left in a spool directory, and end when nothing is left.
+
+    The command skips lanes that a running process owns, and does not wait for that process. A SafeProducer on the
+    directory delivers the records as at the application's next start: in order, exactly once.
+    """
+    limit_s = duration_s(timeout, "--timeout")
+    options = connection(servers, config)
+    lanes = open_directory(directory)
+    done = deliver(lanes, options, limit_s, on_undecidable, on_corrupt)
+    show(dataclasses.replace(done, ignore_rejected=ignore_rejected), as_json=as_json)

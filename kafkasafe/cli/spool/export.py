@@ -1,0 +1,192 @@
+"""`kafkasafe spool export`: writes the records of a spool directory to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from kafkasafe._core.examine import Fate
+from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
+from kafkasafe.cli.report import show
+from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+
+__all__ = ["spool_export"]
+
+_pa: Any = pa  # pyarrow ships no types
+
+_STATUSES: Final = tuple(fate.value for fate in Fate if fate is not Fate.REPLACED)
+
+_SCHEMA: Final = _pa.schema(
+    [
+        ("lane", _pa.string()),
+        ("position", _pa.int64()),
+        ("topic", _pa.string()),
+        ("partition", _pa.int32()),
+        ("offset", _pa.int64()),
+        ("status", _pa.string()),
+        ("producer_id", _pa.int64()),
+        ("producer_epoch", _pa.int16()),
+        ("sequence", _pa.int32()),
+        ("timestamp_ms", _pa.int64()),
+        ("key", _pa.binary()),
+        ("value", _pa.binary()),
+        ("headers", _pa.list_(_pa.struct([("name", _pa.string()), ("value", _pa.binary())]))),
+    ]
+)
+_PAGE_RECORDS: Final = 10_000
+_FORMS: Final[dict[str, Literal["jsonl", "parquet"]]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        output: The name of the file, or "-".
+        records: Number of records, by status.
+        damage: A sentence for each part of the spool that could not be read.
+    """
+
+    output: str
+    records: Mapping[str, int]
+    damage: Sequence[str]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {"output": self.output, "records": self.records, "damage": self.damage}
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return EXIT_BROKEN if self.damage else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        parts = ", ".join(
+            f"{count:,} {name.replace('_', ' ')}" for name, count in self.records.items() if count
+        )
+        yield f"{counted(sum(self.records.values()), 'record')}{f': {parts}' if parts else ''}"
+        for each in self.damage:
+            yield f"DAMAGE, not exported: {each}"
+
+
+def spool_export(
+    directory: Directory,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="A new file, or - for standard output."),
+    ],
+    form: Annotated[
+        Literal["jsonl", "parquet"] | None,
+        typer.Option("--format", help="Default: by the file name's extension."),
+    ] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATUS", help=f"Only this status: {', '.join(_STATUSES)}. May be repeated."),
+    ] = None,
+    lane: LaneName = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the counts as JSON; with -o - on standard error.")
+    ] = False,
+) -> None:
+    """Write the records of a spool directory, each with its status, to JSON lines or Parquet. The spool stays as it is.
+
+    JSON lines show a key or value that is not UTF-8 as {"base64": ...}. For a divided batch, only its parts are
+    written. The status is what the spool knows; kafkasafe doctor finds out whether a record in doubt is in the
+    cluster's log.
+    """
+    if unknown := [name for name in status or () if name not in _STATUSES]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r} is not one of {', '.join(_STATUSES)}", param_hint="--status"
+        )
+    open_directory(directory)
+    to_stdout = str(output) == "-"
+    if form is None:
+        form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
+    if form is None:
+        raise typer.BadParameter(
+            f"{output} must end in {', '.join(_FORMS)}; otherwise use --format jsonl or --format parquet",
+            param_hint="--output",
+        )
+    if to_stdout and form == "parquet":
+        raise typer.BadParameter("Parquet needs a file", param_hint="--output")
+    if not to_stdout and output.exists():
+        raise typer.BadParameter(f"{output} exists already", param_hint="--output")
+    wanted = set(status or _STATUSES)
+    counts: dict[str, int] = dict.fromkeys(_STATUSES, 0)
+    damage: list[str] = []
+    troubles: list[tuple[str, str]] = []
+    contents = list(contents_of(directory, lane, troubles))
+    damage += [f"{name}: {reason}" for name, reason in troubles]
+    total = sum(len(content.batches) for content in contents)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        done = 0
+        for content in contents:
+            damage.extend(
+                f"{content.name}: {each}" for each in (*content.damage, *content.rejected_unreadable)
+            )
+            for batch in content.batches:
+                done += 1
+                told(done, total)
+                if batch.known.fate.value in wanted:
+                    for record in records_of(content, batch, raw=form == "parquet"):
+                        counts[record["status"]] += 1
+                        yield record
+
+    with progress("exporting", "batches") as told:
+        if form == "parquet":
+            _write_parquet(output, rows())
+        elif to_stdout:
+            for row in rows():
+                print(one_line(row))
+        else:
+            with _new_file(output) as file:
+                for row in rows():
+                    file.write((one_line(row) + "\n").encode())
+    show(
+        Exported(str(output), counts, damage),
+        as_json=as_json,
+        file=sys.stderr if to_stdout else None,
+        indent=None,
+    )
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    """Yield a new file, and delete it after an error: no partial file is ever left."""
+    try:
+        # Only the owner may read the spool, so only the owner may read what was copied from it.
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+    except BaseException as error:
+        if not isinstance(error, FileExistsError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    with _new_file(path) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+        page: list[dict[str, Any]] = []
+        for row in rows:
+            page.append(row)
+            if len(page) >= _PAGE_RECORDS:
+                writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))
+                page.clear()
+        if page:
+            writer.write_table(_pa.Table.from_pylist(page, schema=_SCHEMA))

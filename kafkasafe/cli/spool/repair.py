@@ -1,0 +1,146 @@
+"""`kafkasafe spool repair`: repairs what can be repaired without losing a durable record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._io.repair import Plan, carry_out, plan_repair
+from kafkasafe.cli.common import (
+    CODES,
+    EXIT_BROKEN,
+    EXIT_FAILED,
+    Directory,
+    Json,
+    inspected,
+    lanes_of,
+)
+from kafkasafe.cli.report import show
+from kafkasafe.cli.spool.contents import LaneName
+from kafkasafe.errors import SpoolError
+
+__all__ = ["REPAIR_CODES", "spool_repair"]
+
+REPAIR_CODES: Final = CODES.format(
+    broken="some damage cannot be repaired without a loss (nothing is skipped)"
+)
+
+
+def spool_repair(
+    directory: Directory,
+    lane: LaneName = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the plan. Without it, only print the plan.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Repair what can be repaired without losing a record that was reported durable, and report the rest.
+
+    A torn tail (incomplete bytes at the end) is cut, unless a later group shows that it was durable. If the first 21
+    bytes of a batch are damaged but the rest is intact, they are restored from the manifest of its group. If a damaged
+    batch is delivered, rejected or divided already, its damaged bytes are copied to quarantine/, and the lane opens
+    again. Any other damaged batch stays as it is: restore the file from a copy, or give the batch up with
+    on_corrupt="quarantine".
+    Before any change, the affected files are copied to repair-TIME/ in the lane. A lane that a process owns is not
+    changed.
+    """
+    plans: list[tuple[str, Plan, Path | None]] = []
+    for lanes, number in lanes_of(directory, lane):
+        path = lanes.lane_path(number)
+        if not apply:
+            owner = lanes.seems_owned(number)
+            try:
+                plan = (
+                    Plan(f"it belongs to process {owner}") if owner else plan_repair(path, files=lanes.files)
+                )
+            except SpoolError as error:
+                plan = Plan(str(error))
+            plans.append((path.name, plan, None))
+            continue
+        try:
+            lock = lanes.take_lane(number)
+        except SpoolError as error:
+            plans.append((path.name, Plan(str(error)), None))
+            continue
+        try:
+            plan = plan_repair(path, files=lock.files)
+            kept = carry_out(path, plan, files=lock.files) if plan.steps else None
+            plans.append((path.name, plan, kept))
+        except SpoolError as error:
+            plans.append((path.name, Plan(str(error)), None))
+        finally:
+            lock.release(drained=False)
+    unreadable = {
+        lanes.lane_path(number).name: found.rejected_unreadable
+        for lanes, number, found in inspected(directory, [])
+    }
+    plans = [
+        (name, dataclasses.replace(plan, left=(*plan.left, *map(_restore, unreadable.get(name, ())))), kept)
+        for name, plan, kept in plans
+    ]
+    show(Repair(plans, apply), as_json=as_json)
+
+
+def _restore(unreadable: str) -> str:
+    return f"{unreadable}; restore it from a copy, or give it up with kafkasafe spool discard --unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was repaired, or would be.
+
+    Attributes:
+        plans: For each lane its name, the plan, and the folder with copies if the plan was carried out.
+        apply: Whether plans were to be carried out.
+    """
+
+    plans: Sequence[tuple[str, Plan, Path | None]]
+    apply: bool
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """See `Report`."""
+        return [
+            {
+                "lane": name,
+                "refused": plan.refused,
+                "steps": [dataclasses.asdict(step) for step in plan.steps],
+                "left": list(plan.left),
+                "applied": kept is not None,
+                "copies": None if kept is None else str(kept),
+            }
+            for name, plan, kept in self.plans
+        ]
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        if any(plan.refused for _, plan, _ in self.plans):
+            return EXIT_FAILED
+        return EXIT_BROKEN if any(plan.left for _, plan, _ in self.plans) else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        for name, plan, kept in self.plans:
+            yield from _plan_lines(name, plan, kept)
+        if not self.apply and any(plan.steps for _, plan, _ in self.plans):
+            yield "Nothing was changed; --apply applies the plan"
+
+
+def _plan_lines(name: str, plan: Plan, kept: Path | None) -> Iterator[str]:
+    if plan.refused:
+        yield f"{name}: not touched: {plan.refused}"
+        return
+    if not plan.steps and not plan.left:
+        yield f"{name}: nothing to repair"
+    for step in plan.steps:
+        yield f"{name}: {step.what}: {step.segment}, bytes {step.start} to {step.end}: {step.reason}"
+    for left in plan.left:
+        yield f"{name}: LEFT AS IT IS: {left}"
+    if kept is not None:
+        yield f"{name}: repaired; copies of the original files are in {kept}"

@@ -1,0 +1,123 @@
+"""`kafkasafe spool set-aside`: moves one batch into rejected/."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._core.examine import Finding
+from kafkasafe._io.examination import read_content
+from kafkasafe._io.resend import set_aside
+from kafkasafe.cli.common import (
+    RESEND_HINT,
+    ConfigFile,
+    Directory,
+    Json,
+    Servers,
+    address_of,
+    connection,
+    counted,
+    duration_s,
+    lanes_of,
+)
+from kafkasafe.cli.doctor import ask
+from kafkasafe.cli.report import show
+from kafkasafe.config import validate
+from kafkasafe.errors import UsageError
+
+__all__ = ["SET_ASIDE_CODES", "spool_set_aside"]
+
+SET_ASIDE_CODES: Final = (
+    "Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
+    " owns the lane, or the batch may be in the cluster's log and so stays where it is."
+)
+
+
+def spool_set_aside(
+    directory: Directory,
+    position: Annotated[
+        int, typer.Option(min=0, help="Position of the batch; kafkasafe spool show prints it.")
+    ],
+    lane: Annotated[str, typer.Option("--lane", metavar="LANE", help="Lane of the batch: lane-003, or 3.")],
+    servers: Servers = None,
+    config: ConfigFile = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Limit for all requests to the cluster.")
+    ] = "60s",
+    as_json: Json = False,
+) -> None:
+    """Move one batch into rejected/ if it holds up later batches because a broker fails on it each time.
+
+    No process may own the lane. A batch with an id may have been sent. It needs --bootstrap-servers (or --config), and
+    is moved only if it is proven not to be in the cluster's log. A request of the last owner could still be on its way,
+    so the command first waits for request_timeout_ms (30 s). kafkasafe spool resend sends the batch again.
+    """
+    timeout_s = duration_s(timeout, "--timeout")
+    options = None if servers is None and config is None else connection(servers, config)
+    directory = directory.resolve()
+    ((lanes, number),) = lanes_of(directory, lane)
+
+    def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
+        if options is None:
+            raise typer.BadParameter(
+                "the batch may have been sent: name the brokers, so that this command can ask them",
+                param_hint="--bootstrap-servers",
+            )
+        pause_s = validate(options).request_timeout_s
+        print(
+            f"Waiting {pause_s:g} s: a request of the lane's last owner may still be on its way",
+            file=sys.stderr,
+        )
+        time.sleep(pause_s)
+        content = read_content(lanes.lane_path(number), files=lanes.files)
+        found, _ = ask([content], options, timeout_s, lanes.cluster_id(), directory)
+        mine = [each for each in found if each.batch.position in positions]
+        for each in mine:
+            print(
+                f"  {address_of(topic, partition)}, position {each.batch.position}: {each.verdict.evidence}",
+                file=sys.stderr,
+            )
+        return {each.batch.position for each in mine if each.verdict.finding is Finding.ABSENT}
+
+    try:
+        path, topic, partition, records = set_aside(lanes, number, position, absent)
+    except UsageError as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint="--position") from None
+    show(SetAside(path, topic, partition, records), as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """The batch that was moved: its new file, its partition, and the number of its records."""
+
+    path: Path
+    topic: str
+    partition: int
+    records: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """See `Report`."""
+        return {
+            "file": str(self.path),
+            "topic": self.topic,
+            "partition": self.partition,
+            "records": self.records,
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        return 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        where = address_of(self.topic, self.partition)
+        yield f"{where}: {counted(self.records, 'record')} set aside into {self.path}"
+        yield RESEND_HINT

@@ -1,0 +1,157 @@
+"""`kafkasafe spool show`: shows the batches of a spool directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kafkasafe._core.examine import Fate
+from kafkasafe._io.examination import SpooledBatch
+from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, one_line, unreadable_lines
+from kafkasafe.cli.report import show
+from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
+from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+
+__all__ = ["spool_show"]
+
+_DONE: Final = frozenset({Fate.COMMITTED, Fate.REPLACED, Fate.RESENT, Fate.DROPPED})
+
+
+def spool_show(
+    directory: Directory,
+    lane: LaneName = None,
+    position: Annotated[
+        int | None,
+        typer.Option(min=0, help="Show only the batch that begins at this position, with its records."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show delivered and replaced batches too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the batches of a spool directory, each with its ids, its status and its step of KAFKA-156.
+
+    Steps: 1 prepared (on disk), 2 prepare acknowledged (durable on disk with its batch id, so it may have been sent),
+    3 committed (in the cluster's log), 4 commit acknowledged (its offset is known).
+    """
+    found = _found(directory, lane, position, every=every)
+    if position is not None and not found.rows:
+        raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
+    if as_json:
+        # The JSON output is a list of batches.
+        for line in unreadable_lines(found.troubles):
+            print(line, file=sys.stderr)
+    show(found, as_json=as_json, ensure_ascii=False)
+
+
+def _found(directory: Path, lane: str | None, position: int | None, *, every: bool) -> Batches:
+    rows = []
+    units: list[dict[str, Any]] = []
+    damaged = False
+    unreadable: list[str] = []
+    troubles: list[tuple[str, str]] = []
+    for content in contents_of(directory, lane, troubles):
+        damaged = damaged or bool(content.damage)
+        unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
+        atomic = unit_rows(content, every=every or position is not None)
+        part_of = {at: unit["batch_id"] for unit in atomic for at in unit["positions"]}
+        units += [unit for unit in atomic if position is None or position in unit["positions"]]
+        for batch in content.batches:
+            if position is not None and batch.position != position:
+                continue
+            if not (every or position is not None) and batch.known.fate in _DONE:
+                continue
+            row = _batch_row(batch)
+            row["atomic_batch"] = part_of.get(batch.position)
+            row["times"] = times_row(content.times.get(batch.position))
+            if position is not None:
+                row["content"] = list(records_of(content, batch))
+            rows.append(row)
+    return Batches(rows, units, damaged, unreadable, troubles)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches of a spool directory.
+
+    Attributes:
+        rows: What the JSON output has of each batch.
+        units: Atomic batches, as `unit_rows` returns them.
+        damaged: Whether a part of a log is damaged.
+        unreadable: A sentence for each file of rejected/ that cannot be read.
+        troubles: The name of each unreadable lane, with the reason.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    units: Sequence[dict[str, Any]]
+    damaged: bool
+    unreadable: Sequence[str]
+    troubles: Sequence[tuple[str, str]]
+
+    @property
+    def fields(self) -> Sequence[dict[str, Any]]:
+        """See `Report`."""
+        return self.rows
+
+    @property
+    def exit_code(self) -> int:
+        """See `Report`."""
+        rejected = any(row["status"] == Fate.REJECTED.value for row in self.rows)
+        return EXIT_BROKEN if self.damaged or self.unreadable or self.troubles or rejected else 0
+
+    def lines(self) -> Iterator[str]:
+        """See `Report`."""
+        for row in self.rows:
+            yield _batch_line(row)
+            for record in row.get("content", ()):
+                shown = {name: record[name] for name in ("timestamp_ms", "key", "value", "headers")}
+                yield f"  {one_line(shown)}"
+        yield from map(unit_line, self.units)
+        if not (self.rows or self.units):
+            elsewhere = " in the other lanes" if self.troubles else ""
+            yield f"No undelivered batches{elsewhere}; --all shows delivered ones"
+        yield from unreadable_lines(self.troubles)
+        for text in self.unreadable:
+            yield f"UNREADABLE {text}"
+        if self.damaged:
+            yield "Damaged ranges are not shown: see kafkasafe spool verify"
+
+
+def _batch_line(row: dict[str, Any]) -> str:
+    where = f"{row['topic']}-{row['partition']}" if row["partition"] >= 0 else f"{row['topic']}, no partition"
+    identity = (
+        f"producer id {row['producer_id']}, epoch {row['producer_epoch']}, sequence {row['base_sequence']}"
+    )
+    return (
+        f"{row['lane']} {row['position']}: {where}, {counted(row['records'], 'record')},"
+        f" {counted(row['bytes'], 'byte')},"
+        f" {'no id' if row['producer_id'] is None else identity}: {row['status'].replace('_', ' ')}"
+        + (f" at offset {row['offset']}" if row["offset"] is not None else "")
+        + (f" ({row['note']})" if row["note"] else "")
+        + (f"; part of atomic batch {row['atomic_batch']}" if row["atomic_batch"] else "")
+        + (f"; step {row['step']} of 4, {row['step_name'].replace('_', ' ')}" if row["step"] else "")
+        + "".join(f"; {name.replace('_', ' ')} {at}" for name, at in row["times"].items() if at)
+    )
+
+
+def _batch_row(batch: SpooledBatch) -> dict[str, Any]:
+    identity, step = batch.identity, batch.known.step
+    return {
+        "lane": batch.lane,
+        "position": batch.position,
+        "topic": batch.topic,
+        "partition": batch.partition,
+        "records": batch.records,
+        "bytes": batch.size_bytes,
+        "producer_id": None if identity is None else identity.producer_id,
+        "producer_epoch": None if identity is None else identity.producer_epoch,
+        "base_sequence": None if identity is None else identity.base_sequence,
+        "status": batch.known.fate.value,
+        "offset": batch.known.base_offset if batch.known.base_offset >= 0 else None,
+        "note": batch.known.note,
+        "step": None if step is None else step.number,
+        "step_name": None if step is None else step.value,
+    }

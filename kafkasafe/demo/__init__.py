@@ -1,0 +1,39 @@
+"""The engine of `kafkasafe demo`: real brokers, real producers, kill -9 of everything, and an audit at the end.
+
+There are three brokers (replication 3, min.insync.replicas 2). Every client under test runs in its own process, and
+sends numbered records to its own topic. All topics have the same assignment, so one fault affects all clients at once.
+The faults follow each other:
+
+- `leader`: the broker that leads a partition is killed, and started again;
+- `producer`: the producing processes are killed, at any moment, and started again;
+- `brokers`: all brokers are killed at once, and started again;
+- `everything`: all brokers are killed; while none answers, the producing processes are killed too; both start again.
+
+Record *i* belongs to partition *i mod P* and is the *i div P*-th record there. So the numbers alone show loss,
+duplication and order. No number is used twice: a process that starts again continues after the last number that its
+predecessor may have sent.
+
+A `Ledger` records what the producer reported to the application. It is a memory-mapped file, so its content survives
+kill -9 of the process. It needs no system call per record, which would change the timing. It has one byte per record
+for each of these facts:
+
+- *attempted* before `send`: the number is used from here on;
+- *accepted* after `send` returned;
+- *durable* after a `producer.durable()` that began after `send` returned (SafeProducer), or after the commit of the
+  row in the outbox;
+- *acked* when the client reports that the cluster has the record, *failed* when it reports that it gave up.
+
+One client for comparison is the usual remedy for a producer that loses records: an **outbox**. The application commits
+each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the acknowledgements, and
+deletes the rows. If the relay is killed between Kafka's answer and the deletion, it sends these rows again.
+
+**Promised** records are those on which the application may rely; the audit judges these. For SafeProducer and the
+outbox they are the durable or acknowledged ones. For the other clients they are those that `send` accepted: an
+application without its own copy knows no more. Records lost *after* their acknowledgement are counted separately.
+
+    ledger.py    what a client reported, in a file that survives kill -9
+    clients.py   the producing process: the clients under test
+    worker.py    such a process, from outside
+    audit.py     what the topic holds, compared with what was promised
+    run.py       the brokers, the faults, and the order of all of it
+"""
