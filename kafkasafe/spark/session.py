@@ -34,7 +34,7 @@ from kafkasafe._core.txn import (
     judge_partitions,
     judge_version,
 )
-from kafkasafe._io.appender import FencedError, RestartError
+from kafkasafe._io.appender import Appender, FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, call, identity_of, insist
 from kafkasafe._io.transport import Transport
 from kafkasafe.classification import classify
@@ -376,6 +376,22 @@ class Session:
     def add(self, grant: Grant, places: Collection[tuple[str, int]]) -> None:
         """Adds partitions to the transaction. Adding a partition again has no effect."""
         self._coordinator.add_partitions(grant, places)
+
+    def appender(self, grant: Grant) -> Appender:
+        """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
+
+        The transaction must contain the partitions to which it appends (`add`).
+        """
+        options = self._options
+        return Appender(
+            self._transport,
+            grant,
+            attempt=0,
+            delivery_timeout_s=options.delivery_timeout_s,
+            request_timeout_ms=options.request_timeout_ms,
+            buffer_bytes=options.buffer_bytes,
+            claims=False,
+        )
 
     def _partition_count(self, topic: str) -> int:
         self._start()

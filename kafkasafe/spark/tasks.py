@@ -47,6 +47,7 @@ __all__ = [
     "DirectWrite",
     "EncodeRows",
     "SendEncoded",
+    "inline_limit",
     "reports_of",
     "transport_of",
 ]
@@ -78,6 +79,10 @@ _PIECE_BYTES: Final = 8 * 1024 * 1024
 # Before an exchange, the encoder makes such a small first batch only for a partition with more rows than this. With
 # fewer rows, it is cheaper to let the sender split the first batch for its claim.
 _HEAD_FROM: Final = 1024
+# Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
+# of thousands of tasks would fill the driver's memory.
+_FIRST_TASKS: Final = 64
+_LATER_INLINE_BYTES: Final = 64 * 1024
 
 _arrow: Any = pa
 
@@ -281,6 +286,11 @@ class DirectWrite(_Sender):
                 yield place, packed.data
 
         yield from self.send([([place], encoded())], alone=True)
+
+
+def inline_limit(options: SinkOptions, task: int) -> int:
+    """Returns how many bytes of encoded batches a task may send to the driver."""
+    return options.inline_bytes if task < _FIRST_TASKS else min(options.inline_bytes, _LATER_INLINE_BYTES)
 
 
 def partition_count(options: SinkOptions, topic: str) -> int:
