@@ -51,6 +51,7 @@ _NOT_COORDINATOR: Final = frozenset({15, 16})
 _TOPIC_ALREADY_EXISTS: Final = 36
 _NO_OFFSET: Final = -1
 _CONCURRENT: Final = 51
+_ADDS_ITSELF: Final = 2
 # The coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
@@ -317,10 +318,28 @@ class Coordinator:
                 return None
             raise
 
-    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
-        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out."""
+    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> Grant | None:
+        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
+
+        Returns:
+            The grant for the next transaction. None with protocol 1, where only `fence` grants one.
+        """
         minimum, maximum = versions_of(grant.protocol)
-        self._ask(
+
+        def parse(response: Any) -> Grant | None:
+            if response.error_code:
+                raise _error(response.error_code, f"EndTxn of {self._id}")
+            number, epoch = getattr(response, "producer_id", -1), getattr(response, "producer_epoch", -1)
+            # An epoch that is not newer would not lock out the tasks of this transaction.
+            if (
+                response.API_VERSION < 5
+                or number < 0
+                or (number == grant.producer_id and epoch <= grant.epoch)
+            ):
+                return None
+            return Grant(grant.transactional_id, number, epoch, grant.protocol)
+
+        return self._ask(
             _TRANSACTION,
             lambda: EndTxnRequest(
                 transactional_id=grant.transactional_id,
@@ -328,7 +347,7 @@ class Coordinator:
                 producer_epoch=grant.epoch,
                 committed=commit,
             ),
-            self._checked("EndTxn"),
+            parse,
             api="EndTxn",
             minimum=minimum,
             maximum=maximum,
@@ -338,19 +357,24 @@ class Coordinator:
     # --- the marker: an offset of a group without members ---
 
     def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
-        """Writes the group's offset of a partition as part of the transaction."""
-        self._ask(
-            _TRANSACTION,
-            lambda: AddOffsetsToTxnRequest(
-                transactional_id=grant.transactional_id,
-                producer_id=grant.producer_id,
-                producer_epoch=grant.epoch,
-                group_id=self._id,
-            ),
-            self._checked("AddOffsetsToTxn"),
-            api="AddOffsetsToTxn",
-            maximum=3,
-        )
+        """Writes the group's offset of a partition as part of the transaction.
+
+        With protocol 2 (KIP-890) the group's coordinator itself adds the group to the transaction, before it takes the
+        offset. So AddOffsetsToTxn is for protocol 1 only.
+        """
+        if grant.protocol < _ADDS_ITSELF:
+            self._ask(
+                _TRANSACTION,
+                lambda: AddOffsetsToTxnRequest(
+                    transactional_id=grant.transactional_id,
+                    producer_id=grant.producer_id,
+                    producer_epoch=grant.epoch,
+                    group_id=self._id,
+                ),
+                self._checked("AddOffsetsToTxn"),
+                api="AddOffsetsToTxn",
+                maximum=3,
+            )
 
         def make() -> Any:
             request = TxnOffsetCommitRequest

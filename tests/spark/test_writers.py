@@ -390,6 +390,8 @@ def test_a_commit_that_dies_at_any_step_is_followed_by_one_that_writes_once(
     kafka, topic, steps, monkeypatch, step, after
 ):
     steps.commit(steps.write(0, range(50)), 0)
+    if step in {"fence", "judge"}:
+        writers.close_sessions()  # a session takes these two steps for its first batch only
     with crash(monkeypatch, step, after=after):
         steps.commit(steps.write(1, range(50, 90), range(90, 120)), 1)
     writers.close_sessions()
