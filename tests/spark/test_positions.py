@@ -19,7 +19,7 @@ from kafkasafe.spark import packed
 from kafkasafe.spark.listener import _offsets
 from kafkasafe.spark.marks import UNRESOLVED, Mark
 from kafkasafe.spark.packed import pack, unpack
-from kafkasafe.spark.positions import INITIAL, Positions, divide, ranges_between, share
+from kafkasafe.spark.positions import INITIAL, Positions, Recent, divide, ranges_between, share
 
 marks = st.builds(
     lambda offset, lineage, loss, first: Mark(offset, lineage, *loss, first=first),
@@ -94,6 +94,24 @@ def test_an_entry_of_a_thousand_partitions_is_small() -> None:
     assert entry_bytes(1000, 1, is_first=True) < 15_000
     # 27 kB in version 2. The offsets alone, as text, take 11 kB.
     assert entry_bytes(1000, 3, is_first=False) < 15_000
+
+
+def test_the_latest_entries_are_not_decoded_again() -> None:
+    recent = Recent()
+    first, second, third = (
+        Positions({("t", number): Mark(number) for number in range(size)}) for size in (99, 100, 101)
+    )
+    texts = [json.dumps(recent.encode(positions)) for positions in (first, second)]
+    assert [recent.decode(json.loads(text)) for text in texts] == [first, second]
+    assert recent.decode(json.loads(texts[0])) is first
+    assert recent.decode(json.loads(texts[1])) is second
+    other = recent.decode(third.encode())
+    assert other is not third
+    assert other == third
+    assert recent.decode(third.encode()) is other
+    again = recent.decode(json.loads(texts[0]))
+    assert again is not first
+    assert again == first
 
 
 def test_version_1_of_a_thousand_partitions_is_read() -> None:
