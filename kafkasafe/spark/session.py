@@ -104,6 +104,7 @@ class Session:
         self._machine = MicroBatch(options.max_restarts)
         # After a commit: the grant for the next transaction, and the marker that was committed.
         self._carried: tuple[Grant, Marker] | None = None
+        self._kept: Grant | None = None  # the grant under which only this process appends
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -390,8 +391,9 @@ class Session:
     def appender(self, grant: Grant) -> Appender:
         """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
 
-        The transaction must contain the partitions to which it appends (`add`).
+        The transaction must contain the partitions to which it appends (`add`). No other process may get the grant.
         """
+        self._kept = grant
         options = self._options
         return Appender(
             self._transport,
@@ -415,11 +417,15 @@ class Session:
     def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
         """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
+        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
+        of them are checked. If only this process had it (`appender`), the partitions without reports have no records.
+        The others are checked, because a leader may have lost acknowledged records.
+
         Raises:
             RestartError: The leaders hold other rows. No row of the transaction is visible.
         """
         places = {(report.topic, report.partition) for report in reports}
-        known = self._coordinator.partitions(grant)
+        known = None if grant == self._kept else self._coordinator.partitions(grant)
         if known is not None:
             if missing := places - known:
                 raise RestartError(f"{sorted(missing)} are not in the transaction")

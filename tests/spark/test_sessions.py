@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from sinks import new_name, options, values
 
 from kafkasafe._core import batch
-from kafkasafe._core.txn import Marker
+from kafkasafe._core.txn import Marker, Report
 from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe._io.transactions import Coordinator, _error
 from kafkasafe.errors import CheckpointMismatchError
@@ -180,3 +180,43 @@ def test_tasks_of_the_last_batch_are_locked_out_of_the_next(kafka, make):
         done = session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0)
         assert (done.name, done.rows, done.restarts) == ("written", 1, 0)
     assert values(kafka, topic, committed=False) == {b"x": 2}
+
+
+def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafka, make, mocker):
+    described, asked = mocker.spy(Coordinator, "producers"), mocker.spy(Coordinator, "partitions")
+    session = make()
+    topic = session._options.topic
+
+    def send(grant):
+        appender = session.appender(grant)
+        appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
+        return appender.finish()
+
+    def as_tasks(_):
+        return []
+
+    for batch_id, work, places in (
+        (0, as_tasks, [(topic, 0), (topic, 1)]),
+        (1, send, [(topic, 1)]),
+        (2, as_tasks, [(topic, 0), (topic, 1)]),
+    ):
+        assert session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0).name == "written"
+        assert sorted(described.call_args.args[1]) == places
+    assert asked.call_count == 2
+
+
+def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, make):
+    session = make(maxRestarts=1)
+    topic = session._options.topic
+    sent = []
+
+    def send(grant):
+        appender = session.appender(grant)
+        appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
+        (report,) = appender.finish()
+        sent.append(grant)
+        return [Report(topic, 1, report.rows + (len(sent) == 1))]
+
+    done = session.write(0, "q", send, plan="plan 0", count=lambda: 0)
+    assert (done.name, done.rows, done.restarts) == ("resumed", 1, 1)
+    assert values(kafka, topic) == {b"x": 1}
