@@ -17,6 +17,18 @@ The order of the steps is the proof (docs/spark-guarantees.md has the six proper
 A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
 driver never aborts. It repeats EndTxn until it is answered, or leaves it to the next driver, whose FENCE waits for the
 outcome.
+
+A driver that goes on after its own commit begins at OPEN. With the brokers' protocol 2 (KIP-890) the answer to EndTxn
+grants the epoch of the next transaction. So FENCE and READ_MARKER would tell it nothing that it does not know:
+
+1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
+2. All tasks of batch 6 have epoch 7, which the coordinator and the leaders refuse from now on, as after FENCE.
+3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So as long as epoch 8 is
+   valid, the marker that A wrote is the newest one.
+4. Driver B takes over before A begins batch 7. Then the coordinator refuses A's OPEN, because B's epoch is newer. A
+   does not know what B wrote. It goes back to FENCE and reads the marker (`Event.LAPSED`).
+
+`may_go_on` says when a driver may begin at OPEN.
 """
 
 from __future__ import annotations
@@ -43,6 +55,7 @@ __all__ = [
     "judge_marker",
     "judge_partitions",
     "judge_version",
+    "may_go_on",
     "plan_digest",
 ]
 
@@ -75,6 +88,8 @@ class Event(enum.Enum):
     """The step failed in a way that no repetition can fix, or another driver has taken over."""
     UNKNOWN = "unknown"
     """COMMIT: no answer came. The driver asks for the outcome and never assumes one."""
+    LAPSED = "lapsed"
+    """OPEN, as the first step: the epoch that the last commit granted is not valid any more."""
 
 
 # An event that the table lacks is illegal.
@@ -86,7 +101,12 @@ TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
         Event.BROKEN: Step.FENCE,
         Event.REFUSED: Step.FAILED,
     },
-    Step.OPEN: {Event.DONE: Step.WRITE, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
+    Step.OPEN: {
+        Event.DONE: Step.WRITE,
+        Event.BROKEN: Step.FENCE,
+        Event.REFUSED: Step.FAILED,
+        Event.LAPSED: Step.FENCE,
+    },
     Step.WRITE: {Event.DONE: Step.VERIFY, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.VERIFY: {Event.DONE: Step.MARK, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.MARK: {Event.DONE: Step.COMMIT, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
@@ -112,11 +132,13 @@ class MicroBatch:
 
     Args:
         max_restarts: How often it may return to FENCE before it fails.
+        goes_on: Whether it begins at OPEN, with the epoch that the driver's last commit granted.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, *, goes_on: bool = False) -> None:
         self._max_restarts = max_restarts
-        self._step = Step.FENCE
+        self._step = Step.OPEN if goes_on else Step.FENCE
+        self._is_carried = goes_on
         self._restarts = 0
         self._commit_sent = False
 
@@ -132,6 +154,11 @@ class MicroBatch:
     def restarts(self) -> int:
         """How often the attempt returned to FENCE for a new transaction."""
         return self._restarts
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether the transaction has the epoch that the driver's last commit granted."""
+        return self._is_carried
 
     @property
     def resumed(self) -> bool:
@@ -153,8 +180,12 @@ class MicroBatch:
             following = TRANSITIONS[self._step][event]
         except KeyError:
             raise IllegalEventError(f"{event.name} at {self._step.name}") from None
+        if event is Event.LAPSED and not self._is_carried:
+            raise IllegalEventError(f"{event.name} at {self._step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
-            self._restarts += 1
+            self._is_carried = False
+            # The first transaction of an attempt is not a restart. If its epoch has lapsed, none was begun.
+            self._restarts += event is not Event.LAPSED
             if self._restarts > self._max_restarts:
                 following = Step.FAILED
         if self._step is Step.COMMIT:
@@ -379,6 +410,20 @@ def _marker_fits(
     if rows is None:
         return MarkerVerdict.COUNT
     return MarkerVerdict.DUPLICATE if marker.rows == rows else MarkerVerdict.OTHER_ROWS
+
+
+def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
+    """Whether a driver may begin a batch at OPEN, under the epoch that its own last commit granted.
+
+    In all other cases the driver begins at FENCE, and judges what it then reads.
+
+    Args:
+        marker: The marker that this driver committed last.
+        batch_id: As in `judge_marker`.
+        query_id: As in `judge_marker`.
+        plan: As in `judge_marker`.
+    """
+    return judge_marker(marker, batch_id, query_id, strict=True, plan=plan) is MarkerVerdict.WRITE
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:

@@ -29,6 +29,7 @@ from kafkasafe.cluster.transactions import (
     OffsetToCommit,
     PartitionsAdded,
     TransactionDescribed,
+    TransactionEnded,
     TransactionIdentity,
     TransactionsInitialized,
 )
@@ -44,6 +45,7 @@ _NO_OFFSET: Final = -1
 _NOT_ATTEMPTED: Final = 55
 _UNSUPPORTED_VERSION: Final = 35
 _CONCURRENT: Final = 51
+_ADDS_ITSELF: Final = 2
 # The coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
@@ -225,23 +227,40 @@ class Coordinator:
             raise _error(48, f"The transaction of {self._id} is {told.state}")
         return set(told.partitions)
 
-    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> None:
-        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out."""
-        self._ask(
+    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> Grant | None:
+        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
+
+        Returns:
+            The grant for the next transaction. None with protocol 1, where only `fence` grants one.
+        """
+        ended: TransactionEnded = self._ask(
             "EndTxn",
             lambda reply: self._transport.end_transaction(_identity(grant), commit, reply),
             timeout_s=timeout_s,
         )
+        following = ended.identity
+        if following is None or grant.protocol < _ADDS_ITSELF:
+            return None
+        number, epoch = following.producer_id, following.epoch
+        # An epoch that is not newer would not lock out the tasks of this transaction.
+        if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
+            return None
+        return Grant(grant.transactional_id, number, epoch, grant.protocol)
 
     # --- the marker: an offset of a group without members ---
 
     def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
-        """Writes the group's offset of a partition as part of the transaction."""
+        """Writes the group's offset of a partition as part of the transaction.
+
+        With protocol 2 (KIP-890) the group's coordinator itself adds the group to the transaction, before it takes the
+        offset. So AddOffsetsToTxn is for protocol 1 only.
+        """
         identity = _identity(grant)
-        self._ask(
-            "AddOffsetsToTxn",
-            lambda reply: self._transport.add_offsets_to_transaction(identity, self._id, reply),
-        )
+        if grant.protocol < _ADDS_ITSELF:
+            self._ask(
+                "AddOffsetsToTxn",
+                lambda reply: self._transport.add_offsets_to_transaction(identity, self._id, reply),
+            )
         offsets = {place: OffsetToCommit(offset, metadata)}
         self._ask(
             "TxnOffsetCommit",

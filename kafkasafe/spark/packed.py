@@ -18,6 +18,15 @@ their size matters.
   no mark has a `begin`.
 - `first`: `Mark.first` in the format of `read`, with `?` for `UNRESOLVED`.
 - `lost`: `why`, `lost_first` and `lost_last` of each partition that lost records.
+
+If `offsets` and `epochs` together are longer than 12,000 characters, three other fields replace them (version 3 of the
+checkpoint's format). The usual cause is that the partitions have had several leaders.
+
+- `least` and `most`: the lowest and the highest next offset.
+- `dense`: the next offset of each partition and the first offset of each of its epochs, in as few characters as
+  possible (`_Dense`).
+- `epochs`: as above, but a first offset is left out, `3,4;;@17,3`. If it is 0, it is in no other field, and its epoch
+  ends with a colon: `3:,4`.
 """
 
 from __future__ import annotations
@@ -31,9 +40,10 @@ from typing import Any, Final
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 
-__all__ = ["pack", "unpack"]
+__all__ = ["is_dense", "pack", "unpack"]
 
 _EPOCHS: Final = 32  # number of epochs that are kept for each partition; older ones are dropped
+_DENSE_FROM: Final = 12_000
 _MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the inflated epochs, in case the data is malformed
 
 
@@ -46,8 +56,10 @@ def pack(marks: Mapping[int, Mark]) -> dict[str, Any]:
         "offsets": ",".join(str(mark.offset) for mark in found),
     }
     if any(mark.lineage.entries for mark in found):
-        text = ";".join(_history(mark) for mark in found)
-        packed["epochs"] = base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
+        packed["epochs"] = _deflate(";".join(_history(mark) for mark in found))
+    if len(packed["offsets"]) + len(packed.get("epochs", "")) > _DENSE_FROM:
+        del packed["offsets"]
+        packed |= _pack_densely(found)
     for name, field in (("read", "begin"), ("first", "first")):
         values = [(mark.offset, getattr(mark, field)) for mark in found]
         if any(value is not None for _, value in values):
@@ -68,10 +80,13 @@ def unpack(packed: Mapping[str, Any]) -> dict[int, Mark]:
         ValueError: A field has an invalid value.
     """
     numbers = [number for part in packed["numbers"].split(",") for number in _range(part)]
-    offsets = [offset_of(int(text)) for text in packed["offsets"].split(",")]
+    histories = _inflate(packed["epochs"]).split(";") if "epochs" in packed else [""] * len(numbers)
+    if is_dense(packed):
+        offsets, histories = _unpack_densely(packed, histories)
+    else:
+        offsets = [offset_of(int(text)) for text in packed["offsets"].split(",")]
     begins = _column(packed, "read", offsets)
     firsts = _column(packed, "first", offsets)
-    histories = _inflate(packed["epochs"]).split(";") if "epochs" in packed else [""] * len(numbers)
     lost: Mapping[str, Any] = packed.get("lost", {})
     marks = {}
     for number, offset, begin, first, history in zip(
@@ -87,6 +102,11 @@ def unpack(packed: Mapping[str, Any]) -> dict[int, Mark]:
             first if first in {None, UNRESOLVED} else offset_of(first),
         )
     return marks
+
+
+def is_dense(packed: Mapping[str, Any]) -> bool:
+    """Returns whether the marks are packed as in version 3."""
+    return "dense" in packed
 
 
 _LOSS: Final = frozenset({"why", "lost_first", "lost_last"})
@@ -131,8 +151,11 @@ def _history(mark: Mark) -> str:
     if not lineage.entries:
         return ""
     end = [] if lineage.end_offset == mark.offset else [f"@{lineage.end_offset}"]
-    newest = lineage.entries[-_EPOCHS:]
-    return ",".join([*end, *(f"{epoch}:{start}" for epoch, start in newest)])
+    return ",".join([*end, *(f"{epoch}:{start}" for epoch, start in _newest(lineage))])
+
+
+def _newest(lineage: Lineage) -> Sequence[tuple[int, int]]:
+    return lineage.entries[-_EPOCHS:]
 
 
 def _lineage(text: str, offset: int) -> Lineage:
@@ -142,6 +165,119 @@ def _lineage(text: str, offset: int) -> Lineage:
     end = int(parts.pop(0)[1:]) if parts[0].startswith("@") else offset
     entries = [part.split(":") for part in parts]
     return Lineage([(int(epoch), int(start)) for epoch, start in entries], end)
+
+
+# --- version 3 --------------------------------------------------------------------------------------------------------
+
+# ASCII that JSON does not escape, without the comma.
+_LETTERS: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in '",\\')
+_DIGITS: Final = [one + other for one in _LETTERS for other in _LETTERS]  # a digit is a pair of letters
+_VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
+_BASE: Final = len(_DIGITS)
+_TOGETHER: Final = 64  # number of partitions whose numbers form one number
+
+
+class _Dense:
+    """Numbers with known bounds, as digits of a mixed radix: a number below n takes log2(n) bits and not a bit more.
+
+    First offsets of epochs are below those of later epochs, and these are below the next offset. So each has a bound
+    that the reader knows before it reads the number.
+
+    Args:
+        text: The digits, with a comma between groups of partitions.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._groups = text.split(",")[::-1]
+        self._left = 0
+        self._count = 0
+
+    def begin(self) -> None:
+        """Goes on to the next partition."""
+        if self._count % _TOGETHER == 0:
+            if not self._groups:
+                raise ValueError("the offsets are damaged: there are too few")
+            group = self._groups.pop()
+            self._left = 0
+            for at in range(0, len(group), 2):
+                self._left = self._left * _BASE + _VALUES[group[at : at + 2]]
+        self._count += 1
+
+    def below(self, bound: int) -> int:
+        """Reads a number from 0 to `bound` - 1."""
+        if bound < 1:
+            raise ValueError("the offsets are damaged: an epoch begins before offset 0")
+        self._left, value = divmod(self._left, bound)
+        return value
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all groups were read."""
+        return not self._groups
+
+    @staticmethod
+    def write(partitions: Sequence[Sequence[tuple[int, int]]]) -> str:
+        """Writes the numbers of each partition, as pairs of a number and its bound, in the order of reading."""
+        texts = []
+        for at in range(0, len(partitions), _TOGETHER):
+            whole = 0
+            for part in partitions[at : at + _TOGETHER][::-1]:
+                for number, bound in part[::-1]:
+                    whole = whole * bound + number
+            digits = []
+            while whole:
+                whole, digit = divmod(whole, _BASE)
+                digits.append(_DIGITS[digit])
+            texts.append("".join(digits[::-1]))
+        return ",".join(texts)
+
+
+def _pack_densely(found: Sequence[Mark]) -> dict[str, Any]:
+    least, most = min(mark.offset for mark in found), max(mark.offset for mark in found)
+    numbers, texts = [], []
+    for mark in found:
+        bound = mark.lineage.end_offset if mark.lineage.entries else 0
+        entries = _newest(mark.lineage)
+        pairs = [(mark.offset - least, most - least + 1)]
+        for _, start in reversed(entries):
+            if start:
+                pairs.append((start - 1, bound))
+                bound = start
+        numbers.append(pairs)
+        end = [f"@{mark.lineage.end_offset}"] if entries and mark.lineage.end_offset != mark.offset else []
+        texts.append(",".join([*end, *(str(epoch) if start else f"{epoch}:" for epoch, start in entries)]))
+    return {"least": least, "most": most, "dense": _Dense.write(numbers), "epochs": _deflate(";".join(texts))}
+
+
+def _unpack_densely(packed: Mapping[str, Any], texts: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Returns the offsets, and the histories as in version 2."""
+    least, most = offset_of(packed["least"]), offset_of(packed["most"])
+    if most < least:
+        raise ValueError(f"the highest offset {most} is below the lowest one {least}")
+    dense = _Dense(packed["dense"])
+    offsets, histories = [], []
+    for text in texts:
+        dense.begin()
+        offset = least + dense.below(most - least + 1)
+        offsets.append(offset)
+        epochs = text.split(",") if text else []
+        end = [epochs.pop(0)] if text.startswith("@") else []
+        bound = int(end[0][1:]) if end else offset
+        told = []
+        for epoch in reversed(epochs):
+            if epoch.endswith(":"):
+                told.append(f"{epoch}0")
+            else:
+                bound = dense.below(bound) + 1
+                told.append(f"{epoch}:{bound}")
+        histories.append(",".join([*end, *reversed(told)]))
+    if not dense.is_read:
+        raise ValueError("the offsets are damaged: there are too many")
+    return offsets, histories
+
+
+def _deflate(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
 
 
 def _inflate(text: str) -> str:

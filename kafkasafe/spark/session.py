@@ -33,8 +33,9 @@ from kafkasafe._core.txn import (
     judge_marker,
     judge_partitions,
     judge_version,
+    may_go_on,
 )
-from kafkasafe._io.appender import FencedError, RestartError
+from kafkasafe._io.appender import Appender, FencedError, RestartError
 from kafkasafe._io.connect import over_sockets
 from kafkasafe._io.transactions import Coordinator, call, identity_of, insist
 from kafkasafe._io.transport import Transport
@@ -102,6 +103,9 @@ class Session:
         self._opened_at = 0.0
         self._partitions = 0
         self._machine = MicroBatch(options.max_restarts)
+        # After a commit: the grant for the next transaction, and the marker that was committed.
+        self._carried: tuple[Grant, Marker] | None = None
+        self._kept: Grant | None = None  # the grant under which only this process appends
 
     def __repr__(self) -> str:
         return f"<Session {self._id}>"
@@ -162,9 +166,12 @@ class Session:
             Exception: The exception that `work` raised. The transaction is aborted.
         """
         began = time.monotonic()
-        machine = self._machine = MicroBatch(self._options.max_restarts)
-        sent: Marker | None = None
+        carried, self._carried = self._carried, None
         grant: Grant | None = None
+        if carried is not None and count is not None and may_go_on(carried[1], batch_id, query_id, plan=plan):
+            grant = carried[0]
+        machine = self._machine = MicroBatch(self._options.max_restarts, goes_on=grant is not None)
+        sent: Marker | None = None
         marker: Marker | None = None
         reports: Sequence[Report] = ()
         failure: BaseException = WaitTimeoutError("No transaction could be started")
@@ -198,10 +205,12 @@ class Session:
                                 mark(grant, marker)
                             case _:
                                 sent = marker
-                                self.commit(grant)
+                                following = self.commit(grant)
+                                if following is not None and marker is not None:
+                                    self._carried = following, marker
             except BaseException as raised:
                 failure = raised
-                event = self._event(step, raised)
+                event = self._event(step, raised, is_carried=machine.is_carried)
                 if event is Event.REFUSED and step in _OPEN and grant is not None and not _is_fenced(raised):
                     self.abort(grant)
                 if event is Event.BROKEN and _is_fenced(raised):
@@ -211,7 +220,7 @@ class Session:
                         " option (up to the brokers' transaction.max.timeout.ms), or make micro-batches smaller."
                     )
                     failure.__cause__ = raised
-            if machine.on(event) is Step.FENCE:
+            if machine.on(event) is Step.FENCE and event is not Event.LAPSED:
                 log.warning("Restarting batch %d of %s: %r", batch_id, self._app_id, failure)
         if machine.step is Step.FAILED:
             if machine.restarts > self._options.max_restarts > 0 and isinstance(failure, Exception):
@@ -231,7 +240,9 @@ class Session:
         rows = sum(report.rows for report in reports)
         return Outcome("resumed" if machine.resumed else "written", rows, machine.restarts, seconds)
 
-    def _event(self, step: Step, failure: BaseException) -> Event:
+    def _event(self, step: Step, failure: BaseException, *, is_carried: bool) -> Event:
+        if step is Step.OPEN and is_carried and (_is_fenced(failure) or _is_spoilt(failure)):
+            return Event.LAPSED
         if _is_fenced(failure):
             # The coordinator returns the same errors to a driver whose transaction timed out and to a driver that was
             # replaced.
@@ -239,7 +250,7 @@ class Session:
             return Event.BROKEN if timed_out and step is not Step.FENCE else Event.REFUSED
         if step is Step.FENCE or not isinstance(failure, Exception):
             return Event.REFUSED
-        if isinstance(failure, RestartError) or getattr(failure, "errno", None) in _SPOILT:
+        if isinstance(failure, RestartError) or _is_spoilt(failure):
             return Event.BROKEN
         if step is Step.COMMIT and (isinstance(failure, KafkaTimeoutError) or classify(failure).retriable):
             return Event.UNKNOWN
@@ -378,6 +389,23 @@ class Session:
         """Adds partitions to the transaction. Adding a partition again has no effect."""
         self._coordinator.add_partitions(grant, places)
 
+    def appender(self, grant: Grant) -> Appender:
+        """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
+
+        The transaction must contain the partitions to which it appends (`add`). No other process may get the grant.
+        """
+        self._kept = grant
+        options = self._options
+        return Appender(
+            self._transport,
+            grant,
+            attempt=0,
+            delivery_timeout_s=options.delivery_timeout_s,
+            request_timeout_ms=options.request_timeout_ms,
+            buffer_bytes=options.buffer_bytes,
+            claims=False,
+        )
+
     def _partition_count(self, topic: str) -> int:
         self._start()
         try:
@@ -390,11 +418,15 @@ class Session:
     def verify(self, grant: Grant, reports: Sequence[Report]) -> None:
         """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
 
+        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
+        of them are checked. If only this process had it (`appender`), the partitions without reports have no records.
+        The others are checked, because a leader may have lost acknowledged records.
+
         Raises:
             RestartError: The leaders hold other rows. No row of the transaction is visible.
         """
         places = {(report.topic, report.partition) for report in reports}
-        known = self._coordinator.partitions(grant)
+        known = None if grant == self._kept else self._coordinator.partitions(grant)
         if known is not None:
             if missing := places - known:
                 raise RestartError(f"{sorted(missing)} are not in the transaction")
@@ -441,9 +473,13 @@ class Session:
         deadline = time.monotonic() + self._options.delivery_timeout_s
         insist(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
 
-    def commit(self, grant: Grant) -> None:
-        """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome."""
-        self._coordinator.end(grant, commit=True)
+    def commit(self, grant: Grant) -> Grant | None:
+        """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome.
+
+        Returns:
+            The grant for the next transaction; None if only FENCE grants one.
+        """
+        return self._coordinator.end(grant, commit=True)
 
     def abort(self, grant: Grant) -> None:
         """Aborts a failed transaction, so that it does not block readers. Tries for only a few seconds."""
@@ -584,6 +620,10 @@ def no_broker(options: SinkOptions, who: str, failed: BaseException) -> ConfigEr
 
 def _is_fenced(failure: BaseException) -> bool:
     return isinstance(failure, FencedError) or getattr(failure, "errno", None) in _FENCED
+
+
+def _is_spoilt(failure: BaseException) -> bool:
+    return getattr(failure, "errno", None) in _SPOILT
 
 
 def _coded(code: int, message: str) -> KafkaError:

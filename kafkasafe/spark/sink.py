@@ -30,8 +30,10 @@ from kafkasafe.spark.tasks import (
     REPORT_SCHEMA,
     RESTART_TAG,
     DirectWrite,
+    EncodeInline,
     EncodeRows,
     SendEncoded,
+    inline_of,
     reports_of,
 )
 from kafkasafe.spark.workers import warn_of_other_python
@@ -203,6 +205,7 @@ class ForeachBatchSink:
         self._options = options
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
+        self._sizes: dict[str, int] = {}  # application id → bytes that the latest micro-batch sent
         self.last: Outcome | None = None
 
     def __repr__(self) -> str:
@@ -246,13 +249,16 @@ class ForeachBatchSink:
             session = self._sessions.get(app_id)
             if session is None:
                 session = self._sessions[app_id] = Session(self._options, app_id)
-            job = _Job(self._options, df, batch_id, session)
+            is_small = self._sizes.pop(app_id, self._options.inline_bytes) < self._options.inline_bytes
+            job = _Job(self._options, df, batch_id, session, is_small=is_small)
             done: Outcome | None = None
             try:
                 plan = plan_of_query(df.sparkSession, query_id, batch_id)
                 done = self.last = session.write(batch_id, query_id or "", job, plan=plan, count=job.count)
                 if done.name == "duplicate" and commits_are_validated(df.sparkSession, query_id):
                     df.write.format("noop").mode("overwrite").save()
+                if done.name == "written":
+                    self._sizes[app_id] = job.totals["bytes"]
             finally:
                 stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
         _served[app_id] = (run, batch_id)
@@ -297,16 +303,34 @@ class _Properties:
 
 
 class _Job:
-    """Runs the tasks that write a data frame under a grant (the transaction's producer id and epoch)."""
+    """Runs the tasks that write a data frame under a grant (the transaction's producer id and epoch).
 
-    def __init__(self, options: SinkOptions, df: DataFrame, batch_id: int, session: Session) -> None:
+    Args:
+        options: Options of the sink.
+        df: The data frame.
+        batch_id: Chooses the partitions of rows that are not bound to one.
+        session: The driver's session.
+        is_small: Whether the rows are probably few. Then the tasks return their batches to the driver, which sends
+            them. This takes one stage of Spark and no claims. If there are more rows than expected, a second job writes
+            them: until then, nothing is sent.
+    """
+
+    def __init__(
+        self, options: SinkOptions, df: DataFrame, batch_id: int, session: Session, *, is_small: bool = False
+    ) -> None:
         self._options = options
         self._batch_id = batch_id
         self._session = session
+        self._is_small = is_small and options.exchange is not True
         self._df, self._columns, self._bound = _checked(df, options)
         self.totals: dict[str, int] = {}
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
+        if self._is_small:
+            batches = self._inline()
+            if batches is not None:
+                return self._send(grant, batches)
+            self._is_small = False
         job, exchange = self._plan(grant)
         with _with_settings(job, _exchange_settings(self._df) if exchange else {}) as job:
             try:
@@ -314,9 +338,40 @@ class _Job:
             except Exception as failed:
                 raise _translated(failed) from failed
         for name in ("bytes", "retries"):
-            self.totals[name] = self.totals.get(name, 0) + sum(row[name] for row in rows)
+            self._count(name, sum(row[name] for row in rows))
         self._check_stages(rows)
         return reports_of(rows)
+
+    def _count(self, name: str, number: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + number
+
+    def _inline(self) -> list[tuple[str, int, bytearray]] | None:
+        """Has the tasks encode the rows. Returns (topic, partition, batch), or None if there are too many.
+
+        Spark returns the result of one attempt of each task, and an attempt has no effect outside of Spark. So it does
+        not matter how often a task or a stage runs.
+        """
+        topic, count = self._options.topic, self._session.partitions
+        counts = {} if topic is None else {topic: count}
+        encode = EncodeRows(options=self._options, counts=counts, slots=1, turn=self._batch_id)
+        job = map_in_arrow(self._df, EncodeInline(encode), ENCODED_SCHEMA, columns=self._columns)
+        try:
+            return inline_of(job.collect())
+        except Exception as failed:
+            raise _translated(failed) from failed
+
+    def _send(self, grant: Grant, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
+        added = {(self._options.topic, number) for number in range(self._session.partitions)}
+        if new := {(topic, partition) for topic, partition, _ in batches} - added:
+            self._session.add(grant, new)
+        appender = self._session.appender(grant)
+        try:
+            for topic, partition, data in batches:
+                appender.append(topic, partition, data)
+            return appender.finish()
+        finally:
+            self._count("bytes", appender.bytes)
+            self._count("retries", appender.retries)
 
     def count(self) -> int:
         """Counts the rows of the data frame."""

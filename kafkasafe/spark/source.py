@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, error, read_options
 from kafkasafe.spark.planner import Planner, Range
-from kafkasafe.spark.positions import INITIAL, Positions
+from kafkasafe.spark.positions import INITIAL, Positions, Recent
 from kafkasafe.spark.reading import read
 from kafkasafe.spark.workers import spare_collections, warn_of_other_python
 
@@ -153,6 +153,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: Planner | None = None
+        self._recent = Recent()
         self._start: Positions | None = None  # end of the latest range; None: nothing was planned yet
 
     @property
@@ -177,15 +178,15 @@ class StreamReader(_Reading, DataSourceStreamReader):
             self._start = self._planner.opening()
         else:
             self._start = self._planner.latest(self._start)
-        return self._start.encode()
+        return self._recent.encode(self._start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Divides a micro-batch into ranges."""
-        until = Positions.decode(end)
+        begin, until = self._recent.decode(start), self._recent.decode(end)
         if self._start is None:
             # Spark repeats a batch that the previous run of the query planned.
             self._start = until
-        ranges = self._planner.ranges(Positions.decode(start), until)
+        ranges = self._planner.ranges(begin, until)
         return [InputPartition(piece) for piece in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:

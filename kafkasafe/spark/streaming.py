@@ -49,7 +49,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
                     least = 0
             case _:
                 pass
-        begin = Positions.decode(start)
+        begin = self._recent.decode(start)
         if begin.initial:
             if self._first is None:
                 self._first = self._planner.first()
@@ -58,7 +58,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         if end == begin:
             return start  # unchanged: with another JSON text Spark would run an empty batch
         self._planned_at = time.monotonic()
-        return end.encode()
+        return self._recent.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Limits this run to the records that exist now. The next run reads later records."""

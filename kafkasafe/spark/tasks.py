@@ -2,8 +2,10 @@
 
 It takes Arrow batches, appends their records to Kafka, and returns a report.
 
-A job has one of two shapes:
+A job has one of three shapes:
 
+- *Inline*, if the previous micro-batch was small. The tasks only encode rows into batches, and return them to the
+  driver, which sends them.
 - *Direct*, if any row may go to any partition. Each task sends its rows to one partition, which no other task uses.
 - *With an exchange*, if rows are bound to partitions by a key or by the column `partition`. The tasks of a first stage
   only encode rows into batches. A failure in this stage has no effect in Kafka, and Spark repeats the task. Then
@@ -46,8 +48,11 @@ __all__ = [
     "REPORT_SCHEMA",
     "RESTART_TAG",
     "DirectWrite",
+    "EncodeInline",
     "EncodeRows",
     "SendEncoded",
+    "inline_limit",
+    "inline_of",
     "reports_of",
     "transport_of",
 ]
@@ -79,6 +84,11 @@ _PIECE_BYTES: Final = 8 * 1024 * 1024
 # Before an exchange, the encoder makes such a small first batch only for a partition with more rows than this. With
 # fewer rows, it is cheaper to let the sender split the first batch for its claim.
 _HEAD_FROM: Final = 1024
+# Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
+# of thousands of tasks would fill the driver's memory.
+_FIRST_TASKS: Final = 64
+_LATER_INLINE_BYTES: Final = 64 * 1024
+_TOO_LARGE: Final = -1  # the slot of a row that stands for batches above the limit
 
 _arrow: Any = pa
 
@@ -286,6 +296,11 @@ class DirectWrite(_Sender):
         yield from self.send([([place], encoded())], alone=True)
 
 
+def inline_limit(options: SinkOptions, task: int) -> int:
+    """Returns how many bytes of encoded batches a task may send to the driver."""
+    return options.inline_bytes if task < _FIRST_TASKS else min(options.inline_bytes, _LATER_INLINE_BYTES)
+
+
 def partition_count(options: SinkOptions, topic: str) -> int:
     """Asks the brokers how many partitions a topic has. Only tasks call this function.
 
@@ -373,18 +388,62 @@ class EncodeRows:
     def _out(self, packed: Packed) -> Any:
         (topic, partition), rows, data = packed
         slot = (partition if topic in self.counts else partition + zlib.crc32(topic.encode())) % self.slots
-        # Wrap the batch without copying it. `_arrow.array([data])` would copy it.
-        ends = _arrow.py_buffer(np.array([0, len(data)], np.int32))
-        buffers = [None, ends, _arrow.py_buffer(data)]
-        return _arrow.record_batch(
-            {
-                "slot": _arrow.array([slot], _arrow.int32()),
-                "topic": _arrow.array([topic], _arrow.string()),
-                "partition": _arrow.array([partition], _arrow.int32()),
-                "rows": _arrow.array([rows], _arrow.int32()),
-                "data": _arrow.Array.from_buffers(_arrow.binary(), 1, buffers),
-            }
-        )
+        return encoded_batch(slot, topic, partition, rows, data)
+
+
+@dataclass(frozen=True)
+class EncodeInline:
+    """`mapInArrow` function of a job whose encoded batches the driver collects and sends.
+
+    A task whose batches are larger than `inline_limit` yields one row with slot -1 instead. So the driver's memory is
+    bounded, and the driver learns that it has to write the rows by another job.
+
+    Attributes:
+        encode: Encodes the rows.
+    """
+
+    encode: EncodeRows
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Encodes all rows of the task and yields the batches, or the row with slot -1."""
+        limit = inline_limit(self.encode.options, _context().partitionId())
+        held = []
+        size = 0
+        for encoded in self.encode(rows):
+            size += encoded.nbytes
+            if size > limit:
+                for _ in rows:
+                    pass  # A worker is used again only if it has read all of its task's rows.
+                yield encoded_batch(_TOO_LARGE, "", -1, 0, b"")
+                return
+            held.append(encoded)
+        yield from held
+
+
+def inline_of(rows: Iterable[Any]) -> list[tuple[str, int, bytearray]] | None:
+    """Converts rows of `EncodeInline` into (topic, partition, batch); None if a task's batches were too large."""
+    found = []
+    for row in rows:
+        if row["slot"] == _TOO_LARGE:
+            return None
+        found.append((row["topic"], row["partition"], bytearray(row["data"])))
+    return found
+
+
+def encoded_batch(slot: int, topic: str, partition: int, rows: int, data: Any) -> Any:
+    """Makes a row of `ENCODED_SCHEMA`."""
+    # Wrap the batch without copying it. `_arrow.array([data])` would copy it.
+    ends = _arrow.py_buffer(np.array([0, len(data)], np.int32))
+    buffers = [None, ends, _arrow.py_buffer(data)]
+    return _arrow.record_batch(
+        {
+            "slot": _arrow.array([slot], _arrow.int32()),
+            "topic": _arrow.array([topic], _arrow.string()),
+            "partition": _arrow.array([partition], _arrow.int32()),
+            "rows": _arrow.array([rows], _arrow.int32()),
+            "data": _arrow.Array.from_buffers(_arrow.binary(), 1, buffers),
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from kafkasafe._core.txn import Grant, Report
-from kafkasafe._io.appender import Appender
 from kafkasafe._io.staging import Staged, Stager, fetch_staged
 from kafkasafe._io.transport import Transport
 from kafkasafe.errors import UsageError
@@ -36,7 +35,7 @@ from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.source import arrow_type
-from kafkasafe.spark.tasks import EncodeRows, partition_count, transport_of
+from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 
@@ -48,10 +47,6 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _NO_BATCH: Final = -1
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
-# Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
-# of thousands of tasks would fill the driver's memory.
-_FIRST_TASKS: Final = 64
-_LATER_INLINE_BYTES: Final = 64 * 1024
 _ROWS: Final = 10_000
 
 
@@ -210,8 +205,7 @@ class _Kept:
 
     def __init__(self, options: SinkOptions, task: int) -> None:
         self._options = options
-        limit = options.inline_bytes
-        self._limit = limit if task < _FIRST_TASKS else min(limit, _LATER_INLINE_BYTES)
+        self._limit = inline_limit(options, task)
         self._held: list[Inline] = []
         self._bytes = 0
         self._stager: Stager | None = None
@@ -366,22 +360,14 @@ class _Work:
         return self._rows
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
-        options, transport = self._options, self._session.transport
+        transport = self._session.transport
         pieces: list[Inline | Staged] = [*self._inline, *self._staged]
-        places = {(piece.topic, piece.partition) for piece in pieces}
-        if places:
-            # If the option `topic` is set, the transaction already contains the topic's partitions, except those that
-            # were created after it began.
+        # If the option `topic` is set, the transaction already contains the topic's partitions, except those that were
+        # created after it began.
+        known = {(self._options.topic, number) for number in range(self._session.partitions)}
+        if places := {(piece.topic, piece.partition) for piece in pieces} - known:
             self._session.add(grant, places)
-        appender = Appender(
-            transport,
-            grant,
-            attempt=0,
-            delivery_timeout_s=options.delivery_timeout_s,
-            request_timeout_ms=options.request_timeout_ms,
-            buffer_bytes=options.buffer_bytes,
-            claims=False,  # the grant never leaves this process
-        )
+        appender = self._session.appender(grant)
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))

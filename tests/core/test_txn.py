@@ -23,6 +23,7 @@ from kafkasafe._core.txn import (
     judge_marker,
     judge_partitions,
     judge_version,
+    may_go_on,
     plan_digest,
 )
 
@@ -43,13 +44,19 @@ class SequenceError(Exception):
 
 @dataclass
 class Kafka:
-    """One transactional id: its coordinator, two partitions of a topic, and the marker."""
+    """One transactional id: its coordinator, two partitions of a topic, and the marker.
+
+    `grants`: a commit grants the next epoch (protocol 2).
+    """
 
     epoch: int = -1
+    grants: bool = False
     open: bool = False
     logs: dict = field(default_factory=lambda: {p: [] for p in PARTITIONS})  # (epoch, sequence, row)
     pending_marker: Marker | None = None
     marker: Marker | None = None
+    ended: int = -2
+    """The epoch of the last commit, if it granted the next one."""
     aborted: set = field(default_factory=set)
     committed: set = field(default_factory=set)
 
@@ -86,11 +93,17 @@ class Kafka:
         self.pending_marker = marker
 
     def commit(self, grant):
+        if self.grants and (grant.epoch, self.epoch) == (self.ended, self.ended + 1):
+            return Grant("app", 7, self.epoch)  # repeated; this transaction has ended
         self._check(grant)
         if not self.open and grant.epoch not in self.committed:
             raise FencedError
         if self.open:
             self._end(commit=True)
+        if not self.grants:
+            return None
+        self.ended, self.epoch = self.epoch, self.epoch + 1
+        return Grant("app", 7, self.epoch)
 
     def _check(self, grant):
         if grant.epoch != self.epoch:
@@ -121,6 +134,8 @@ class Driver:
         self.strict = strict
         self.written = 0
         self.grants = []
+        self.carried = None
+        self.fences = 0
 
     def do(self, operation):
         self.operations += 1
@@ -132,14 +147,25 @@ class Driver:
         return result
 
     def write(self, batch_id, rows):
-        machine = MicroBatch(max_restarts=5)
+        carried, self.carried = self.carried, None
         grant, reports = None, []
+        if carried is not None and may_go_on(carried[1], batch_id, "q", plan=str(rows)):
+            grant = carried[0]
+            self.grants.append(grant)
+        machine = MicroBatch(max_restarts=5, goes_on=grant is not None)
         while not machine.over:
+            step = machine.step
             try:
-                event = self._step(machine.step, batch_id, rows, grant, reports)
-                if isinstance(event, Grant):
+                event = self._step(step, batch_id, rows, grant, reports)
+                if isinstance(event, Grant) and step is Step.COMMIT:
+                    self.carried, event = (event, Marker(batch_id + 1, "q", len(rows), str(rows))), Event.DONE
+                elif isinstance(event, Grant):
                     grant, event = event, Event.DONE
                     self.grants.append(grant)
+            except FencedError:
+                if step is not Step.OPEN or not machine.is_carried:
+                    raise
+                event = Event.LAPSED
             except (WorkerDiedError, SequenceError):
                 event = Event.BROKEN
             except TimeoutError:
@@ -153,6 +179,7 @@ class Driver:
         match step:
             case Step.FENCE:
                 reports.clear()
+                self.fences += 1
                 if self.mutant == "no fence" and kafka.epoch >= 0:
                     return Grant("app", 7, kafka.epoch)
                 return self.do(kafka.fence)
@@ -191,7 +218,11 @@ class Driver:
                     if self.mutant != "commit never arrived":
                         kafka.commit(grant)
                     raise TimeoutError
-                self.do(lambda: kafka.commit(grant))
+                following = self.do(lambda: kafka.commit(grant))
+                if self.mutant == "same epoch again":
+                    return grant
+                if following is not None:
+                    return following
         return Event.DONE
 
     def _append_all(self, grant, partition, part):
@@ -215,9 +246,9 @@ BATCHES = [["a1", "a2", "a3", "a4", "a5"], ["b1", "b2", "b3"], ["c1", "c2", "c3"
 ROWS = sorted(row for rows in BATCHES for row in rows)
 
 
-def run(crashes, *, mutant=None, zombies=True):
+def run(crashes, *, mutant=None, zombies=True, grants=False):
     """Spark: batch after batch; a life that crashed is followed by one that repeats the last batch."""
-    kafka = Kafka()
+    kafka = Kafka(grants=grants)
     plans = iter(crashes)
     old_grants = []
     batch_id = 0
@@ -242,6 +273,12 @@ def run(crashes, *, mutant=None, zombies=True):
                     continue
                 with pytest.raises(FencedError):
                     kafka.append(grant, 0, 0, "zombie")
+                if grants and (grant.epoch, kafka.epoch) == (kafka.ended, kafka.ended + 1):
+                    # A repeated EndTxn is answered, and changes nothing.
+                    before = kafka.visible(), kafka.open, kafka.epoch
+                    kafka.commit(grant)
+                    assert (kafka.visible(), kafka.open, kafka.epoch) == before
+                    continue
                 with pytest.raises(FencedError):
                     kafka.commit(grant)
     return kafka
@@ -256,9 +293,10 @@ def every_crash():
         yield [(first, False), (second, True)]
 
 
-def test_a_crash_at_every_step_leaves_each_row_once():
+@pytest.mark.parametrize("grants", [False, True])
+def test_a_crash_at_every_step_leaves_each_row_once(grants):
     for crashes in every_crash():
-        kafka = run(crashes)
+        kafka = run(crashes, grants=grants)
         assert kafka.visible() == ROWS, crashes
         assert kafka.marker == Marker(len(BATCHES), "q", len(BATCHES[-1]), str(BATCHES[-1]))
 
@@ -273,6 +311,47 @@ def test_without_one_of_its_rules_the_protocol_fails(mutant):
         return kafka is None or kafka.visible() != ROWS
 
     assert any(wrong(crashes) for crashes in every_crash())
+
+
+def test_a_driver_goes_on_after_its_own_commit_without_a_fence():
+    kafka = Kafka(grants=True)
+    driver = Driver(kafka)
+    for batch_id, rows in enumerate(BATCHES):
+        assert driver.write(batch_id, rows).step is Step.WRITTEN
+    assert driver.fences == 1
+    assert kafka.visible() == ROWS
+    assert len({grant.epoch for grant in driver.grants}) == len(BATCHES)
+
+
+def test_a_driver_that_would_go_on_after_another_one_begins_at_the_fence():
+    kafka = Kafka(grants=True)
+    old, new = Driver(kafka), Driver(kafka)
+    old.write(0, BATCHES[0])
+    assert new.write(1, BATCHES[1]).step is Step.WRITTEN
+    machine = old.write(1, BATCHES[1])  # what it knows says that batch 1 is not written
+    assert (machine.step, machine.restarts, machine.resumed) == (Step.DUPLICATE, 0, False)
+    assert not machine.committed_by_us
+    assert old.fences == 2
+    assert old.write(2, BATCHES[2]).step is Step.WRITTEN
+    assert kafka.visible() == ROWS
+
+
+@pytest.mark.parametrize(("batch_id", "query"), [(0, "q"), (2, "q"), (1, "other")])
+def test_what_a_driver_did_not_commit_itself_is_read_behind_a_fence(batch_id, query):
+    assert not may_go_on(Marker(1, "q", 5, "p"), batch_id, query, plan="p")
+    assert may_go_on(Marker(1, "q", 5, "p"), 1, "q", plan="p 1")
+
+
+def test_without_a_new_epoch_a_late_task_of_the_last_batch_gets_into_the_next():
+    """Why a driver goes on only if the commit granted an epoch."""
+    kafka = Kafka()
+    driver = Driver(kafka, mutant="same epoch again")
+    driver.write(0, BATCHES[0])
+    (last,) = driver.grants
+    kafka.begin(driver.carried[0])
+    before = sum(map(len, kafka.logs.values()))
+    kafka.append(last, 0, len([entry for entry in kafka.logs[0] if entry[0] == last.epoch]), "late")
+    assert sum(map(len, kafka.logs.values())) == before + 1
 
 
 def test_the_marker_before_the_fence_fails_when_another_driver_commits_in_between():
@@ -329,13 +408,22 @@ def test_restarts_are_bounded():
 def test_every_step_has_its_ends_and_nothing_else_is_legal():
     for step in Step:
         for event in Event:
-            machine = MicroBatch(max_restarts=9)
+            machine = MicroBatch(max_restarts=9, goes_on=True)
             machine._step = step
             if event in TRANSITIONS.get(step, {}):
                 machine.on(event)
             else:
                 with pytest.raises(IllegalEventError):
                     machine.on(event)
+
+
+def test_only_an_epoch_that_a_commit_granted_lapses():
+    machine = MicroBatch(max_restarts=0, goes_on=True)
+    assert machine.on(Event.LAPSED) is Step.FENCE
+    machine.on(Event.DONE)
+    assert machine.on(Event.DONE) is Step.OPEN
+    with pytest.raises(IllegalEventError, match="an epoch that FENCE granted"):
+        machine.on(Event.LAPSED)
 
 
 W, D, C = MarkerVerdict.WRITE, MarkerVerdict.DUPLICATE, MarkerVerdict.COUNT

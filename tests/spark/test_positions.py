@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import ConfigError
+from kafkasafe.spark import packed
 from kafkasafe.spark.listener import _offsets
 from kafkasafe.spark.marks import UNRESOLVED, Mark
-from kafkasafe.spark.packed import pack
-from kafkasafe.spark.positions import INITIAL, Positions, divide, ranges_between, share
+from kafkasafe.spark.packed import pack, unpack
+from kafkasafe.spark.positions import INITIAL, Positions, Recent, divide, ranges_between, share
 
 marks = st.builds(
     lambda offset, lineage, loss, first: Mark(offset, lineage, *loss, first=first),
@@ -52,20 +53,24 @@ def test_positions_survive_sparks_json(found: dict[Any, Mark], initial: bool) ->
     st.integers(0, 3),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_topics_of_any_size_survive_sparks_json(
-    found: dict[int, Mark], run: int, is_large: bool, initial: bool
+    found: dict[int, Mark], run: int, is_large: bool, initial: bool, is_dense: bool
 ) -> None:
     marks = {("other", 1): Mark(5, Lineage([(0, 0)], 5))}
     marks |= {("t", number): Mark(number) for number in range(run * 7, run * 7 + (150 if is_large else 10))}
     marks |= {("t", number): mark for number, mark in found.items()}
     positions = Positions(marks, {"t": b"\x01\xff"}, initial)
-    written = json.dumps(positions.encode())
-    read = Positions.decode(json.loads(written))
-    assert same(read, positions)
-    assert json.dumps(read.encode()) == written
+    with pytest.MonkeyPatch.context() as patched:
+        if is_dense:
+            patched.setattr(packed, "_DENSE_FROM", 0)
+        written = json.dumps(positions.encode())
+        read = Positions.decode(json.loads(written))
+        assert same(read, positions)
+        assert json.dumps(read.encode()) == written
     number_of = sum(topic == "t" for topic, _ in marks)
-    assert json.loads(written)["kafkasafe"] == (2 if number_of >= 100 else 1)
+    assert json.loads(written)["kafkasafe"] == (1 if number_of < 100 else 3 if is_dense else 2)
     assert _offsets(written) == {(topic, str(number)): mark.offset for (topic, number), mark in marks.items()}
 
 
@@ -87,7 +92,26 @@ def test_an_entry_of_a_thousand_partitions_is_small() -> None:
     """In version 1 it was 55 kB and more."""
     assert entry_bytes(1000, 1, is_first=False) < 15_000
     assert entry_bytes(1000, 1, is_first=True) < 15_000
-    assert entry_bytes(1000, 3, is_first=False) < 30_000
+    # 27 kB in version 2. The offsets alone, as text, take 11 kB.
+    assert entry_bytes(1000, 3, is_first=False) < 15_000
+
+
+def test_the_latest_entries_are_not_decoded_again() -> None:
+    recent = Recent()
+    first, second, third = (
+        Positions({("t", number): Mark(number) for number in range(size)}) for size in (99, 100, 101)
+    )
+    texts = [json.dumps(recent.encode(positions)) for positions in (first, second)]
+    assert [recent.decode(json.loads(text)) for text in texts] == [first, second]
+    assert recent.decode(json.loads(texts[0])) is first
+    assert recent.decode(json.loads(texts[1])) is second
+    other = recent.decode(third.encode())
+    assert other is not third
+    assert other == third
+    assert recent.decode(third.encode()) is other
+    again = recent.decode(json.loads(texts[0]))
+    assert again is not first
+    assert again == first
 
 
 def test_version_1_of_a_thousand_partitions_is_read() -> None:
@@ -108,13 +132,29 @@ PACKED: dict[str, Any] = pack(
 )
 
 
+DENSE: dict[str, Any] = pack(
+    {
+        number: Mark(10**12 + number, Lineage([(0, 0), (7, 10**11 - number)], 10**12 + number))
+        for number in range(1000)
+    }
+)
+
+
+def test_what_is_packed_densely_is_as_documented() -> None:
+    assert set(DENSE) == {"numbers", "least", "most", "dense", "epochs"}
+    assert (DENSE["numbers"], DENSE["least"], DENSE["most"]) == ("0-999", 10**12, 10**12 + 999)
+    assert zlib.decompress(base64.b64decode(DENSE["epochs"])) == b";".join([b"0:,7"] * 1000)
+    assert json.dumps(DENSE["dense"]) == f'"{DENSE["dense"]}"'
+    assert unpack(DENSE)[999].lineage.entries == ((0, 0), (7, 10**11 - 999))
+
+
 def test_what_is_packed_is_as_documented() -> None:
     assert {**PACKED, "epochs": ""} == {"numbers": "0-2", "offsets": "1,2,3", "epochs": ""}
     assert zlib.decompress(base64.b64decode(PACKED["epochs"])) == b"0:0;0:0;0:0"
     loss = Mark(9, Lineage([(2, 3)], 8), 4, "retention", (1, 3))
-    packed = pack({0: Mark(5), 7: loss, 8: Mark(6, first=UNRESOLVED), 9: Mark(7, first=2)})
-    assert zlib.decompress(base64.b64decode(packed.pop("epochs"))) == b";@8,2:3;;"
-    assert packed == {
+    told = pack({0: Mark(5), 7: loss, 8: Mark(6, first=UNRESOLVED), 9: Mark(7, first=2)})
+    assert zlib.decompress(base64.b64decode(told.pop("epochs"))) == b";@8,2:3;;"
+    assert told == {
         "numbers": "0,7-9",
         "offsets": "5,9,6,7",
         "read": ",5,,",
@@ -126,7 +166,14 @@ def test_what_is_packed_is_as_documented() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"kafkasafe": 3, "topics": {}},
+        {"kafkasafe": 4, "topics": {}},
+        {"kafkasafe": 2, "topics": {"orders": {"packed": DENSE}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "dense": DENSE["dense"][1:]}}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "dense": DENSE["dense"] + ",!!"}}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "dense": DENSE["dense"].split(",")[0]}}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "most": DENSE["least"] - 1}}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "numbers": "0-7"}}}},
+        {"kafkasafe": 3, "topics": {"orders": {"packed": {**DENSE, "epochs": PACKED["epochs"]}}}},
         {"kafkasafe": 1, "topics": {"orders": {"packed": PACKED}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "offsets": "1,2"}}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "offsets": "1,2,-3"}}}},

@@ -6,11 +6,13 @@ import re
 
 import pytest
 from confluent_kafka import Producer
-from sinks import new_name, options
+from sinks import new_name, options, values
 
-from kafkasafe._core.txn import Marker
-from kafkasafe._io.appender import FencedError
-from kafkasafe._io.transactions import _error
+from kafkasafe._core import batch
+from kafkasafe._core.txn import Marker, Report
+from kafkasafe._io.appender import FencedError, RestartError
+from kafkasafe._io.transactions import Coordinator, _error
+from kafkasafe.errors import CheckpointMismatchError
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
 
@@ -96,3 +98,125 @@ def test_a_batch_that_takes_longer_than_its_transaction_names_the_option(make, m
 )
 def test_a_missing_right_is_named(code, message, right):
     assert re.search(f"{message}: this user needs the permission {right}", str(_error(code, message)))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The kinds of requests to coordinators, in order."""
+    names = []
+    real = Coordinator._ask
+
+    def ask(self, kind, make, parse, *, api, **how):
+        names.append(api)
+        return real(self, kind, make, parse, api=api, **how)
+
+    monkeypatch.setattr(Coordinator, "_ask", ask)
+    return names
+
+
+def test_a_driver_goes_on_with_the_epoch_that_its_commit_granted(kafka, make, asked):
+    session = make()
+    grants = []
+
+    def work(grant):
+        grants.append(grant)
+        return []
+
+    for batch_id in range(3):
+        done = session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0)
+        assert (done.name, done.restarts) == ("written", 0)
+    assert asked.count("InitProducerId") == asked.count("OffsetFetch") == 1
+    assert "AddOffsetsToTxn" not in asked  # protocol 2
+    first, *later = ((grant.producer_id, grant.epoch) for grant in grants)
+    assert later == [(first[0], first[1] + number) for number in (1, 2)]
+    # What the brokers have: the newest marker is the third one.
+    other = make()
+    other.fence()
+    assert other.marker() == Marker(3, "q", 0, "plan 2")
+
+
+def test_a_driver_that_was_replaced_between_two_batches_reads_what_the_other_one_wrote(kafka, make, asked):
+    old, new = make(), make()
+    assert write(old, 0) == "written"
+    assert write(new, 1) == "written"
+    done = old.write(1, "q", lambda _: pytest.fail("it is written"), plan="plan 1", count=lambda: 0)
+    assert (done.name, done.restarts) == ("duplicate", 0)
+    assert write(old, 2) == "written"
+    with pytest.raises(CheckpointMismatchError):
+        write(new, 2 + 2)
+    assert write(new, 3) == "written"
+
+
+def test_a_batch_that_failed_is_followed_by_a_fence(kafka, make, asked):
+    session = make()
+    assert write(session, 0) == "written"
+    with pytest.raises(ZeroDivisionError):
+        session.write(1, "q", lambda _: 1 // 0, plan="plan 1", count=lambda: 0)
+    asked.clear()
+    assert write(session, 1) == "written"
+    assert "InitProducerId" in asked
+    assert "OffsetFetch" in asked
+
+
+def test_tasks_of_the_last_batch_are_locked_out_of_the_next(kafka, make):
+    session = make()
+    topic = session._options.topic
+    grants = []
+
+    def append(grant):
+        appender = session.appender(grant)
+        data = batch.encode([None], [b"x"], timestamps=1)
+        appender.append(topic, 0, bytearray(data))
+        return appender.finish()
+
+    def work(grant):
+        grants.append(grant)
+        if len(grants) > 1:
+            with pytest.raises((FencedError, RestartError)):
+                append(grants[0])
+        return append(grant)
+
+    for batch_id in range(2):
+        done = session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0)
+        assert (done.name, done.rows, done.restarts) == ("written", 1, 0)
+    assert values(kafka, topic, committed=False) == {b"x": 2}
+
+
+def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafka, make, mocker):
+    described, asked = mocker.spy(Coordinator, "producers"), mocker.spy(Coordinator, "partitions")
+    session = make()
+    topic = session._options.topic
+
+    def send(grant):
+        appender = session.appender(grant)
+        appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
+        return appender.finish()
+
+    def as_tasks(_):
+        return []
+
+    for batch_id, work, places in (
+        (0, as_tasks, [(topic, 0), (topic, 1)]),
+        (1, send, [(topic, 1)]),
+        (2, as_tasks, [(topic, 0), (topic, 1)]),
+    ):
+        assert session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0).name == "written"
+        assert sorted(described.call_args.args[1]) == places
+    assert asked.call_count == 2
+
+
+def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, make):
+    session = make(maxRestarts=1)
+    topic = session._options.topic
+    sent = []
+
+    def send(grant):
+        appender = session.appender(grant)
+        appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
+        (report,) = appender.finish()
+        sent.append(grant)
+        return [Report(topic, 1, report.rows + (len(sent) == 1))]
+
+    done = session.write(0, "q", send, plan="plan 0", count=lambda: 0)
+    assert (done.name, done.rows, done.restarts) == ("resumed", 1, 1)
+    assert values(kafka, topic) == {b"x": 1}
