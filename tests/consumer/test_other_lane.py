@@ -123,6 +123,7 @@ def test_assign_waits_for_a_batch_that_the_producer_adopts(fake_kafka, servers, 
     with consumer, SafeProducer(**another(first, "client id", tmp_path)) as producer:
         leave_a_batch(fake_kafka, consumer, first)
         copy_on(fake_kafka, consumer, producer, RECORDS)
+    SafeProducer(**first).close()
     assert output(servers) == list(range(RECORDS))
 
 
