@@ -8,22 +8,15 @@ from __future__ import annotations
 import time
 
 import pytest
+import test_read_again
 from kafka.errors import KafkaTimeoutError
 from test_read_again import PLACE, RECORDS, committed, copy_next, leave_a_batch, member, output, polled
 
 from kafkasafe import SafeProducer, UsageError
 from kafkasafe.errors import BatchDroppedError
 
-
-@pytest.fixture
-def servers(fake_kafka, tmp_path):
-    fake_kafka.create_topic("in", partitions=1)
-    fake_kafka.create_topic("out", partitions=1)
-    with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "in") as made:
-        for number in range(RECORDS):
-            made.send("in", b"%d" % number)
-        made.flush(60)
-    return fake_kafka.bootstrap_servers
+servers = test_read_again.servers
+"""A fixture: the cluster has records to be copied."""
 
 
 @pytest.fixture
