@@ -31,6 +31,7 @@ from kafkasafe._io.batch_offsets import BatchFate, check_settings
 from kafkasafe._io.callbacks import take
 from kafkasafe._io.engine.parcels import Parcel, leaves
 from kafkasafe._io.engine.slips import Slip
+from kafkasafe._io.own_lane import OwnLane
 from kafkasafe._io.refusals import because
 from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
 from kafkasafe._producing.chunk import Chunk
@@ -367,6 +368,10 @@ class AtomicBatch:
         """
 
     @property
+    def _lane(self) -> OwnLane:
+        return self._parts.delivery.pump.own_lane
+
+    @property
     def _dropped(self) -> bool:
         return self._fate.get(_FATE, self) is None
 
@@ -524,13 +529,18 @@ class AtomicBatch:
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
                 offsets that `committed` returns.
+            UsageError: With a SafeConsumer: another producer has an open batch with its offsets. Or a batch with
+                offsets of a consumer that uses `assign` is left in another lane, and may still be committed. The
+                message says what to do; this batch stays open.
+            KafkaTimeoutError: With a SafeConsumer: a batch of another producer with its offsets had no outcome within
+                the consumer's `request_timeout_ms`. This batch stays open.
         """
         self._check_open()
         if hasattr(offsets, "_offer_positions"):
             check_settings(offsets)
             fate = self._claim(offsets.config["group_id"])
             try:
-                self._take_offer(fate, *offsets._offer_positions(fate))
+                self._take_offer(fate, *offsets._offer_positions(fate, self._lane))
             except BatchDroppedError:
                 self.drop()
                 raise

@@ -30,7 +30,7 @@ from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._core.health import ConsumerHealth
 from kafkasafe._core.patience import closing_timeout, seconds_of
-from kafkasafe._core.readings import Fate
+from kafkasafe._core.readings import Carrier, Fate, Lane
 from kafkasafe._io.lineage_file import LineageMemory
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._io.stats import Reading as MetricReading
@@ -493,8 +493,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.decisions.due(tp)):
                 raise reading.decisions.error(undecided)
 
-    def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
-        """Return what an atomic batch needs to commit this consumer's offsets.
+    def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+        """Return what an atomic batch of this lane needs to commit this consumer's offsets.
 
         The result has four items: the positions after records that were returned and are in no batch yet; the group's
         metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
@@ -503,6 +503,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Raises:
             LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
             BatchDroppedError: See `kafkasafe._consuming.rereading`.
+            UsageError: See `kafkasafe._consuming.other_lanes`.
+            WaitTimeoutError: See `kafkasafe._consuming.other_lanes`.
         """
         reading = self._reading
         if undecided := reading.decisions.due():
@@ -513,8 +515,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         group = me.group_metadata()
         is_assigned = not reading.port.is_subscribed()
         positions = reading.port.committable()
+        member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
         moved, readings, claims = reading.rereading.offer(
-            fate, positions, is_member=group.generation_id >= 0 or is_assigned, is_assigned=is_assigned
+            fate, positions, Carrier(lane, member), str(group.group_id), is_assigned=is_assigned
         )
         return moved, group, readings, claims
 

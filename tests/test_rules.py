@@ -166,6 +166,7 @@ TESTS = {
     "A reading that began before another": (
         "test_a_reading_that_began_before_an_earlier_incarnation_moved_the_group_is_void"
     ),
+    "A consumer's undecided batches are in one lane": "test_a_member_goes_on_with_another_lane",
     "A refusal is assigned to an atomic batch only": "test_what_is_refused_of_one_is_not_the_others_fate",
     "A partition is surveyed while": "test_a_transaction_ends_in_the_topic_that_has_the_name_now",
     "A batch that returned from a packed backlog": "test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet",

@@ -18,8 +18,9 @@ producer may ever deliver it. So it goes back as well, and the batch may be comm
    producer compares its own batches (`ReadingOrder.is_superseded`), but the third one does not know of the first batch.
 
 So `send_offsets` requests the group's offset for the first batch after that, and refuses the batch if the offset is not
-the one to which the consumer went back. All earlier producers of the program have ended by then. A batch that is
-rejected does not count, because the first batch may still be under way then (`Run.is_unused`).
+the one to which the consumer went back. All earlier producers of the lane have ended by then. A batch that is
+rejected does not count, because the first batch may still be under way then (`Run.is_unused`). All of this is about one
+lane: `other_lanes` keeps batches of different lanes apart.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.readings import NONE, Claim, Fate, Readings
+from kafkasafe._consuming.other_lanes import OtherLanes, Way
+from kafkasafe._core.readings import NONE, Carrier, Claim, Fate, Readings
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
@@ -66,6 +68,7 @@ class Rereading:
         self._rewound = rewound
         self._timeout_ms = timeout_ms
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
+        self._other_lanes = OtherLanes(port, timeout_ms)
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
         self._restart: dict[TopicPartition, int] = {}
@@ -210,8 +213,9 @@ class Rereading:
         self,
         fate: Callable[[], Fate],
         positions: Mapping[TopicPartition, Any],
+        carrier: Carrier,
+        group: str,
         *,
-        is_member: bool,
         is_assigned: bool,
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, Any], list[Claim]]:
         """Add this consumer's positions to a batch.
@@ -219,25 +223,32 @@ class Rereading:
         Args:
             fate: Returns the result of the batch. Any thread may call it.
             positions: Positions after the records that were returned to the program.
-            is_member: The batch names the consumer as a member of a generation, or the consumer is no member by choice
-                (`assign`).
-            is_assigned: The application assigns the partitions itself (`assign`).
+            carrier: Of the batch. It names the consumer as a member of a generation.
+            group: The consumer's group.
+            is_assigned: The application assigns the partitions itself (`assign`), so the consumer is no member.
 
         Returns:
             By partition, the positions that moved, and the readings to which they belong; and the batch's claims.
 
         Raises:
             BatchDroppedError: Records that were returned and are in no batch will be read again.
+            UsageError: See `OtherLanes`.
+            WaitTimeoutError: See `OtherLanes`.
         """
         self._readings.use()
+        is_member = is_assigned or carrier.member is not None
         moved = self._moved(positions)
-        overtaken = self._overtaken(moved, is_assigned=is_assigned)
-        if overtaken is not None:
-            moved = self._moved(positions)  # the assignment may be another one after the request
-        assigned = self._look()
-        due = {*self._restart, *self._readings.look(assigned), *(overtaken or ())}.intersection(moved)
-        # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
-        if due or self._stale or (moved and not is_member):
+        refused = self._is_refused(moved, is_member=is_member)
+        if moved and not refused:
+            way = self._other_lanes.make_way({tp: self._run(tp) for tp in moved}, carrier, group)
+            overtaken = None
+            if way is not Way.LEFT_GROUP:
+                overtaken = self._overtaken(moved, is_assigned=is_assigned)
+            if way is not Way.WAS_FREE or overtaken is not None:
+                moved = self._moved(positions)  # the assignment may be another one after a wait or a request
+                refused = self._is_refused(moved, overtaken or (), is_member=is_member)
+                refused |= way is Way.LEFT_GROUP
+        if refused:
             # Restart all moved partitions, because the program discards its collected batch as a whole.
             self._stale = False
             self._restart.update((tp, position.offset) for tp, position in moved.items())
@@ -247,9 +258,21 @@ class Rereading:
         for tp, position in moved.items():
             run = self._run(tp)
             readings[tp] = run.reading
-            claims.append(claim := Claim(position.offset, fate))
+            claims.append(claim := Claim(position.offset, fate, carrier))
             run.claim(claim)
         return moved, readings, claims
+
+    def _is_refused(
+        self,
+        moved: Collection[TopicPartition],
+        overtaken: Collection[TopicPartition] = (),
+        *,
+        is_member: bool,
+    ) -> bool:
+        """Return whether records of a batch will be read again, here or elsewhere."""
+        due = {*self._restart, *self._readings.look(self._look()), *overtaken}
+        # Kafka accepts offsets without a generation from any client, also while other members own the partitions.
+        return not due.isdisjoint(moved) or self._stale or bool(moved and not is_member)
 
     def _moved(self, positions: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
         """Return the positions of partitions with records that are in no batch yet."""
@@ -351,8 +374,10 @@ class Rereading:
 
     def _end(self, tp: TopicPartition) -> None:
         run = self._readings.get(tp)
-        if run is not None and run.is_undecided:
+        undecided = [] if run is None else run.undecided
+        if undecided:
             self._undecided.add(tp)
+            self._other_lanes.ended(tp, undecided)
         self._readings.end(tp)
         self._states.pop(tp, None)
         self._restart.pop(tp, None)

@@ -7,6 +7,10 @@ later ones of the reading as well, and the consumer has to return to the group's
 A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
 after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
 (`Readings.goes_on`).
+
+A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
+batches of one lane are compared with one another (`units.ReadingOrder`), those of different lanes are not. So until it
+is decided, a batch of another lane has to be made impossible (`Earlier`).
 """
 
 from __future__ import annotations
@@ -16,14 +20,17 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kafkasafe._core.units import Reading
 
-__all__ = ["NONE", "Claim", "Fate", "Numbers", "Readings", "Run"]
+__all__ = ["NONE", "Carrier", "Claim", "Earlier", "Fate", "Lane", "Member", "Numbers", "Readings", "Run"]
 
 NONE: Final = -1
 """The group has no offset for the partition."""
+
+Member: TypeAlias = tuple[int, str]
+"""The group's generation, and a consumer's name in it."""
 
 _Partition = TypeVar("_Partition", bound=Hashable)
 
@@ -69,6 +76,39 @@ class Numbers:
         return number
 
 
+class Lane(Protocol):
+    """The lane of a producer. Two are equal if they are one lane of a spool, with the same or different producers."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with its producer."""
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Which lane delivers a batch, and in whose name the offsets of the batch are written.
+
+    Attributes:
+        lane: The lane of the batch's producer. Another producer has another object.
+        member: The consumer as a member of its group; None: it is none (`assign`), so its group cannot refuse offsets.
+    """
+
+    lane: Lane
+    member: Member | None
+
+    def is_refused(self, now: Member | None) -> bool:
+        """Whether the group refuses these offsets by now, as those of a former generation or member.
+
+        Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
+
+        Args:
+            now: The same consumer as a member; None: it is no member, so its group may still have the former one.
+        """
+        return self.member is not None and now is not None and now != self.member
+
+
 @dataclass(slots=True, eq=False)
 class Claim:
     """A batch moves the group to an offset.
@@ -76,11 +116,13 @@ class Claim:
     Attributes:
         offset: Of the next record to be read.
         fate: Returns the fate of the batch. From any thread.
+        carrier: Of the batch; None: not known.
         void: The consumer was moved back: the batch must not be committed any more.
     """
 
     offset: int
     fate: Callable[[], Fate]
+    carrier: Carrier | None = None
     void: bool = False
 
 
@@ -93,7 +135,6 @@ class Run:
         sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
         first: The position where it began, if the group's offset does not give it; None: not known.
         broken: A batch of it was dropped, or left undecided.
-        left: The program closed the producer of one of its batches before the outcome.
     """
 
     def __init__(self, number: int, start: int | None) -> None:
@@ -102,8 +143,9 @@ class Run:
         self.sent = None if start == NONE else start
         self.first: int | None = None
         self.broken = False
-        self.left = False
         self._claims: deque[Claim] = deque()
+        self._left: list[Claim] = []
+        """Batches whose producer the program closed before the outcome."""
 
     def place(self, first: int) -> None:
         """Set the position where it begins, which differs from the group's offset."""
@@ -127,7 +169,8 @@ class Run:
                 case (Fate.DROPPED | Fate.LEFT) as fate:
                     self.sent = claim.offset
                     self.broken = True
-                    self.left |= fate is Fate.LEFT
+                    if fate is Fate.LEFT:
+                        self._left.append(claim)
                 case Fate.FORGOTTEN:
                     pass
             self._claims.popleft()
@@ -143,9 +186,19 @@ class Run:
         return any(claim.fate() is Fate.OPEN for claim in self._claims)
 
     @property
-    def is_undecided(self) -> bool:
-        """Whether a batch may still move the group, now or when another producer delivers what its own one left."""
-        return self.left or any(claim.fate() in _UNDECIDED for claim in self._claims)
+    def undecided(self) -> list[Claim]:
+        """The batches that may still move the group, now or when another producer delivers what its own one left."""
+        return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
+
+    def elsewhere(self, mine: Carrier) -> list[Claim]:
+        """Return the undecided batches of other producers than this carrier's."""
+        return [
+            claim
+            for claim in self._claims
+            if claim.carrier is not None
+            and claim.carrier.lane is not mine.lane
+            and claim.fate() in _UNDECIDED
+        ]
 
     @property
     def is_unused(self) -> bool:
@@ -270,3 +323,58 @@ class Readings(Generic[_Partition]):
             return False
         self._suspects.discard(partition)
         return True
+
+
+class Earlier(Generic[_Partition]):
+    """The batches of a consumer's ended readings that may still move the group."""
+
+    def __init__(self) -> None:
+        self._claims: dict[_Partition, list[Claim]] = {}
+
+    def add(self, partition: _Partition, claims: Iterable[Claim]) -> None:
+        """Note the undecided batches of a reading that has ended."""
+        self._claims[partition] = [*self._claims.pop(partition, ()), *claims]
+        self._tidy(partition)
+
+    def elsewhere(self, partition: _Partition, mine: Carrier) -> list[Claim]:
+        """Return those that another lane than this carrier's may still commit.
+
+        Batches of the carrier's own lane are compared there, and the group refuses those of a former member. What was
+        left in memory is lost: whatever its last requests have begun, the group's offset is not stable before its end.
+
+        Args:
+            partition: The partition.
+            mine: Of the next batch.
+        """
+        self._tidy(partition, mine.member)
+        return [
+            claim
+            for claim in self._claims.get(partition, ())
+            if claim.carrier is not None
+            and claim.carrier.lane != mine.lane
+            and not claim.carrier.is_refused(mine.member)
+        ]
+
+    def forget(self, partition: _Partition, claim: Claim) -> None:
+        """Forget a batch, and those that were left together with it: all of them are decided."""
+        self._claims[partition] = [
+            each
+            for each in self._claims.pop(partition, ())
+            if each is not claim and (each.carrier != claim.carrier or each.fate() is not Fate.LEFT)
+        ]
+
+    def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
+        """Of several batches with one carrier that were left, keep the first. Keep none that cannot be committed."""
+        found: list[Claim] = []
+        left: set[Carrier] = set()
+        for claim in self._claims.pop(partition, ()):
+            fate, carrier = claim.fate(), claim.carrier
+            if fate not in _UNDECIDED:
+                continue
+            if fate is Fate.LEFT and carrier is not None:
+                if carrier in left or carrier.lane.in_memory or carrier.is_refused(now):
+                    continue
+                left.add(carrier)
+            found.append(claim)
+        if found:
+            self._claims[partition] = found

@@ -42,6 +42,7 @@ from kafkasafe._io.engine.parcels import Choose, Parcel
 from kafkasafe._io.engine.waits import Bell
 from kafkasafe._io.files import Files
 from kafkasafe._io.lanes import LaneLock, SpoolDirectory
+from kafkasafe._io.own_lane import OwnLane
 from kafkasafe._io.readings import NUMBERS
 from kafkasafe._io.refusals import RefusedDestination
 from kafkasafe.cluster.api import Cluster, in_words
@@ -153,6 +154,8 @@ class Pump:
             SpoolError: The lane cannot be opened.
         """
         self.engine.open(lock)
+        own = self._ground.own
+        self.own_lane = OwnLane(own.spool.lane_id, own.lock.path.absolute(), self._config.in_memory)
 
     def start(self) -> None:
         """Starts the threads. From now on no other thread may use the journal."""

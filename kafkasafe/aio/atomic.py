@@ -243,7 +243,7 @@ class AtomicBatch:
         self._batch._check_open()
         fate = self._batch._claim(str(offsets._opened.config["group_id"]))
         try:
-            offer = await offsets._offer_positions(fate)
+            offer = await offsets._offer_positions(fate, self._batch._lane)
             self._batch._check_open()
             self._batch._take_offer(fate, *offer)
         except BatchDroppedError:

@@ -17,7 +17,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
 from kafkasafe._core.patience import closing_timeout
-from kafkasafe._core.readings import Fate
+from kafkasafe._core.readings import Fate, Lane
 from kafkasafe._io.batch_offsets import check_settings
 from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
@@ -464,8 +464,8 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         # Look again: a poll for a cancelled request may have fetched records meanwhile.
         return next((each.next_offset for each in self._fetched if each.tp == partition), offset)
 
-    async def _offer_positions(self, fate: Callable[[], Fate]) -> tuple[Any, ...]:
-        """Return what an atomic batch needs to commit this consumer's offsets. All returned records count as finished.
+    async def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+        """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
 
         See `kafkasafe.SafeConsumer._offer_positions`.
         """
@@ -478,7 +478,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         def offer() -> tuple[Any, ...]:
             if late or self._polls.lost_after(kept, handed):
                 consumer._reading.rereading.handed_out_late()
-            found: tuple[Any, ...] = consumer._offer_positions(fate)
+            found: tuple[Any, ...] = consumer._offer_positions(fate, lane)
             return found
 
         return await self._do(offer)

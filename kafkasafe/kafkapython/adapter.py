@@ -167,6 +167,19 @@ class KafkaPython:
         """Return whether the group assigns partitions."""
         return bool(self._subscription.partitions_auto_assigned())
 
+    def leave_group(self, reason: str, timeout_ms: float) -> None:
+        """Leave the group, and join it again with the next poll, as another member. Its partitions are lost.
+
+        A static member sends no request. The group gives its place to the member that joins with its name, which has
+        another member id (KIP-345).
+
+        Args:
+            reason: For the broker's log (KIP-800).
+            timeout_ms: How long to wait for the answer. Without an answer, the group removes the former member when its
+                session ends, and the join lasts until then.
+        """
+        self._coordinator.maybe_leave_group(reason, timeout_ms)
+
     # --- brokers ------------------------------------------------------------------------------------------------------
 
     def leadership(self, tp: TopicPartition) -> _Leadership | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+from pathlib import Path
 
 import pytest
 from helpers import run, until
@@ -13,10 +14,12 @@ from kafka import TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe._core.readings import Fate
+from kafkasafe._io.own_lane import OwnLane
 from kafkasafe.aio import SafeConsumer, SafeProducer
 from kafkasafe.errors import BatchDroppedError, UsageError
 
 COUNT = 40
+LANE = OwnLane(b"lane", Path("lane"), in_memory=False)
 TP, EMPTY, MORE = TopicPartition("orders", 0), TopicPartition("none", 0), TopicPartition("more", 0)
 GONE = ConsumerGroupMetadata("g", 3, "gone", None)
 """A member that the group does not have: it refuses its offsets."""
@@ -207,22 +210,22 @@ def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(o
             await (await deliver(producer, consumer))
             for tp in (TP, MORE):
                 assert await some_of(consumer, tp, 2) == [3, 4]
-                await consumer._offer_positions(functools.partial(fates.get, tp))
+                await consumer._offer_positions(functools.partial(fates.get, tp), LANE)
             assert await some_of(consumer, TP) == [5, 6, 7, 8, 9]
             assert await some_of(consumer, TP, 2) == [10, 11]
             assert await some_of(consumer, MORE, 2) == [5, 6]
             fates[MORE] = Fate.DROPPED
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: Fate.WAITING)
+                await consumer._offer_positions(lambda: Fate.WAITING, LANE)
             while not consumer.client.counters["PositionRewound"]:
                 await consumer.getmany(EMPTY, timeout_ms=20)
             assert consumer.client._reading.rereading._told == {TP}
             # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
-            moved, *_ = await consumer._offer_positions(lambda: Fate.WAITING)
+            moved, *_ = await consumer._offer_positions(lambda: Fate.WAITING, LANE)
             assert TP not in moved
             assert await some_of(consumer, TP, 2) == [12, 13]
             with pytest.raises(BatchDroppedError):
-                await consumer._offer_positions(lambda: Fate.WAITING)
+                await consumer._offer_positions(lambda: Fate.WAITING, LANE)
             fates[TP] = Fate.COMMITTED
             while consumer.client.counters["PositionRewound"] < 2:
                 await consumer.getmany(EMPTY, timeout_ms=20)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
@@ -15,12 +16,14 @@ from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe._core.readings import Fate
+from kafkasafe._io.own_lane import OwnLane
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.admin import tidy_client
 from kafkasafe.testing.proxy import FaultProxy
 
 RECORDS = 40
+LANE = OwnLane(b"lane", Path("lane"), in_memory=False)
 PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
 GONE = ConsumerGroupMetadata("g", 3, "gone", None)
 """A member that the group does not have: it refuses its offsets."""
@@ -321,16 +324,16 @@ def test_the_program_is_told_once_also_while_a_partition_waits(servers, producer
         fates = [Fate.WAITING, Fate.WAITING]
         for number, place in enumerate(PLACES):
             read_of(consumer, place)
-            consumer._offer_positions(lambda number=number: fates[number])
+            consumer._offer_positions(lambda number=number: fates[number], LANE)
         for place in PLACES:
             read_of(consumer, place)
         fates[1] = Fate.DROPPED
         with pytest.raises(BatchDroppedError):
-            consumer._offer_positions(lambda: Fate.WAITING)
+            consumer._offer_positions(lambda: Fate.WAITING, LANE)
         for _ in range(2):
             again = until(lambda: polled(consumer))
             assert {record.partition for record in again} == {1}
-            moved, *_ = consumer._offer_positions(lambda: Fate.WAITING)
+            moved, *_ = consumer._offer_positions(lambda: Fate.WAITING, LANE)
             assert set(moved) == {PLACES[1]}
         assert rewound() == [(1, 9)]
         fates[0] = Fate.COMMITTED

@@ -1,0 +1,137 @@
+"""Keep a consumer's batches in different lanes apart: at most one lane may move the group at a time.
+
+The batches of one lane are compared and ordered there (`kafkasafe._core.units`). Those of different lanes are not:
+
+1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
+   consumer goes back to the group's offset, 0.
+2. The program goes on with a producer of another lane: it was open already, or has another `client_id` or `spool_dir`.
+   Its batch with records 0 to 9 is committed.
+3. The first lane is opened, here or in another process, and the batch that was left is delivered. Its offsets are those
+   of the same member in the same generation, so the group would accept them: records 0 to 9 are in the output twice.
+
+So before a batch goes to another lane than an undecided one:
+
+- A member of a group leaves it. Then it is another member, in another generation, and the group refuses what was left
+  (KIP-447). It requests the group's offset only afterwards: what the group had accepted before is committed or aborted
+  by then, because the group's offset is not stable until that.
+- `assign` has no generation. So the batch is refused as long as the lane has an undecided batch of the partition. A
+  producer on the same directory adopts the lane within seconds, and `send_offsets` waits for that.
+- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that goes on from
+  another one has to come after it, and must not be committed if that one is dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kafka.structs import TopicPartition
+
+from kafkasafe._core.readings import Carrier, Claim, Earlier, Fate, Lane, Run
+from kafkasafe._io.own_lane import OwnLane
+from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.kafkapython.adapter import KafkaPython
+
+__all__ = ["OtherLanes", "Way"]
+
+_LOOK_S: Final = 0.01
+"""The pause between two looks at outcomes."""
+_READ_S: Final = 0.1
+"""The pause between two readings of a lane."""
+_LEAVES: Final = "its atomic batches go to another producer, and one was left undecided"
+_OPEN: Final = (
+    "Another atomic batch that is still open has offsets of this consumer, and belongs to another producer. Commit or"
+    " drop that batch first, and use one producer for all batches of a consumer"
+)
+_WAITS: Final = (
+    "An atomic batch of another producer with offsets of this consumer has no outcome yet. Wait for its outcome, then"
+    " call send_offsets() again; or use one producer for all batches of a consumer"
+)
+_LEFT: Final = (
+    "An atomic batch with offsets of this consumer is left in {path}, because its producer was closed before the"
+    " outcome. It may still be committed, and the records that were read again would be in the output twice. Open a"
+    " producer with the former spool_dir and client_id, which delivers that batch, or run `kafkasafe spool drain`."
+    " Then call send_offsets() again"
+)
+
+
+class Way(enum.Enum):
+    """Whether another lane may move the group."""
+
+    WAS_FREE = "was free"
+    """No undecided batch was in another lane."""
+    IS_FREE = "is free"
+    """All of them have been decided meanwhile."""
+    LEFT_GROUP = "left the group"
+    """The consumer has left its group for that, so all of its partitions are read again."""
+
+
+class OtherLanes:
+    """See the module. Used on the thread that polls.
+
+    Args:
+        port: kafka-python.
+        timeout_ms: How long `make_way` may wait.
+    """
+
+    def __init__(self, port: KafkaPython, timeout_ms: float) -> None:
+        self._port = port
+        self._timeout_ms = timeout_ms
+        self._earlier: Earlier[TopicPartition] = Earlier()
+
+    def ended(self, tp: TopicPartition, claims: Sequence[Claim]) -> None:
+        """Note the undecided batches of a reading that has ended."""
+        self._earlier.add(tp, claims)
+
+    def make_way(self, readings: Mapping[TopicPartition, Run], mine: Carrier, group: str) -> Way:
+        """Make it impossible that another lane moves the group in these partitions.
+
+        Args:
+            readings: By partition, the reading that the next batch goes on with.
+            mine: Of the next batch.
+            group: The consumer's group.
+
+        Raises:
+            UsageError: A batch of another producer is open or left, and the program has to decide it.
+            WaitTimeoutError: A batch of another producer has no outcome yet.
+        """
+        before = [claim for run in readings.values() for claim in run.elsewhere(mine)]
+        earlier = [(tp, claim) for tp in readings for claim in self._earlier.elsewhere(tp, mine)]
+        if not before and not earlier:
+            return Way.WAS_FREE
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        _await_outcomes([*before, *(claim for _, claim in earlier)], deadline)
+        way = Way.IS_FREE
+        for tp, claim in earlier:
+            if claim.fate() is not Fate.LEFT or claim.carrier is None:
+                continue
+            if claim.carrier.member is not None and claim.carrier.member == mine.member:
+                way = Way.LEFT_GROUP
+            else:
+                _await_lane(claim.carrier.lane, mine.lane, (group, *tp), deadline)
+                self._earlier.forget(tp, claim)
+        if way is Way.LEFT_GROUP:
+            self._port.leave_group(_LEAVES, self._timeout_ms)
+        return way
+
+
+def _await_outcomes(claims: Sequence[Claim], deadline: float) -> None:
+    while True:
+        fates = {claim.fate() for claim in claims}
+        if Fate.OPEN in fates:
+            raise UsageError(_OPEN)
+        if Fate.WAITING not in fates:
+            return
+        if time.monotonic() >= deadline:
+            raise WaitTimeoutError(_WAITS)
+        time.sleep(_LOOK_S)
+
+
+def _await_lane(lane: Lane, mine: Lane, line: tuple[str, str, int], deadline: float) -> None:
+    """Wait until the lane has no undecided batch that moves this offset, if the producer will adopt the lane."""
+    while isinstance(lane, OwnLane) and lane.may_move([line]):
+        if not (isinstance(mine, OwnLane) and mine.adopts(lane)) or time.monotonic() >= deadline:
+            raise UsageError(_LEFT.format(path=lane.path))
+        time.sleep(_READ_S)
