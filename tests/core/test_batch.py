@@ -248,7 +248,7 @@ class TestEncode:
             batch.encode(**{"keys": None, "values": [b"a"], "timestamps": NOW} | arguments)
 
     def test_a_batch_that_no_length_field_can_hold(self, monkeypatch):
-        monkeypatch.setattr(batch, "_INT32_MAX", 1000)
+        monkeypatch.setattr(header_module, "_INT32_MAX", 1000)
         with pytest.raises(ValueError, match="does not fit into an int32"):
             batch.encode(None, [bytes(1000)], timestamps=NOW)
 
