@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 
+import crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -426,7 +427,7 @@ def test_other_batches_are_no_groups():
         holes[at] = 2
         struct.pack_into(">i", holes, 23, 1)
     for buf in (data, identified, headed, compressed, holes, empty):
-        struct.pack_into(">I", buf, 17, batch.crc32c.crc32c(memoryview(buf)[21:]))
+        struct.pack_into(">I", buf, 17, crc32c.crc32c(memoryview(buf)[21:]))
         with pytest.raises(MarkError, match="is not a control batch of a spool"):
             marks.decode_group(buf)
 
