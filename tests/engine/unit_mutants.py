@@ -292,7 +292,7 @@ MUTANTS = {
     ),
     "new ids are about batches of units": Mutant(
         source(Recovery, "_recover_identities", "if batch.state is State.JOINED:", "if False:"),
-        first=22,
+        first=245,
         recreated=True,
     ),
     "where a released batch ends is forgotten by the next life": Mutant(
