@@ -274,12 +274,9 @@ class DiskWriter:
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes, stamped with its id, as the spool writes them."""
-        data = parcel.data
+        data = parcel.writable()
         if data is None:
             raise AssertionError(f"The bytes of {batch} are gone before they were written")
-        if parcel.loose:
-            data = parcel.data = bytearray(data)
-            parcel.loose = False
         _stamp(data, batch.identity)
         return data
 
@@ -288,7 +285,7 @@ class DiskWriter:
         if parcel.data is not None:
             if parcel.durable:
                 self.memory -= parcel.size_bytes
-            parcel.data = None
+            parcel.drop()
 
     def cannot_send(self) -> None:
         """Drop durable batches from memory, because no broker can be reached."""
@@ -304,14 +301,14 @@ class DiskWriter:
         data = parcel.data
         if data is None:
             data = lane.spool.read(batch.position)
-            parcel.loose = False
+            parcel.reread()
             codec.stamp_address(data, 0, -1)
         if _differs(data, batch.identity):
             if parcel.loose:
                 data = bytearray(data)
             _stamp(data, batch.identity)
             if parcel.data is not None:
-                parcel.data = data
+                parcel.replace(data)
         return data
 
     def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:

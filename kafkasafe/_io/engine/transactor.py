@@ -363,7 +363,7 @@ class Transactor:
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
-                        parcel.log_append_time = answer.log_append_time
+                        parcel.stamp_append_time(answer.log_append_time)
                 units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
             case u.CommitOffsets(), "added":
                 self._commit_offsets(lane, action)
@@ -537,10 +537,12 @@ class Transactor:
                 if head.slip is not None:
                     head.slip.fate = fate
                 if fate is not j.Fate.COMMITTED:
-                    head.error = BatchDroppedError(
-                        f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed records:"
-                        f" {unit.reason}",
-                        code=unit.code,
+                    head.fail(
+                        BatchDroppedError(
+                            f"The atomic batch was {outcome}, nothing of it can be seen by readers of committed"
+                            f" records: {unit.reason}",
+                            code=unit.code,
+                        )
                     )
                 with self._ledger.lock:
                     self._ledger.durable(head)
