@@ -471,6 +471,14 @@ class Stats(RetryStats):
         self.durable = Histogram()
         self.ack = Histogram()
 
+    def replay(self, records: int) -> None:
+        """Count undelivered records of earlier runs."""
+        self.replayed_records += records
+
+    def find_corrupt(self, batches: int = 1) -> None:
+        """Count batches that are damaged on disk."""
+        self.corrupt += batches
+
 
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.

@@ -199,6 +199,10 @@ class Batch:
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
+    def send_in_unit(self) -> None:
+        """Note that a request with it begins, in the transaction of its unit."""
+        self.tries += 1
+
     def may_arrive(self, *, possible: bool) -> None:
         """Set whether a broker may still append a request with it under its id, or have appended one unnoticed."""
         self.unanswered = possible

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -157,10 +158,7 @@ class DiskWriter:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
                 # After a failure, `persist` holds what is not durable yet.
-                persist.marks = [mark for part in parts for mark in part.marks]
-                persist.after = [each for part in parts for each in part.after]
-                persist.batches = [batch for part in parts for batch in part.batches]
-                persist.units = [unit for part in parts for unit in part.units]
+                persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
@@ -169,8 +167,7 @@ class DiskWriter:
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
-            del persist.batches[:1]
-            persist.marks, persist.after = [], []
+            persist.keep_batches(1)
 
     def _write_group(self, lane: Lane, persist: j.Persist) -> None:
         batches = persist.everything
@@ -286,6 +283,10 @@ class DiskWriter:
             if parcel.durable:
                 self.memory -= parcel.size_bytes
             parcel.drop()
+
+    def can_send(self) -> None:
+        """Keep durable batches in memory again, because a broker can be reached."""
+        self.keeps = True
 
     def cannot_send(self) -> None:
         """Drop durable batches from memory, because no broker can be reached."""
@@ -421,27 +422,17 @@ class DiskWriter:
 
         Adopted lanes do not count: they get no new records.
         """
-        ledger = self._ledger
-        used = self._ground.own.spool.used_bytes
         more_room = self._measure()
-        if used == ledger.used and not more_room:
-            return
-        with ledger.lock:
-            more_room = more_room or used < ledger.used
-            ledger.used = used
-        if more_room and ledger.waiters:
-            ledger.waiters.notify_all()
+        self._ledger.publish_used(self._ground.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
         """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
         if self._config.in_memory:
             return False
-        before = self._ledger.free
-        try:
-            self._ledger.free = self._ground.files.free_bytes(self._ground.directory.path)
-        except OSError:
-            self._ledger.free = float("inf")
-        return self._ledger.free > before
+        free = float("inf")
+        with contextlib.suppress(OSError):
+            free = self._ground.files.free_bytes(self._ground.directory.path)
+        return self._ledger.measure_free(free)
 
     def watch_undurable(self) -> None:
         """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""

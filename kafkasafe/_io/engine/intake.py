@@ -56,6 +56,10 @@ class _Growing:
     def takes(self, slip: Slip, size: int) -> bool:
         return bool(self.topic) and self.topic == slip.joins and self.left > 0 and size <= self.room
 
+    def add(self, size: int) -> None:
+        self.left -= 1
+        self.room -= size
+
 
 class Intake:
     """See the module."""
@@ -104,8 +108,7 @@ class Intake:
             self.settle()
             unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets, slip.readings)
             growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
-        growing.left -= 1
-        growing.room -= size
+        growing.add(size)
         lane.heads.setdefault(growing.unit.unit_id, []).append(parcels[0])
         for parcel in parcels[1:]:
             for part in self._parts(lane, parcel):

@@ -161,7 +161,7 @@ class LaneKeeper:
     def _opened(self, read: _Read) -> Lane:
         """Take a lane that was read back into use."""
         lane, waiting = read.lane, read.waiting
-        self._ground.stats.corrupt += read.lost
+        self._ground.stats.find_corrupt(read.lost)
         lane.journal.recovered(self._ground.now(), self._ground.moment())
         if self._ground.cluster_id is not None:
             lane.bind(self._ground.cluster_id, self._ground.cluster_id)
@@ -187,7 +187,7 @@ class LaneKeeper:
             records = sum(batch.count for _, _, batch in waiting) + sum(each.records for each in packed)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)
             doubt += sum(each.with_id for each in packed)
-            self._ground.stats.replayed_records += records
+            self._ground.stats.replay(records)
             self._log.info(
                 "%s: %d batches (%d records) of an earlier life",
                 lane.name,

@@ -177,6 +177,32 @@ class Ledger:
             for parcel in parcels:
                 self.abort(parcel, failure)
 
+    def publish_used(self, used: int, *, more_room: bool) -> None:
+        """Publish the bytes that the own lane takes, and wake callers that wait for space if there is more of it."""
+        if used == self.used and not more_room:
+            return
+        with self.lock:
+            more_room = more_room or used < self.used
+            self.used = used
+        if more_room and self.waiters:
+            self.waiters.notify_all()
+
+    def measure_free(self, free: float) -> bool:
+        """Note the disk's free bytes, infinite if they cannot be measured. Returns whether they grew."""
+        before, self.free = self.free, free
+        return free > before
+
+    def refuse_cluster(self, error: WrongClusterError) -> None:
+        """Note that another cluster answers instead of ours, and wake callers that wait."""
+        with self.lock:
+            self.wrong_cluster = error
+            self.waiters.notify_all()
+
+    def accept_cluster(self) -> None:
+        """Note that our cluster answers."""
+        with self.lock:
+            self.wrong_cluster = None
+
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Mark parcels as taken by the pump. Returns those that were not taken yet."""
         with self.lock:

@@ -114,7 +114,7 @@ class Rejects:
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
-                self._ground.stats.corrupt += 1
+                self._ground.stats.find_corrupt()
                 return True
         lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
         self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))

@@ -171,7 +171,7 @@ class Transactor:
             codec.stamp_identity(
                 data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
             )
-            batch.tries += 1
+            batch.send_in_unit()
             self._ground.counters["batches_sent"] += 1
             if batch.tries > 1:
                 self._ground.counters["batches_resent"] += 1
@@ -535,7 +535,7 @@ class Transactor:
                 )
             for head in lane.heads.pop(unit.unit_id, ()):
                 if head.slip is not None:
-                    head.slip.fate = fate
+                    head.slip.end(fate)
                 if fate is not j.Fate.COMMITTED:
                     head.fail(
                         BatchDroppedError(
