@@ -341,7 +341,7 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Also while nothing is delivered: pending batches need the space more than delivered ones.
+                # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.seldom(
