@@ -533,7 +533,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Note that a batch with an id may have ended otherwise than in the log: sequences it used are missing there."""
+    """Note why the log may lack sequences: a batch may have ended without being appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 

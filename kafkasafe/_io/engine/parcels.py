@@ -199,7 +199,7 @@ class Parcel:
         self.error = error
 
     def expire(self) -> None:
-        """Note that it was too old."""
+        """Note that `delivery_timeout_ms` is over."""
         self.expired = True
 
     def end(self) -> None:
