@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Change, both, nothing, source
 
-from kafkasafe._core.journal import Journal, snapshots
+from kafkasafe._core.journal import snapshots
 from kafkasafe._core.journal.acked import AckedLog
 from kafkasafe._core.journal.answers import Answers
 from kafkasafe._core.journal.broker_clock import BrokerClock
@@ -19,6 +19,7 @@ from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.refusal import RefusalTimer
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
+from kafkasafe._core.journal.rounds import Rounds
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.sequences import IdSequence
 from kafkasafe._core.journal.spool_index import SpoolIndex
@@ -36,7 +37,8 @@ def drops(kind: str) -> Change:
 
 def of_ready(words: str) -> Change:
     """Something is done to all that `ready` gives."""
-    return source(Journal, "ready", "    return ready", f"    {words}\n    return ready")
+    marks = "from kafkasafe._core import marks as m"
+    return source(Rounds, "take", "    return ready", f"    {marks}\n    {words}\n    return ready")
 
 
 _FIND = "partition = self._partitions[destination]"

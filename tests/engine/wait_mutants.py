@@ -229,7 +229,7 @@ MUTANTS: dict[str, Mutant] = {
         "test_what_compression_makes_small_does_not_become_a_batch_that_readers_cannot_hold",
         {"size_bytes": 90_000, "most": 11},
     ),
-    "each at the place of the first": _became("parcel.shift = shift"),
+    "each at the place of the first": _became("parcel.join(child, shift)", "parcel.join(child, 0)"),
     "each a record behind the one before": _became("shift += parcel.count", "shift += 1"),
     "bytes of what is gathered stay in memory": _became("self._disk.drop(parcel)"),
     "they stay beside it": _became("del lane.parcels[batch.handle]"),

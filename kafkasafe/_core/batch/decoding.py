@@ -138,7 +138,7 @@ def _parse_few(body: bytes, count: int) -> _Parsed:
     except IndexError:
         raise CorruptBatchError("The last record runs over the end of the batch") from None
     if position != len(body):
-        raise CorruptBatchError(f"{len(body) - position} bytes behind the last record")
+        raise CorruptBatchError(f"{len(body) - position} bytes after the last record")
     return keys, values, headers, deltas, range(count) if offsets == list(range(count)) else offsets
 
 

@@ -154,46 +154,46 @@ class Lineage:
         Raises:
             LineageError: Not an epoch or offset, or `next_offset` is not greater than `offset`.
         """
-        behind = offset + 1 if next_offset is None else next_offset
+        after = offset + 1 if next_offset is None else next_offset
         # Fast path: taken for almost every batch.
-        if self._epochs and epoch == self._epochs[-1] and behind > offset >= self._end:
-            self._end = behind
+        if self._epochs and epoch == self._epochs[-1] and after > offset >= self._end:
+            self._end = after
             return True
         _check("an epoch", epoch, UNDEFINED, MAX_EPOCH)
         _check("an offset", offset, 0, MAX_OFFSET)
-        _check("the offset behind the batch", behind, offset + 1, MAX_OFFSET)
+        _check("the offset after the batch", after, offset + 1, MAX_OFFSET)
         if not self._epochs or offset >= self._end:
-            return self._append(epoch, offset, behind)
-        return self._again(epoch, offset, behind)
+            return self._append(epoch, offset, after)
+        return self._again(epoch, offset, after)
 
-    def _append(self, epoch: int, offset: int, behind: int) -> bool:
+    def _append(self, epoch: int, offset: int, after: int) -> bool:
         newest = self.newest_epoch
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease: what had none in between had this one.
+            # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
             self._starts.append(offset)
-        self._end = behind
+        self._end = after
         self._shrink()
         return True
 
-    def _again(self, epoch: int, offset: int, behind: int) -> bool:
+    def _again(self, epoch: int, offset: int, after: int) -> bool:
         """A batch below the end."""
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
         if known == epoch:
             if following is None:
-                self._end = max(self._end, behind)
+                self._end = max(self._end, after)
         elif known is None:
             oldest = next((each for each in self._epochs if each != UNDEFINED), UNDEFINED)
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease: what had none in between had this one.
+                # Epochs never decrease: records without an epoch, between two of this epoch, have it too.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:
@@ -288,16 +288,16 @@ class Lineage:
         room = (max_bytes - len(prefix)) * 3 // 4 - _CRC_BYTES
         body = bytearray(topic_id or b"")
         _put(body, self._end)
-        behind, above = self._end, MAX_EPOCH + 1
+        after, above = self._end, MAX_EPOCH + 1
         # Newest first, so that the oldest epochs are the ones left out.
         for epoch, start in reversed(self.entries):
             entry = bytearray()
             _put(entry, 0 if epoch == UNDEFINED else above - epoch)
-            _put(entry, behind - start)
+            _put(entry, after - start)
             if len(body) + len(entry) > room:
                 break
             body += entry
-            behind, above = start, above if epoch == UNDEFINED else epoch
+            after, above = start, above if epoch == UNDEFINED else epoch
         sealed = bytes(body) + _checksum(prefix, body)
         return prefix + base64.urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
 
@@ -313,11 +313,11 @@ class Lineage:
         if not len(numbers) % 2:
             raise LineageError("the history of epochs was damaged: it ends within an entry")
         end, above = numbers[0], MAX_EPOCH + 1
-        behind, entries = end, []
+        after, entries = end, []
         for back, length in zip(numbers[1::2], numbers[2::2], strict=True):
-            behind -= length
+            after -= length
             above -= back
-            entries.append((above if back else UNDEFINED, behind))
+            entries.append((above if back else UNDEFINED, after))
         return cls(reversed(entries), end, limit=max(DEFAULT_LIMIT, len(entries)))
 
 

@@ -272,8 +272,8 @@ class EpochWalk:
 
     def _following(self, at: int) -> int | None:
         """Index of the next entry with a defined epoch."""
-        behind = range(at + 1, len(self._ours.entries))
-        return next((index for index in behind if self._ours.entries[index][0] != UNDEFINED), None)
+        later = range(at + 1, len(self._ours.entries))
+        return next((index for index in later if self._ours.entries[index][0] != UNDEFINED), None)
 
     def _diverged(self, at: int, common: int | None, *, exact: bool = True) -> None:
         ours = self._ours

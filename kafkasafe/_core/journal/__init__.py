@@ -55,6 +55,7 @@ Objects that decide. Each gets the objects that it uses as arguments of its cons
     verdicts    batches in doubt                        answers     to requests and questions
     members     batches of units                        lives       order across incarnations and lanes
     recovery    the log of earlier incarnations         machine     the next step of a partition
+    rounds      all actions that are due
 
 `parts` makes all of them. `journal` has the facade: `Journal` passes each event to the object that handles it, and
 collects the resulting actions. `settings` has the options of a journal. `views` has read-only queries for callers

@@ -242,7 +242,7 @@ class AckedLog:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember only this batch, whose id marks gave: no other acknowledged batch is known by its id."""
+        """Remember this batch alone: recovery read its id from marks, and the ids of earlier batches are not known."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 

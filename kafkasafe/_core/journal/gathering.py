@@ -66,7 +66,7 @@ class Gatherer:
         """
         first = batches[0]
         if first.identity is None:
-            raise AssertionError("What was prepared has an id")
+            raise AssertionError("A prepared batch has an id")
         partition = self._partitions[first.destination]
         persist = self._out.ready.persist
         count = sum(batch.count for batch in batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kafkasafe._core import marks as m
@@ -181,6 +182,18 @@ class Persist:
         rest.units.extend(self.units)
         self.units = []
         self.batches[:] = parts
+
+    def keep_rest(self, rest: Sequence[Persist]) -> None:
+        """Keep only these parts of it: the others are durable."""
+        self.marks = [mark for part in rest for mark in part.marks]
+        self.after = [each for part in rest for each in part.after]
+        self.batches = [batch for part in rest for batch in part.batches]
+        self.units = [unit for part in rest for unit in part.units]
+
+    def keep_batches(self, first: int) -> None:
+        """Keep only the batches from this index on: the others, and all decisions, are durable."""
+        del self.batches[:first]
+        self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
         """Leave out units that ended before they were written."""

@@ -34,28 +34,11 @@ class Journal:
     @property
     def at_rest(self) -> bool:
         """Whether `ready` would be empty until the next event."""
-        parts = self._parts
-        if parts.losses.waits_for_units or not (parts.ids.is_granted and parts.out.is_empty):
-            return False
-        return self.units.at_rest and not parts.quiescence.is_announced
+        return self._parts.rounds.at_rest
 
     def ready(self, now: float, now_ms: int) -> Ready:
-        """Take all actions that are due now; each action is returned once.
-
-        Args:
-            now: Seconds.
-            now_ms: Wall clock, ms since the epoch.
-        """
-        parts = self._parts
-        parts.losses.look_again()
-        if parts.out.touched:
-            self.units.look()
-            parts.machine.turn(now, now_ms)
-        parts.unit_batches.advance()
-        ready = parts.out.take(wants_producer_id=not parts.ids.is_granted)
-        if parts.quiescence.is_announced:
-            parts.quiescence.gate(ready)
-        return ready
+        """Take all actions that are due now; each action is returned once."""
+        return self._parts.rounds.take(now, now_ms)
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
         """Note a broker's timestamp, in ms. Whether our clock is so late that the journal sends each batch alone."""

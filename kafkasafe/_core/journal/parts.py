@@ -28,6 +28,7 @@ from kafkasafe._core.journal.recovery import Recovery
 from kafkasafe._core.journal.refusals import Refusals
 from kafkasafe._core.journal.rejecting import Rejecter
 from kafkasafe._core.journal.replay import Replay
+from kafkasafe._core.journal.rounds import Rounds
 from kafkasafe._core.journal.sealing import Sealer
 from kafkasafe._core.journal.sequences import IdSource
 from kafkasafe._core.journal.settings import Settings
@@ -170,7 +171,7 @@ class Parts:
             window=settings.window,
             request_timeout_s=settings.request_timeout_s,
         )
-        self.machine = Machine(
+        machine = Machine(
             destinations,
             out,
             packer,
@@ -185,3 +186,4 @@ class Parts:
             precedence,
             window=settings.window,
         )
+        self.rounds = Rounds(out, ids, losses, machine, unit_batches, quiescence, units)

@@ -46,7 +46,7 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Take a mark, which replaces an earlier one of its position: a new segment repeats it without paid debts."""
+        """Take a mark. It replaces an earlier one of its position, which may name debts that were paid since."""
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 

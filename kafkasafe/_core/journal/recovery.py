@@ -416,29 +416,29 @@ class Recovery:
                 self._verdicts.stop_at_unsure(partition)
             self._packer.touch(partition)
 
-    def _recover_revived(self, mark: m.Revived, behind: Sequence[m.Mark]) -> None:
-        """Repeat the result of a survey: lost batches wait again. `behind` has the next mark of the group."""
+    def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
+        """Repeat the result of a survey: lost batches wait again. `following` has the next mark of the group."""
         known = self._destinations.declared_partition(mark.destination)
         self._reach(known, ANYWHERE)
         places = dict(mark.moved)
         for done in known.log.acked:
             if done.position in places:
                 done.relocate(places[done.position])
-        self._drop_lost(known, behind)
+        self._drop_lost(known, following)
         known.loss.close()
         self._suspicions.keep_suspected(known)
         self._losses.revive(known, mark.positions, mark.given_up, mark.end_offset)
         if mark.positions or mark.given_up:
             known.loss.explain()
 
-    def _recover_ended(self, mark: m.Ended, behind: Sequence[m.Mark]) -> list[Batch]:
+    def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
         """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
         unit = self._units.recover_ended(mark)
         if unit is None:
             return []
         epochs = {
             at: each.leader_epoch
-            for each in behind
+            for each in following
             if isinstance(each, m.Committed)
             for at, _ in each.entries
         }
@@ -472,9 +472,9 @@ class Recovery:
             self._revivals.finish(parent)
         self._replay.end_group()
 
-    def _recall(self, partition: Destination, told: Sequence[m.Mark]) -> None:
+    def _recall(self, partition: Destination, pair: Sequence[m.Mark]) -> None:
         """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
-        newest = _newest_told(told)
+        newest = _newest_of(pair)
         if newest is None:
             return
         identity, position, base_offset = newest
@@ -501,9 +501,9 @@ class Recovery:
         partition.log.recall(batch)
 
     @staticmethod
-    def _drop_lost(partition: Partition, behind: Sequence[m.Mark]) -> None:
+    def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
         """Drop lost batches that left the spool. REVIVED names lost batches by position; STATE ends before these."""
-        for state in behind:
+        for state in following:
             if isinstance(state, m.State):
                 partition.log.cut(state.last_acked_offset)
 
@@ -533,7 +533,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Note that a batch with an id may have ended otherwise than in the log: sequences it used are missing there."""
+    """Note why the log may lack sequences: a batch may have ended without being appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 
@@ -542,7 +542,7 @@ def _is_reset(mark: m.Mark) -> bool:
     return isinstance(mark, m.State) and mark.knows_nothing
 
 
-def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
+def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
     """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
     if len(marks) != 2:
         return None
@@ -557,7 +557,7 @@ def _newest_told(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
     """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
-    if index == 0 or _newest_told(marks[index - 1 : index + 1]) is None:
+    if index == 0 or _newest_of(marks[index - 1 : index + 1]) is None:
         return False
     return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
 

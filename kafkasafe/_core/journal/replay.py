@@ -91,7 +91,7 @@ class Replay:
 
     @property
     def parent(self) -> Batch | None:
-        """The divided batch of which the next one is a part."""
+        """The divided batch that the next batch is a part of."""
         return next((parent for parent, children in self._parents if self.index in children), None)
 
     @property

@@ -158,5 +158,5 @@ class SpoolIndex:
         return min((first, *self._resent.values(), *self.suspected.values(), *others))
 
     def held_position(self, others: Sequence[int]) -> int:
-        """The same, where finished batches alone are looked at."""
+        """Everything before this position may be released once its unfinished batches are copied forward."""
         return min((*self._resent.values(), *self.suspected.values(), *others), default=self.end)

@@ -60,7 +60,7 @@ class Batch:
         overdue: The cluster refused it for longer than the limit, for a reason that might have been temporary.
         condemned: The journal rejects it as soon as the cluster proves that it is not in the log.
         unconfirmed: The broker says that it did not append the batch; the producer state was not checked yet.
-        parent: The divided batch of which it is a part: it takes the parent's place in the order.
+        parent: The divided batch that it is a part of: it takes the parent's place in the order.
         rank: Sorts durable batches of a partition in the order in which their records were accepted.
         heirs: Number of its own unfinished parts.
         revived: The cluster lost it after acknowledging it: it is sent again.
@@ -165,7 +165,7 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make it the merger of several batches, of which `first` is the first. It has their sequences."""
+        """Make it the merger of several batches that begin with `first`. It has their sequences."""
         self.identity = identity
         self.gathered = self.owed = True
         self.stand_for(first)
@@ -197,6 +197,10 @@ class Batch:
     def send(self) -> None:
         """Note that a request with it begins."""
         self.on(BatchEvent.SENDS)
+        self.tries += 1
+
+    def send_in_unit(self) -> None:
+        """Note that a request with it begins, in the transaction of its unit."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:

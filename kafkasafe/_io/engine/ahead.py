@@ -50,19 +50,19 @@ class Ahead:
         for parcel in parcels:
             self._untaken.pop(parcel.number, None)
             if self._counts is not None and parcel.size_bytes and not parcel.done and not parcel.ahead:
-                parcel.ahead = True
+                parcel.count_ahead(counted=True)
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
         """Release a parcel whose batch was packed, and so is not in memory."""
         if parcel.ahead and self._counts is not None:
-            parcel.ahead = False
+            parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
         """Release a parcel whose fate is known."""
         if parcel.ahead and self._counts is not None:
-            parcel.ahead = False
+            parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
@@ -80,7 +80,7 @@ class Ahead:
         """Forget all parcels, at the end of the producer."""
         self._untaken.clear()
         for parcel in parcels:
-            parcel.ahead = False
+            parcel.count_ahead(counted=False)
         if self._counts is not None:
             self._counts.clear()
 

@@ -85,7 +85,8 @@ class Binding:
         else:
             self._ground.cluster.move(cluster_id)
         self._ground.bind(cluster_id)
-        self._astray_since = self._ledger.wrong_cluster = None
+        self._astray_since = None
+        self._ledger.accept_cluster()
         if bound is not None and bound != cluster_id:
             self._log.warning(
                 "%s was used for cluster %s until now, and had no pending records for it",
@@ -119,17 +120,14 @@ class Binding:
             logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._ground.directory.path)
         )
         if self._ledger.wrong_cluster is None:
-            with self._ledger.lock:
-                self._ledger.wrong_cluster = WrongClusterError(message)
-                self._ledger.waiters.notify_all()
+            self._ledger.refuse_cluster(WrongClusterError(message))
 
     def on_home(self) -> None:
         """Handle a new connection to our cluster."""
         self._astray_since = None
         if self._ledger.wrong_cluster is None:
             return
-        with self._ledger.lock:
-            self._ledger.wrong_cluster = None
+        self._ledger.accept_cluster()
         self._log.info("Cluster %s answers again", self._ground.cluster_id, event="right_cluster")
 
     def _drained(self) -> bool:

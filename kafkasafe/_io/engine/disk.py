@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -157,10 +158,7 @@ class DiskWriter:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
                 # After a failure, `persist` holds what is not durable yet.
-                persist.marks = [mark for part in parts for mark in part.marks]
-                persist.after = [each for part in parts for each in part.after]
-                persist.batches = [batch for part in parts for batch in part.batches]
-                persist.units = [unit for part in parts for unit in part.units]
+                persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
@@ -169,8 +167,7 @@ class DiskWriter:
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
-            del persist.batches[:1]
-            persist.marks, persist.after = [], []
+            persist.keep_batches(1)
 
     def _write_group(self, lane: Lane, persist: j.Persist) -> None:
         batches = persist.everything
@@ -271,12 +268,9 @@ class DiskWriter:
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
         """The batch's bytes, stamped with its id, as the spool writes them."""
-        data = parcel.data
+        data = parcel.writable()
         if data is None:
             raise AssertionError(f"The bytes of {batch} are gone before they were written")
-        if parcel.loose:
-            data = parcel.data = bytearray(data)
-            parcel.loose = False
         _stamp(data, batch.identity)
         return data
 
@@ -285,7 +279,11 @@ class DiskWriter:
         if parcel.data is not None:
             if parcel.durable:
                 self.memory -= parcel.size_bytes
-            parcel.data = None
+            parcel.drop()
+
+    def can_send(self) -> None:
+        """Keep durable batches in memory again, because a broker can be reached."""
+        self.keeps = True
 
     def cannot_send(self) -> None:
         """Drop durable batches from memory, because no broker can be reached."""
@@ -301,14 +299,14 @@ class DiskWriter:
         data = parcel.data
         if data is None:
             data = lane.spool.read(batch.position)
-            parcel.loose = False
+            parcel.reread()
             codec.stamp_address(data, 0, -1)
         if _differs(data, batch.identity):
             if parcel.loose:
                 data = bytearray(data)
             _stamp(data, batch.identity)
             if parcel.data is not None:
-                parcel.data = data
+                parcel.replace(data)
         return data
 
     def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
@@ -340,7 +338,7 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Also while nothing is delivered: pending batches need the space more than delivered ones.
+                # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             self._log.seldom(
@@ -421,27 +419,17 @@ class DiskWriter:
 
         Adopted lanes do not count: they get no new records.
         """
-        ledger = self._ledger
-        used = self._ground.own.spool.used_bytes
         more_room = self._measure()
-        if used == ledger.used and not more_room:
-            return
-        with ledger.lock:
-            more_room = more_room or used < ledger.used
-            ledger.used = used
-        if more_room and ledger.waiters:
-            ledger.waiters.notify_all()
+        self._ledger.publish_used(self._ground.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
         """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
         if self._config.in_memory:
             return False
-        before = self._ledger.free
-        try:
-            self._ledger.free = self._ground.files.free_bytes(self._ground.directory.path)
-        except OSError:
-            self._ledger.free = float("inf")
-        return self._ledger.free > before
+        free = float("inf")
+        with contextlib.suppress(OSError):
+            free = self._ground.files.free_bytes(self._ground.directory.path)
+        return self._ledger.measure_free(free)
 
     def watch_undurable(self) -> None:
         """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""

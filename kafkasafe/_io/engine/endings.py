@@ -60,7 +60,7 @@ class Endings:
                 continue  # divided: its children report the fate
             match resolution.fate:
                 case j.Fate.COMMITTED:
-                    parcel.base_offset = batch.base_offset
+                    parcel.deliver(batch.base_offset)
                     self._ground.stats.records[parcel.topic, "committed"] += batch.count
                     now = self._ground.clock.monotonic()
                     for each in parcel.parents or (parcel,):
@@ -74,10 +74,12 @@ class Endings:
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
                     self._ground.stats.records[parcel.topic, "damaged"] += batch.count
                     kept = lane.rejections.finish(batch.handle)
-                    parcel.error = SpoolCorruptError(
-                        f"The record was damaged on disk before it was delivered: {batch.message}. The remains of its"
-                        f" batch are in {kept}",
-                        damage=(batch.message,),
+                    parcel.fail(
+                        SpoolCorruptError(
+                            f"The record was damaged on disk before it was delivered: {batch.message}. The remains of"
+                            f" its batch are in {kept}",
+                            damage=(batch.message,),
+                        )
                     )
                 case j.Fate.REJECTED:
                     self._ground.stats.records[parcel.topic, "rejected"] += batch.count
@@ -96,18 +98,22 @@ class Endings:
                         if batch.unit is None
                         else "The record was part of an atomic batch that was rejected as a whole"
                     )
-                    parcel.error = RejectedError(
-                        f"{what}: {batch.message}. {kept_where} {again}",
-                        code=batch.code,
-                        reason=batch.message,
+                    parcel.fail(
+                        RejectedError(
+                            f"{what}: {batch.message}. {kept_where} {again}",
+                            code=batch.code,
+                            reason=batch.message,
+                        )
                     )
                     self._dead_letter(lane, batch, parcel)
                 case j.Fate.DROPPED:
                     self._ground.stats.records[parcel.topic, "dropped"] += batch.count
-                    parcel.error = BatchDroppedError(
-                        "The record was part of an atomic batch that was dropped. Readers of committed records see none"
-                        f" of its records: {'' if batch.unit is None else batch.unit.reason}",
-                        code=0 if batch.unit is None else batch.unit.code,
+                    parcel.fail(
+                        BatchDroppedError(
+                            "The record was part of an atomic batch that was dropped. Readers of committed records see"
+                            f" none of its records: {'' if batch.unit is None else batch.unit.reason}",
+                            code=0 if batch.unit is None else batch.unit.code,
+                        )
                     )
                 case j.Fate.REPLACED:
                     continue
@@ -141,15 +147,17 @@ class Endings:
                 if not parcel.expired and (parcel.durable or self._config.in_memory):
                     late.append(parcel)
             for parcel in late:
-                parcel.expired = True
+                parcel.expire()
         for parcel in late:
             self._ground.stats.records[parcel.topic, "timed_out"] += parcel.count
             self._ground.stats.exhausted["produce"] += 1
             network = self._ground.cluster.last_error
-            parcel.error = DeliveryTimeoutError(
-                f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
-                " is delivered when the cluster accepts it: do not send it again"
-                + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
+            parcel.fail(
+                DeliveryTimeoutError(
+                    f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
+                    " is delivered when the cluster accepts it: do not send it again"
+                    + ("" if network is None else f". Brokers cannot be used yet ({t.in_words(network)})")
+                )
             )
             self._ledger.finish(parcel)
         self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))

@@ -129,8 +129,8 @@ class Engine:
         Raises:
             SpoolError: It cannot be opened.
         """
-        own = self._ground.own = self._lanes.open_lane(lock, own=True)
-        self._ground.lanes.append(own)
+        own = self._lanes.open_lane(lock, own=True)
+        self._ground.open(own)
         self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)

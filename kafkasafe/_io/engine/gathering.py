@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import numpy as np
-
 from kafkasafe._core import batch as codec
 from kafkasafe._core import journal as j
 from kafkasafe._core.capacity import FREE_BYTES
@@ -92,9 +90,8 @@ class Gathering:
         shift = 0
         for parcel, batch in zip(parents, run, strict=True):
             del lane.parcels[batch.handle]
-            parcel.shift = shift
+            parcel.join(child, shift)
             shift += parcel.count
-            parcel.children = [(child, np.arange(parcel.count))]
             self._disk.drop(parcel)
         self._intake.register(lane, child, made)
         self._ground.stats.gathered_batches.add(len(run))

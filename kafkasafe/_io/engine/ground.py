@@ -110,6 +110,11 @@ class Ground:
         """Process this message after a delay, in seconds."""
         heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
 
+    def open(self, own: Lane) -> None:
+        """Note the producer's own lane."""
+        self.own = own
+        self.lanes.append(own)
+
     def hurry(self, close_by: float) -> None:
         """Stop trying a failing disk after this time, monotonic seconds."""
         self.close_by = close_by

@@ -56,6 +56,10 @@ class _Growing:
     def takes(self, slip: Slip, size: int) -> bool:
         return bool(self.topic) and self.topic == slip.joins and self.left > 0 and size <= self.room
 
+    def add(self, size: int) -> None:
+        self.left -= 1
+        self.room -= size
+
 
 class Intake:
     """See the module."""
@@ -104,8 +108,7 @@ class Intake:
             self.settle()
             unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets, slip.readings)
             growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
-        growing.left -= 1
-        growing.room -= size
+        growing.add(size)
         lane.heads.setdefault(growing.unit.unit_id, []).append(parcels[0])
         for parcel in parcels[1:]:
             for part in self._parts(lane, parcel):
@@ -138,7 +141,7 @@ class Intake:
 
     def register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
         """Assign a batch to a parcel."""
-        parcel.batch = batch
+        parcel.assign(batch)
         lane.parcels[batch.handle] = parcel
 
     def _divide_in_memory(self, parcel: Parcel, partitions: int) -> list[Parcel]:
@@ -148,20 +151,9 @@ class Intake:
         columns = codec.decode(data)
         given = given_partitions(columns, parcel.given)
         children = self._split_by_partition(parcel, columns, given, partitions)
-        self._adopt_children(parcel, children)
-        parcel.data = None
+        parcel.adopt(children)
+        parcel.drop()
         return [child for child, _ in children]
-
-    @staticmethod
-    def _adopt_children(parcel: Parcel, children: list[tuple[Parcel, Indexes]]) -> None:
-        """Attach children to a parent: callers that wait for the parent wait for all its children."""
-        for child, _ in children:
-            child.parent = parcel
-            child.sealed_at = parcel.sealed_at
-        parcel.children = children
-        # In this order: a caller sets the watcher, then looks for children.
-        for child, _ in children:
-            child.watcher = parcel.watcher
 
     def _split_by_partition(
         self, parcel: Parcel, columns: codec.Columns, given: Mapping[int, int], partitions: int
@@ -333,9 +325,10 @@ class Intake:
         self._ground.progressed()
         del lane.parcels[divide.batch.handle]
         made = lane.journal.replaced(divide.batch, described)
-        self._adopt_children(parent, children)
+        parent.adopt(children)
         for (child, _), batch in zip(children, made, strict=True):
-            child.durable = parent.durable
+            if parent.durable:
+                child.be_durable()
             self.register(lane, child, batch)
         self._disk.drop(parent)
         if divide.batch.durable:

@@ -170,7 +170,7 @@ class LaneKeeper:
         if lane.own:
             with self._ledger.lock:
                 for parcel in lane.parcels.values():
-                    parcel.number = next(self._ledger.numbers)
+                    parcel.renumber(next(self._ledger.numbers))
                     self._ledger.open[parcel.number] = parcel
         packed = list(lane.journal.views.packed())
         for each in packed:
@@ -180,7 +180,7 @@ class LaneKeeper:
             head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
             lane.heads[unit.unit_id] = [head]
             with self._ledger.lock:
-                head.number = next(self._ledger.numbers)
+                head.renumber(next(self._ledger.numbers))
                 self._ledger.open[head.number] = head
         if waiting:
             batches = len(waiting) + sum(each.batches for each in packed)

@@ -159,8 +159,7 @@ class Ledger:
                 if not parcel.number:
                     number = next(self.numbers)
                     # A signal handler may just have given it a number.
-                    parcel.number = parcel.number or number  # type: ignore[redundant-expr]
-                    parcel.sealed_at = now
+                    parcel.accept(number, now)
                 self.open[parcel.number] = parcel
                 self.ahead.submit(parcel)
                 if parcel.number not in self.undurable:
@@ -178,12 +177,38 @@ class Ledger:
             for parcel in parcels:
                 self.abort(parcel, failure)
 
+    def publish_used(self, used: int, *, more_room: bool) -> None:
+        """Publish the bytes that the own lane takes, and wake callers that wait for space if there is more of it."""
+        if used == self.used and not more_room:
+            return
+        with self.lock:
+            more_room = more_room or used < self.used
+            self.used = used
+        if more_room and self.waiters:
+            self.waiters.notify_all()
+
+    def measure_free(self, free: float) -> bool:
+        """Note the disk's free bytes, infinite if they cannot be measured. Returns whether they grew."""
+        before, self.free = self.free, free
+        return free > before
+
+    def refuse_cluster(self, error: WrongClusterError) -> None:
+        """Note that another cluster answers instead of ours, and wake callers that wait."""
+        with self.lock:
+            self.wrong_cluster = error
+            self.waiters.notify_all()
+
+    def accept_cluster(self) -> None:
+        """Note that our cluster answers."""
+        with self.lock:
+            self.wrong_cluster = None
+
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Mark parcels as taken by the pump. Returns those that were not taken yet."""
         with self.lock:
             new = [parcel for parcel in parcels if not parcel.taken]
             for parcel in new:
-                parcel.taken = True
+                parcel.take()
             self.ahead.take(new)
         return new
 
@@ -247,7 +272,8 @@ class Ledger:
     def revive(self, parcel: Parcel) -> None:
         """Give a new number to a parcel that has no fate again."""
         with self.lock:
-            parcel.number = self._revived_number = next(self.numbers)
+            self._revived_number = next(self.numbers)
+            parcel.renumber(self._revived_number)
             self.open[parcel.number] = parcel
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
@@ -313,8 +339,7 @@ class Ledger:
         """Note that the batches of these parcels are packed. The ledger keeps only parcels that callers hold."""
         with self.lock, self._moving():
             for parcel in parcels:
-                parcel.batch = None
-                parcel.keeper = self._kept
+                parcel.pack(self._kept)
                 if parcel.watcher is not None:
                     self._kept[parcel.number] = parcel
                 self._live[parcel.number] = parcel
@@ -346,7 +371,7 @@ class Ledger:
         """The parcel of a packed batch, if a caller or a watcher still holds it."""
         parcel = self._live.pop(number, None)
         if parcel is not None:
-            parcel.keeper = None
+            parcel.unpack()
         self._kept.pop(number, None)
         return parcel
 
@@ -461,7 +486,7 @@ class Ledger:
 
     def durable(self, parcel: Parcel) -> None:
         """Mark one parcel as durable. Call with `lock` held."""
-        parcel.durable = True
+        parcel.be_durable()
         if self.undurable.pop(parcel.number, None) is not None:
             self.backlog -= parcel.size_bytes
             self._ground.stats.durable.observe(
@@ -476,11 +501,11 @@ class Ledger:
         with self.lock:
             if parcel.done:
                 return
-            parcel.done = True
+            parcel.end()
             self.open.pop(parcel.number, None)
             self.ahead.finish(parcel)
             # The watcher runs before callers wake: they may wait for what it does.
-            watcher, parcel.watcher = parcel.watcher, None
+            watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
         # Notify without the lock: the threads that wake up need it.
@@ -495,7 +520,7 @@ class Ledger:
         for child, _ in parcel.children or ():
             self.abort(child, error)
         if not parcel.done and not parcel.children:
-            parcel.error = error
+            parcel.fail(error)
             self.finish(parcel)
 
     def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:

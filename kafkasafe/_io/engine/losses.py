@@ -70,7 +70,7 @@ class LossWatch:
                 parcel = Parcel(
                     topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
                 )
-                parcel.sealed_at = self._ground.clock.monotonic()
+                parcel.restart(self._ground.clock.monotonic())
                 self._intake.register(lane, parcel, batch)
                 if lane.own:
                     self._ledger.revive(parcel)

@@ -159,7 +159,7 @@ class Outlet:
         self._reaching.discard(address if node == _NOWHERE else node)
         if isinstance(message.answer, t.Reached):
             self._link(message.answer.node).open()
-            self._disk.keeps = True
+            self._disk.can_send()
             self.find_leaders()
             return ()
         if node == _NOWHERE:

@@ -109,7 +109,7 @@ class Packing:
                     taken=True,
                     durable=True,
                 )
-            parcel.batch = batch
+            parcel.assign(batch)
             lane.parcels[batch.handle] = parcel
             self._ledger.unpacked(batch.destination, parcel, each.next_number)
 

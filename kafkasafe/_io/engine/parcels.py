@@ -93,6 +93,124 @@ class Parcel:
     loose: bool = False
     """Whether its bytes may still be in a socket's queue. Then only a copy may be changed."""
 
+    # -- accepted and durable ------------------------------------------------------------------------------------------
+
+    def accept(self, number: int, now: float) -> None:
+        """Note that a caller handed it over. It keeps a number that it has."""
+        self.number = self.number or number
+        self.sealed_at = now
+
+    def renumber(self, number: int) -> None:
+        """Set its number: it was read from the spool."""
+        self.number = number
+
+    def restart(self, now: float) -> None:
+        """Measure its age from now on: it is sent again after a loss."""
+        self.sealed_at = now
+
+    def take(self) -> None:
+        """Note that the pump's thread has taken it."""
+        self.taken = True
+
+    def be_durable(self) -> None:
+        """Note that it is on disk, or in the cluster."""
+        self.durable = True
+
+    def count_ahead(self, *, counted: bool) -> None:
+        """Set whether `Ledger.ahead` counts it."""
+        self.ahead = counted
+
+    # -- its bytes -----------------------------------------------------------------------------------------------------
+
+    def lend(self) -> None:
+        """Note that its bytes are given to a socket."""
+        self.loose = True
+
+    def reread(self) -> None:
+        """Note that other bytes, read from the spool, are used: no socket has them."""
+        self.loose = False
+
+    def writable(self) -> bytearray | None:
+        """Its bytes, which may be changed: a copy if a socket may have them. None while they are only in the spool."""
+        data = self.data
+        if data is not None and self.loose:
+            data = self.data = bytearray(data)
+            self.loose = False
+        return data
+
+    def replace(self, data: bytearray) -> None:
+        """Use these bytes from now on."""
+        self.data = data
+
+    def drop(self) -> None:
+        """Forget the bytes: the spool has them, or its parts do."""
+        self.data = None
+
+    # -- its batch -----------------------------------------------------------------------------------------------------
+
+    def assign(self, batch: j.Batch) -> None:
+        """Set the batch that it is in the journal."""
+        self.batch = batch
+
+    def pack(self, keeper: dict[int, Parcel]) -> None:
+        """Note that its batch is packed."""
+        self.batch = None
+        self.keeper = keeper
+
+    def unpack(self) -> None:
+        """Note that its batch is not packed any more."""
+        self.keeper = None
+
+    def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
+        """Attach its parts: callers that wait for it wait for all of them."""
+        for child, _ in children:
+            child.follow(self)
+        self.children = children
+        # In this order: a caller sets the watcher, then looks for children.
+        for child, _ in children:
+            child.inherit_watcher(self)
+
+    def follow(self, parent: Parcel) -> None:
+        """Make it a part of another parcel."""
+        self.parent = parent
+        self.sealed_at = parent.sealed_at
+
+    def inherit_watcher(self, parent: Parcel) -> None:
+        """Call its parent's watcher once it is done."""
+        self.watcher = parent.watcher
+
+    def join(self, child: Parcel, shift: int) -> None:
+        """Note that it was joined into another parcel, in which its records begin at this index."""
+        self.shift = shift
+        self.children = [(child, np.arange(self.count))]
+
+    # -- its fate ------------------------------------------------------------------------------------------------------
+
+    def deliver(self, base_offset: int) -> None:
+        """Set where its records are; -1: they are in the log, at an unknown offset."""
+        self.base_offset = base_offset
+
+    def stamp_append_time(self, log_append_time: int) -> None:
+        """Set the time that the broker gave its records, ms since the epoch."""
+        self.log_append_time = log_append_time
+
+    def fail(self, error: BaseException) -> None:
+        """Set why it is not delivered."""
+        self.error = error
+
+    def expire(self) -> None:
+        """Note that `delivery_timeout_ms` is over."""
+        self.expired = True
+
+    def end(self) -> None:
+        """Note that its fate is final."""
+        self.done = True
+
+    def take_watcher(self) -> Callable[[Parcel], None] | None:
+        """Take the watcher, to call it once."""
+        watcher, self.watcher = self.watcher, None
+        return watcher
+
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher

@@ -1,4 +1,4 @@
-"""Batches of one lane that were rejected or are damaged, until they are finished."""
+"""Rejected batches of one lane until they are finished, and its damaged batches."""
 
 from __future__ import annotations
 

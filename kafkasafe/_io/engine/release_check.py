@@ -1,4 +1,4 @@
-"""Whether it may be worth to look for segments of one lane that can be deleted."""
+"""When the engine looks again for segments of one lane that can be deleted."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Sender:
                 continue
             if self._ledger.damage:
                 self._ledger.damage.pop((topic, partition), None)  # it can be read again
-            parcel.loose = True
+            parcel.lend()
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
             ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
@@ -234,7 +234,7 @@ class Sender:
             parcel = lane.parcels.get(batch.handle)
             self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
             if parcel is not None:
-                parcel.log_append_time = reply.log_append_time
+                parcel.stamp_append_time(reply.log_append_time)
             if reply.log_append_time >= 0:
                 self._clocks.stamped(now)
                 self._compare_clocks(reply.log_append_time)

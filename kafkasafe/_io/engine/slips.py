@@ -33,3 +33,7 @@ class Slip:
     readings: Mapping[u.GroupPartition, u.Reading] = field(default_factory=dict)
     joins: str = ""
     fate: j.Fate | None = None
+
+    def end(self, fate: j.Fate) -> None:
+        """Set how the unit ended."""
+        self.fate = fate

@@ -171,7 +171,7 @@ class Transactor:
             codec.stamp_identity(
                 data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
             )
-            batch.tries += 1
+            batch.send_in_unit()
             self._ground.stats.sent_batches.add()
             if batch.tries > 1:
                 self._ground.stats.resent_batches.add()
@@ -364,7 +364,7 @@ class Transactor:
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
-                        parcel.log_append_time = answer.log_append_time
+                        parcel.stamp_append_time(answer.log_append_time)
                 units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
             case u.CommitOffsets(), "added":
                 self._commit_offsets(lane, action)
@@ -536,12 +536,14 @@ class Transactor:
                 )
             for head in lane.heads.pop(unit.unit_id, ()):
                 if head.slip is not None:
-                    head.slip.fate = fate
+                    head.slip.end(fate)
                 if fate is not j.Fate.COMMITTED:
-                    head.error = BatchDroppedError(
-                        f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
-                        f" {unit.reason}",
-                        code=unit.code,
+                    head.fail(
+                        BatchDroppedError(
+                            f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
+                            f" {unit.reason}",
+                            code=unit.code,
+                        )
                     )
                 with self._ledger.lock:
                     self._ledger.durable(head)

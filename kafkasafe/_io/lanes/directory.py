@@ -96,20 +96,7 @@ class SpoolDirectory:
             raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read: {error}") from error
 
     def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Writes durably to which cluster the records in this directory belong. No other cluster may get them.
-
-        Args:
-            cluster_id: Id of the cluster that answers.
-            drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
-
-        Returns:
-            (id of the cluster it belonged to before, None before the first contact; whether it now belongs to this
-            cluster).
-
-        Raises:
-            SpoolCorruptError: Its file does not contain an id, and records wait.
-            SpoolError: Its file cannot be read or written.
-        """
+        """Writes durably to which cluster the records in this directory belong: see `ClusterFile.bind`."""
         return self._cluster.bind(cluster_id, drained=drained)
 
     def lanes(self) -> list[int]:
