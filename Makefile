@@ -10,7 +10,7 @@ SITE := .venv-site
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
 
-.PHONY: help demo demo-spark picture dashboard quick test test-all smoke-spark site lint format bench bench-consume simulate chaos clean
+.PHONY: help demo demo-spark picture dashboard quick test test-all test-oldest smoke-spark site lint format bench bench-consume simulate chaos clean
 
 help:  ## show the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -42,6 +42,10 @@ test: $(STAMP)  ## the fast tests: all rules, crashes and mutants, and each prom
 
 test-all: $(STAMP)  ## all tests: old brokers, 250 lives, every error code, Spark chaos, the dashboard, the examples
 	$(PYTEST) $(ARGS)
+
+test-oldest: $(STAMP)  ## the fast tests of clients and connections on the oldest kafka-python that kafkasafe accepts
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .cache/kafka-python-oldest kafka-python==3.0.9
+	PYTHONPATH=$(CURDIR)/.cache/kafka-python-oldest $(PYTEST) -m 'not full' $(or $(ARGS),tests/test_kafkapython.py tests/aio tests/consumer tests/transport tests/contract)
 
 smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1 and the newest, each in its own environment
 	$(PYTHON) tests/smoke_spark.py $(ARGS)

@@ -14,7 +14,7 @@ from typing import Final
 
 __all__ = ["FIRST_WITHOUT", "OLDEST", "check"]
 
-OLDEST: Final = (3, 0, 12)
+OLDEST: Final = (3, 0, 9)
 """The oldest release that works."""
 
 FIRST_WITHOUT: Final = (3, 1)

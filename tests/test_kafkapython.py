@@ -190,7 +190,7 @@ def test_a_release_that_does_not_work_is_refused_at_import(tmp_path, monkeypatch
     assert raised.value.name == "kafka"
 
 
-@pytest.mark.parametrize("version", ["3.0.12", "3.0.13rc1", "3.0.99"])
+@pytest.mark.parametrize("version", ["3.0.9", "3.0.12", "3.0.13rc1", "3.0.99"])
 def test_a_release_that_works_is_not_imported_to_find_its_version(tmp_path, monkeypatch, version):
     monkeypatch.syspath_prepend(installed(tmp_path, version))
     monkeypatch.delitem(sys.modules, "kafka")
@@ -218,6 +218,8 @@ def test_the_requirement_is_the_range_that_works():
     root = PACKAGE.parent
     with (root / "pyproject.toml").open("rb") as file:
         assert requirement() in tomllib.load(file)["project"]["dependencies"]
+    oldest = ".".join(map(str, _kafka_version.OLDEST))
+    assert f"kafka-python=={oldest}" in (root / "Makefile").read_text(encoding="utf-8")
     bounds = requirement().removeprefix("kafka-python")
     for page in ("README.md", "docs/migrating-from-kafka-python.md", "docs/public-api.md"):
         assert bounds in (root / page).read_text(encoding="utf-8"), page

@@ -226,7 +226,7 @@ def _settings(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedLane:
-    """A lane: what it holds, what is known of its undelivered batches, and the process that owns it, or 0."""
+    """A lane: its content, the findings for its undelivered batches, and the process that owns it, or 0."""
 
     content: LaneContent
     batches: Sequence[Examined]
@@ -280,7 +280,7 @@ class DiagnosedLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Where the batches of a spool directory are, and what is wrong.
+    """The findings for the batches of a spool directory, and its problems.
 
     Attributes:
         directory: The directory, as it was given.

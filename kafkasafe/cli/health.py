@@ -139,7 +139,7 @@ class HealthReport:
     Attributes:
         path: The directory.
         found: The verdict.
-        lanes: What was seen of each lane.
+        lanes: The observations of each lane.
         free_bytes: Free bytes of the volume.
     """
 

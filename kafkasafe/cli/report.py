@@ -42,7 +42,7 @@ def print_report(
         as_json: Whether to print JSON in place of lines.
         file: Where to print; by default standard output.
         indent: Indentation of the JSON; None prints it on one line.
-        ensure_ascii: Whether the JSON escapes what is not ASCII.
+        ensure_ascii: Whether the JSON escapes non-ASCII characters.
         flush: Whether a reader must see the report before the command ends.
     """
     if as_json:

@@ -2,13 +2,13 @@
 
 Each command has a module of its own. It makes a report (`kafkasafe.cli.report`), and `show` prints that.
 
-    ls, tree          which lanes and directories there are
+    ls, tree          lists of lanes and directories
     verify, repair    damage
     show, export      batches and records
-    drain             what is left is delivered
+    drain             delivery of undelivered records
     resend, set_aside, discard
                       rejected records
-    commit, abort     atomic batches that are staged
+    commit, abort     staged atomic batches
     prune             empty lanes and directories
     contents, delivery, atomic_batches, decisions
                       what several of these commands use
