@@ -43,6 +43,8 @@ _FILE_MODE: Final = 0o600  # other users must not read records
 _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
+_PLACES: Final = 64
+"""So many paths are remembered: each group that is written uses the same few."""
 
 
 class Files(Protocol):
@@ -322,7 +324,7 @@ class DirectoryFiles:
         path: The directory's path when it was opened, or the path given to `now_at`.
     """
 
-    __slots__ = ("_below", "_files", "_handle", "path")
+    __slots__ = ("_below", "_files", "_handle", "_places", "path")
 
     def __init__(self, files: Files, path: Path, handle: int) -> None:
         self._files = files
@@ -333,8 +335,20 @@ class DirectoryFiles:
         self.path = path
         self._handle = handle
         self._below = f"{path}/"
+        self._places: dict[Path, tuple[Path, int | None]] = {}
 
     def _place(self, path: Path) -> tuple[Path, int | None]:
+        places = (
+            self._places
+        )  # `now_at` replaces it: what is found here must not get into another directory's
+        place = places.get(path)
+        if place is None:
+            if len(places) >= _PLACES:
+                places.clear()
+            place = places[path] = self._find_place(path)
+        return place
+
+    def _find_place(self, path: Path) -> tuple[Path, int | None]:
         text = str(path)
         if text.startswith(self._below):
             return Path(text[len(self._below) :]), self._handle

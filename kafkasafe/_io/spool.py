@@ -492,10 +492,15 @@ class Spool:
         Raises:
             FileNotFoundError: A segment is not. The caller must not promise anything.
         """
-        names = set(self._files.list(self._lane))
+        names: set[str] | None = None
         for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
             written = following is None or following.first_position > self.synced_position
-            whole = self._is_whole(segment) if written else self._has_name(segment, names)
+            if written:
+                whole = self._is_whole(segment)
+            else:
+                # One list takes less time than a look at each name. A lane with one segment needs none.
+                names = set(self._files.list(self._lane)) if names is None else names
+                whole = self._has_name(segment, names)
             if not whole:
                 raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
 

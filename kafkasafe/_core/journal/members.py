@@ -42,6 +42,8 @@ class UnitBatches:
 
     def advance(self) -> None:
         units, persist = self._units, self._out.ready.persist
+        if units.at_rest and not persist.units:
+            return
         self._out.ready.units.extend(units.advance())
         for unit, refused in units.too_large:
             self._divide_members(unit, refused)
