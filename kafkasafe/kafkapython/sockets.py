@@ -28,7 +28,8 @@ from kafkasafe.kafkapython.loop import Loop
 
 __all__ = ["FORGETS", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
 
-_RECEIVE_BYTES: Final = 256 * 1024
+_RECEIVE_BYTES: Final = 64 * 1024
+"""A larger response is received into its own buffer, once its first bytes say how large it is."""
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
 """A smaller response is copied: SASL tokens have to be bytes."""
@@ -166,23 +167,26 @@ class _SocketMixin:
             self._receive()
 
     def _receive(self) -> None:
-        if self._closed or not self._read:
-            return
-        came, at_its_end = self._fill()
-        data, error = self._sock_recv() if at_its_end else (b"", None)
-        if came or data:
-            self.last_read = time.monotonic()
-            sensors = self._protocol._sensors if self._protocol else None
-            if sensors:
-                sensors.bytes_received.record(came + len(data))
-        if error is None and data:
-            try:
-                self._protocol.data_received(data)
-                _Incoming.become(getattr(self._protocol, "parser", None))
-            except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
-                error = decoding
-        if error is not None:
-            self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+        goes_on = True
+        while goes_on and not self._closed and self._read:
+            came, at_its_end = self._fill()
+            data, error = self._sock_recv() if at_its_end else (b"", None)
+            if came or data:
+                self.last_read = time.monotonic()
+                sensors = self._protocol._sensors if self._protocol else None
+                if sensors:
+                    sensors.bytes_received.record(came + len(data))
+            # TLS must be read until it is empty: what OpenSSL holds does not make the socket readable.
+            goes_on = len(data) == _RECEIVE_BYTES or (bool(data) and isinstance(self._sock, ssl.SSLSocket))
+            if error is None and data:
+                try:
+                    self._protocol.data_received(data)
+                    _Incoming.become(getattr(self._protocol, "parser", None))
+                except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
+                    error = decoding
+            if error is not None:
+                self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+                return
 
     def _fill(self) -> tuple[int, bool]:
         """Receives into the large response that is under way, without a copy.
@@ -212,27 +216,13 @@ class _SocketMixin:
         return came, True
 
     def _sock_recv(self) -> tuple[bytes, BaseException | None]:
-        chunks = []
-        error: BaseException | None = None
-        while True:
-            try:
-                chunk = self._sock.recv(_RECEIVE_BYTES)
-            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                break
-            except Exception as failed:
-                error = kafka_errors.KafkaConnectionError(failed)
-                break
-            if not chunk:
-                error = kafka_errors.KafkaConnectionError("The broker closed the connection")
-                break
-            chunks.append(chunk)
-            # TLS must be read until it is empty: what OpenSSL holds does not make the socket readable.
-            if len(chunk) < _RECEIVE_BYTES and not isinstance(self._sock, ssl.SSLSocket):
-                break
-        if chunks and error is not None:
-            # What arrived before the end still counts; the error shows again at the next read.
-            error = None
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks), error
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return b"", None
+        except Exception as failed:
+            return b"", kafka_errors.KafkaConnectionError(failed)
+        return data, None if data else kafka_errors.KafkaConnectionError("The broker closed the connection")
 
     def _close(self, error: BaseException | None = None) -> None:
         if self._sock is not None and error is None and not getattr(self._protocol, "in_flight_requests", ()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +90,62 @@ def test_large_records_of_a_response_are_views_and_all_else_is_the_same(version)
     assert viewed == copied
     assert (viewed.API_VERSION, viewed.to_dict()) == (version, copied.to_dict())
     assert rows[3].records == b"y" * 300_000
+
+
+class Receiving(sockets._SocketMixin):
+    """The receiving half of a connection: kafka-python's parser, and what is passed to it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._read, self._closed = True, False
+        self._protocol = self
+        self._sensors = None
+        self.last_read = 0.0
+        self.parser = KafkaProtocol(client_id="c")
+        self.pieces: list[int] = []
+        self.responses: list[object] = []
+        self.errors: list[BaseException] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(len(data))
+        self.responses += self.parser.receive_bytes(data)
+
+    def abort(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self._closed = True
+
+
+@pytest.mark.parametrize("after", [0, 1000], ids=["alone", "before another one"])
+def test_a_large_response_is_received_into_its_own_buffer(after):
+    """Its first bytes say how large it is. All later ones are passed to the parser in place, but for the last one."""
+    row = FetchResponse.FetchableTopicResponse.PartitionData
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        receiving = Receiving(near)
+        sent = b""
+        for size in (150_000, after) if after else (150_000,):
+            request = FetchRequest(min_version=4, max_version=4)
+            request.API_VERSION = 4
+            number = receiving.parser.send_request(request)
+            part = row(partition_index=0, records=b"x" * size, aborted_transactions=[])
+            topic = FetchResponse.FetchableTopicResponse(topic="orders", partitions=[part])
+            body = number.to_bytes(4, "big") + bytes(FetchResponse[4](responses=[topic]).encode())
+            sent += len(body).to_bytes(4, "big") + body
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+        far.sendall(sent)
+        receiving._receive()
+        until = time.monotonic() + 10
+        while len(receiving.responses) < (2 if after else 1) and time.monotonic() < until:
+            receiving._receive()  # if the kernel passed it on in parts
+        assert [len(response.responses[0].partitions[0].records) for _, response in receiving.responses] == (
+            [150_000, after] if after else [150_000]
+        )
+        assert sum(receiving.pieces) < 70_000 + after
+        assert receiving.errors == []
+        far.close()
+        receiving._receive()
+        assert "closed" in str(receiving.errors[0])
 
 
 @pytest.mark.parametrize("kind", ["arrow", "records"])
