@@ -337,7 +337,7 @@ class AtomicBatch:
     `read_committed` consumers.
     """
 
-    _told: ClassVar[bool] = False
+    _informed: ClassVar[bool] = False
     """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
     def __init__(
@@ -559,7 +559,7 @@ class AtomicBatch:
             )
         fate = self._claim(given.group)
         try:
-            readings, claims = self._parts.given_offsets.offer(fate, given, told=self._told)
+            readings, claims = self._parts.given_offsets.offer(fate, given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
             raise

@@ -313,11 +313,11 @@ def _json_field(value: bytes | None, name: str) -> str | None:
 
 
 def _producer_dict(producer: Producer) -> dict[str, Any]:
-    told = asdict(producer)
-    told["gaps"] = [{**asdict(gap), "records": gap.records} for gap in producer.gaps]
-    told["repeats"] = [{**asdict(repeat), "records": repeat.records} for repeat in producer.repeats]
+    report = asdict(producer)
+    report["gaps"] = [{**asdict(gap), "records": gap.records} for gap in producer.gaps]
+    report["repeats"] = [{**asdict(repeat), "records": repeat.records} for repeat in producer.repeats]
     return {
-        **told,
+        **report,
         "missing_records": producer.missing_records,
         "repeated_records": producer.repeated_records,
     }

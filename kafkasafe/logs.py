@@ -114,7 +114,7 @@ class EventLog:
         """Log a bug, or an exception of the application, with its traceback."""
         self._log(logging.ERROR, event, message, args, fields, exc_info=True)
 
-    def seldom(self, level: int, event: str, about: str, message: str, *args: object, **fields: Any) -> None:
+    def limited(self, level: int, event: str, about: str, message: str, *args: object, **fields: Any) -> None:
         """Log a message that an outage would repeat, within the limits.
 
         Args:

@@ -141,7 +141,7 @@ class _Transaction(AtomicBatch):
     """One transaction."""
 
     aborted = False
-    _told = True
+    _informed = True
 
     @property
     def is_open(self) -> bool:

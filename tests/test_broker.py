@@ -438,13 +438,13 @@ def test_a_topic_is_there_when_its_leader_knows_that_it_leads(kafka, mocker):
 @pytest.mark.kafka
 def test_a_topic_is_there_when_each_broker_tells_of_it(kafka_cluster, mocker):
     """A client that asked another one was told that it is not there."""
-    ask, asked = Topics._told, []
+    ask, asked = Topics._partitions_known_to, []
 
     def not_yet(topics, node, topic):
         asked.append(node)
         return ask(topics, node, topic) if asked.count(node) == 3 else None
 
-    mocker.patch.object(Topics, "_told", autospec=True, side_effect=not_yet)
+    mocker.patch.object(Topics, "_partitions_known_to", autospec=True, side_effect=not_yet)
     kafka_cluster.create_topic("broker-told", partitions=2)
     assert asked == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert ask(kafka_cluster._topics, 2, "broker-told") == 2

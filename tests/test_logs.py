@@ -77,7 +77,7 @@ def test_one_thing_once_in_a_while_and_a_kind_not_too_often(records):
     def outage(partitions):
         for _ in range(50):
             for number in range(partitions):
-                log.seldom(logging.WARNING, "retry", f"t-{number}", "t-%d failed", number, partition=number)
+                log.limited(logging.WARNING, "retry", f"t-{number}", "t-%d failed", number, partition=number)
 
     outage(3)
     assert [record.partition for record in records] == [0, 1, 2]
@@ -85,10 +85,10 @@ def test_one_thing_once_in_a_while_and_a_kind_not_too_often(records):
     assert len(records) == 10
     assert [record.suppressed for record in records] == [0, 0, 0, 150, 0, 0, 0, 0, 0, 0]
     # Another kind is another thing.
-    log.seldom(logging.WARNING, "write", "lane", "failed")
+    log.limited(logging.WARNING, "write", "lane", "failed")
     assert len(records) == 11
     clock.now += WINDOW_S
-    log.seldom(logging.WARNING, "retry", "t-0", "t-%d failed", 0)
+    log.limited(logging.WARNING, "retry", "t-0", "t-%d failed", 0)
     # 50 times 103 calls, less the 10 that were logged and the 150 that were told.
     assert records[-1].suppressed == 50 * 103 - 10 - 150
     assert records[-1].getMessage().endswith("more of this kind were not logged)")
@@ -103,12 +103,12 @@ def test_a_signal_handler_may_log_in_the_middle_of_another_line(records):
         def get(self, *of):
             if not self.came:
                 self.came = True
-                log.seldom(logging.WARNING, "inner", "a", "from the handler")
+                log.limited(logging.WARNING, "inner", "a", "from the handler")
             return super().get(*of)
 
     log._limiter._last = Interrupted()
     thread = threading.Thread(
-        target=lambda: log.seldom(logging.WARNING, "outer", "a", "the line"), daemon=True
+        target=lambda: log.limited(logging.WARNING, "outer", "a", "the line"), daemon=True
     )
     thread.start()
     thread.join(30)
@@ -119,8 +119,8 @@ def test_a_signal_handler_may_log_in_the_middle_of_another_line(records):
 def test_what_nobody_listens_to_does_not_count(caplog):
     caplog.set_level(logging.WARNING, "kafkasafe")
     log = EventLog("producer", clock=Clock())
-    log.seldom(logging.INFO, "retry", "t-0", "failed")
-    log.seldom(logging.WARNING, "retry", "t-0", "failed")
+    log.limited(logging.INFO, "retry", "t-0", "failed")
+    log.limited(logging.WARNING, "retry", "t-0", "failed")
     assert [(record.levelname, record.suppressed) for record in caplog.records] == [("WARNING", 0)]
 
 
@@ -129,7 +129,7 @@ def test_limits_do_not_grow_without_end():
     log = EventLog("producer", clock=clock)
     for number in range(5000):
         clock.now += 2.0
-        log.seldom(logging.ERROR, "retry", str(number), "failed")
+        log.limited(logging.ERROR, "retry", str(number), "failed")
     assert len(log._limiter._last) <= 1001
 
 
@@ -316,11 +316,11 @@ def test_all_loggers_are_in_the_tree_and_all_records_have_an_event():
             continue
         base = ast.unparse(node.func.value)
         if base.split(".")[-1] in {"log", "_log"} and node.func.attr in {
-            *("debug", "info", "warning", "error", "exception", "seldom"),
+            *("debug", "info", "warning", "error", "exception", "limited"),
         }:
             seen += 1
             names = {keyword.arg for keyword in node.keywords}
-            assert node.func.attr == "seldom" or "event" in names, where
+            assert node.func.attr == "limited" or "event" in names, where
             assert not names & RESERVED, where
     assert seen > 30
 

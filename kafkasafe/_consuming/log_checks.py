@@ -141,8 +141,8 @@ class LogChecks:
             leadership = self._port.leadership(tp)
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
-            told = info.partitions.get(tp.partition)
-            # And this broker may not know yet what another broker has told kafka-python.
+            leader = info.partitions.get(tp.partition)
+            # And this broker may not know yet what another broker told kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
             if ids & read.former_ids:
                 self._port.request_metadata()
@@ -153,7 +153,7 @@ class LogChecks:
             try:
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)
-                    epoch = UNDEFINED if told is None else told.leader_epoch
+                    epoch = UNDEFINED if leader is None else leader.leader_epoch
                     walked = Walked(_all_gone(read.lineage, position, end), epoch, 0, recreated=True)
                 else:
                     current = self._newest_epoch(tp)
@@ -277,10 +277,10 @@ class LogChecks:
         """Return the newest leader epoch in kafka-python's metadata and in our transport's, which are separate."""
         leadership = self._port.leadership(tp)
         info = self._network().topic(tp.topic)
-        told = info.partitions.get(tp.partition) if info is not None else None
+        leader = info.partitions.get(tp.partition) if info is not None else None
         return max(
             UNDEFINED if leadership is None else leadership[2],
-            UNDEFINED if told is None else told.leader_epoch,
+            UNDEFINED if leader is None else leader.leader_epoch,
         )
 
 

@@ -113,7 +113,7 @@ class Undecided:
         self.topic_id = topic_id
 
     @property
-    def is_told_by_epochs(self) -> bool:
+    def is_known_by_epochs(self) -> bool:
         """Whether the leader epoch of a committed offset shows that it belongs to the former log.
 
         A truncated log goes on under newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
@@ -123,7 +123,7 @@ class Undecided:
 
     def forbids(self, offset: int) -> bool:
         """Return whether this offset must not be committed, because it would skip unread records of the new log."""
-        return offset > self.event.divergent_offset and not self.is_told_by_epochs
+        return offset > self.event.divergent_offset and not self.is_known_by_epochs
 
 
 class Part:

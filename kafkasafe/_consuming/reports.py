@@ -77,7 +77,7 @@ class Reports:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         if level == logging.INFO:
             about = f"{event.topic}-{event.partition}"
-            self.log.seldom(level, name, about, "%s", event, **fields)
+            self.log.limited(level, name, about, "%s", event, **fields)
         elif level == logging.WARNING:
             self.log.warning("%s", event, event=name, **fields)
         else:

@@ -74,7 +74,7 @@ class Rereading:
         self._restart: dict[TopicPartition, int] = {}
         """Partitions that must be read again, as the program was told, and its position when it was told."""
         self._held: set[TopicPartition] = set()
-        self._told: set[TopicPartition] = set()
+        self._informed: set[TopicPartition] = set()
         """Of those that are held: the program was told, and has discarded what it had of them."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """Numbers of questions for the group's offsets that are not answered."""
@@ -150,7 +150,7 @@ class Rereading:
         if state is None:
             return
         self._restart.pop(tp, None)
-        self._told.discard(tp)
+        self._informed.discard(tp)
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
@@ -180,7 +180,7 @@ class Rereading:
                 state.mark_pending_revocation(True)
                 self._held.add(tp)
                 if tp in self._restart:
-                    self._told.add(tp)
+                    self._informed.add(tp)
             elif tp in self._restart or self._run(tp).broken:
                 self._again(tp, state, "dropped")
             else:
@@ -281,7 +281,7 @@ class Rereading:
         for tp, position in positions.items():
             state = assigned.get(tp)
             # A program may get records after it was told: asyncio's consumer returns those that it has in memory.
-            if state is None or (tp in self._told and self._restart[tp] == position.offset):
+            if state is None or (tp in self._informed and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
                 self._readings.begin(tp, self._readings.draw(), None)
@@ -381,11 +381,11 @@ class Rereading:
         self._readings.end(tp)
         self._states.pop(tp, None)
         self._restart.pop(tp, None)
-        self._told.discard(tp)
+        self._informed.discard(tp)
         self._held.discard(tp)
 
     def _release(self, tp: TopicPartition, state: Any) -> None:
-        self._told.discard(tp)
+        self._informed.discard(tp)
         if tp in self._held:
             self._held.discard(tp)
             state.mark_pending_revocation(False)

@@ -122,7 +122,7 @@ class Results:
         part.check(self._port.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
         # Brokers before 2.3 refuse clients' questions about epochs. If a permission is missing, fetches fail anyway.
-        self._reports.log.seldom(
+        self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
             f"{tp.topic}-{tp.partition}",
@@ -204,7 +204,7 @@ class Results:
         """Report that a walk could not compare everything."""
         if not isinstance(outcome, Unknown):
             return
-        self._reports.log.seldom(
+        self._reports.log.limited(
             logging.INFO,
             "unknown_lineage",
             f"{tp.topic}-{tp.partition}",

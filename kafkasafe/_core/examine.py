@@ -106,7 +106,9 @@ def fates(
         blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
         dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
     """
-    told = {position: SpoolFate(Fate.DROPPED, note=reason) for position, reason in (dropped or {}).items()}
+    fates_found = {
+        position: SpoolFate(Fate.DROPPED, note=reason) for position, reason in (dropped or {}).items()
+    }
     staged: dict[bytes, tuple[m.Placed, ...]] = {}
     for _, group in marks:
         for mark in group:
@@ -114,23 +116,25 @@ def fates(
                 case m.Staged(begun, places):
                     staged[begun.unit_id] = places
                 case m.Ended(unit_id, m.UnitOutcome.COMMITTED):
-                    told |= {
+                    fates_found |= {
                         each.position: SpoolFate(Fate.COMMITTED, each.base_offset)
                         for each in staged.pop(unit_id, ())
                     }
                 case m.Committed(_, _, entries):
-                    told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries}
+                    fates_found |= {
+                        position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries
+                    }
                 case m.Rejected(position, code, message):
-                    told[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
+                    fates_found[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
                 case m.Replaced(position):
-                    told[position] = SpoolFate(Fate.REPLACED)
+                    fates_found[position] = SpoolFate(Fate.REPLACED)
                 case m.Moved(moves):
-                    told |= {move.position: SpoolFate(Fate.REPLACED) for move in moves}
+                    fates_found |= {move.position: SpoolFate(Fate.REPLACED) for move in moves}
                 case m.Revived(_, _, positions, given_up, moved):
                     for position in positions:
-                        told.pop(position, None)
-                    told |= {position: SpoolFate(Fate.LOST) for position in given_up}
-                    told |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
+                        fates_found.pop(position, None)
+                    fates_found |= {position: SpoolFate(Fate.LOST) for position in given_up}
+                    fates_found |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
                 case (
                     m.After()
                     | m.Begun()
@@ -153,8 +157,8 @@ def fates(
                     pass  # no fate of a batch
     for position, may_be_sent in unfinished.items():
         fate = Fate.IN_DOUBT if may_be_sent else Fate.NOT_SENT
-        told[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
-    return told
+        fates_found[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
+    return fates_found
 
 
 class Finding(enum.Enum):

@@ -86,14 +86,14 @@ class GivenOffsets:
         )
 
     def offer(
-        self, fate: Callable[[], Fate], given: m.GroupOffsets, *, told: bool
+        self, fate: Callable[[], Fate], given: m.GroupOffsets, *, informed: bool
     ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:
         """Registers a batch that is about to move the group.
 
         Args:
             fate: The batch's outcome.
             given: The offsets.
-            told: Whether the program was informed of all dropped batches before this one.
+            informed: Whether the program was informed of all dropped batches before this one.
 
         Returns:
             The offsets' readings, and the batch's claims.
@@ -112,7 +112,7 @@ class GivenOffsets:
                 broken = True
                 run = self._readings.begin(line, self._readings.draw(), None)
             found[line] = run
-        if broken and not told:
+        if broken and not informed:
             raise BatchDroppedError(
                 "An earlier atomic batch with offsets of this group was dropped. seek() each partition to the offset"
                 " that committed() returns, discard the collected records, and continue with poll()."

@@ -141,10 +141,10 @@ class LaneContent:
     @property
     def damage(self) -> tuple[str, ...]:
         """One sentence per damaged range. Also one if there is no intact group, and so nothing that can be read."""
-        told = tuple(map(str, self.log.damage))
+        texts = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
-            told += (f"{self.log.torn[0].name} has no intact group",)
-        return told
+            texts += (f"{self.log.torn[0].name} has no intact group",)
+        return texts
 
     def data(self, batch: SpooledBatch) -> bytearray:
         """Returns a batch's bytes, after checking them.
@@ -322,7 +322,7 @@ def examine(
     transport: Cluster | None,
     *,
     timeout_s: float,
-    told: Callable[[int, int], None] = lambda _done, _all: None,
+    report: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Examined]:
     """Determines the outcome of every unfinished batch.
 
@@ -330,7 +330,7 @@ def examine(
         contents: The lanes.
         transport: The started cluster; None: do not ask a cluster.
         timeout_s: Time limit for all requests together.
-        told: Called repeatedly with (partitions done, partitions).
+        report: Called repeatedly with (partitions done, partitions).
     """
     found: list[Examined] = []
     places: dict[tuple[str, str, int], list[SpooledBatch]] = {}
@@ -366,7 +366,7 @@ def examine(
     running = desk.begin_all(
         _examined(transport, place, _noting(troubles, number)) for number, place in enumerate(asked)
     )
-    _wait(desk, running, time.monotonic() + timeout_s, told)
+    _wait(desk, running, time.monotonic() + timeout_s, report)
     for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
         if inquiry.done and inquiry.error is None:
             found += inquiry.result or ()
@@ -395,12 +395,12 @@ def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None
 
 
 def _wait(
-    desk: Desk, running: Sequence[Inquiry[Any]], deadline: float, told: Callable[[int, int], None]
+    desk: Desk, running: Sequence[Inquiry[Any]], deadline: float, report: Callable[[int, int], None]
 ) -> None:
     while True:
         desk.work()
         done = sum(inquiry.done for inquiry in running)
-        told(done, len(running))
+        report(done, len(running))
         left = deadline - time.monotonic()
         if done == len(running) or left <= 0:
             return

@@ -278,8 +278,8 @@ def _error(code: int, topic: str) -> Exception:
     error: Any = for_code(code)(topic)
     # kafka-python has no class for some codes. Keep the number for those too.
     error.errno = code
-    told: Exception = error
-    return told
+    shown: Exception = error
+    return shown
 
 
 def _ignore(_: object) -> None:

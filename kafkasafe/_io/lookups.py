@@ -290,8 +290,8 @@ class LookUps:
                 continue
             if isinstance(result, Held) and result.ask_epoch is not None:
                 # The answer has the epoch of the first record, not that of the leader.
-                told = None if info is None else info.partitions.get(partition)
-                current = UNDEFINED if told is None else told.leader_epoch
+                partition_info = None if info is None else info.partitions.get(partition)
+                current = UNDEFINED if partition_info is None else partition_info.leader_epoch
                 try:
                     proof = yield from self.epoch_end(topic, partition, result.ask_epoch, current, note)
                 except LeaderChangedError:
@@ -409,8 +409,8 @@ class LookUps:
                 and header.max_timestamp >= timestamp
                 and not 0 <= answer.offset <= header.last_offset
             ):
-                told = f"the look-up by time missed a record in remote storage, at or before {header.last_offset}"
-                self._not_ready(topic, partition, told, OUT_OF_RANGE, note)
+                problem = f"the look-up by time missed a record in remote storage, at or before {header.last_offset}"
+                self._not_ready(topic, partition, problem, OUT_OF_RANGE, note)
                 return None
         return answer
 
@@ -500,8 +500,8 @@ class LookUps:
         else:
             # No records and no error: the broker did not receive them in time.
             code = answer.error_code or REQUEST_TIMED_OUT
-            told = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
-            self._not_ready(topic, partition, told, code, note)
+            reason = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
+            self._not_ready(topic, partition, reason, code, note)
         return None
 
     def _not_ready(self, topic: str, partition: int, what: str, code: int, note: Note | None) -> None:

@@ -26,13 +26,13 @@ def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> 
     new = [damage for damage in found.damage if not already_quarantined(files, lane, damage)]
     if not new:
         return
-    told = tuple(map(str, new))
+    texts = tuple(map(str, new))
     if on_corrupt != "quarantine":
         raise SpoolCorruptError(
-            f"{lane} is damaged in {len(told)} place{'' if len(told) == 1 else 's'}, not by a crash:"
-            f" {'; '.join(told[:5])}{'; ...' if len(told) > 5 else ''}. Nothing was deleted or changed, everything else"
-            f" in it is safe. {_ways_out(lane, new)}",
-            damage=told,
+            f"{lane} is damaged in {len(texts)} place{'' if len(texts) == 1 else 's'}, not by a crash:"
+            f" {'; '.join(texts[:5])}{'; ...' if len(texts) > 5 else ''}. Nothing was deleted or changed, everything"
+            f" else in it is safe. {_ways_out(lane, new)}",
+            damage=texts,
         )
     copy_aside(files, lane, new)
 

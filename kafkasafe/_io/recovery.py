@@ -311,11 +311,11 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
     return Damage(path, 0, len(content), int(path.name[:20]), 0, records=records, other_lane=writer)
 
 
-def _synced(segments: list[StoredSegment], told: int, extent: Extent) -> int:
+def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
     """The position up to which the log was durable: the largest that a group or the extent states."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
-    return max(synced, told, 0)
+    return max(synced, stated, 0)
 
 
 def read_extent(files: Files, lane: Path) -> Extent:

@@ -106,7 +106,7 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
                         denial.since,
                         batches,
                         records,
-                        denial.told,
+                        denial.reported,
                         whole,
                     )
                 )

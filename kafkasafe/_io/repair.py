@@ -81,7 +81,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         SpoolError: A file cannot be read.
     """
     found = read_lane(lane, files=files)
-    told = fates(
+    known_fates = fates(
         [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)],
         {},
         dropped=dropped_in(steps_in(found)[1]),
@@ -96,7 +96,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     steps: list[Step] = []
     left: list[str] = []
     for damage in found.damage:
-        step = _restored(files, damage, found) or _finished(damage, told, kept, blind=blind)
+        step = _restored(files, damage, found) or _finished(damage, known_fates, kept, blind=blind)
         if step is None:
             left.append(_why_left(damage))
         elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
@@ -182,9 +182,9 @@ def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
 
 
 def _finished(
-    damage: Damage, told: dict[int, SpoolFate], kept: Collection[int], *, blind: bool
+    damage: Damage, known_fates: dict[int, SpoolFate], kept: Collection[int], *, blind: bool
 ) -> Step | None:
-    known = told.get(damage.position)
+    known = known_fates.get(damage.position)
     if not damage.destination or known is None or known.fate not in _FINISHED:
         return None
     if blind:

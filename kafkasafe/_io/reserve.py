@@ -157,7 +157,7 @@ class Reserve:
             self._files.unlink(self._path)
             # The room is free only when the deletion is durable.
             self._files.sync_directory(self._lane)
-            log.seldom(
+            log.limited(
                 logging.WARNING,
                 "reserve_given_up",
                 str(self._lane),

@@ -427,7 +427,7 @@ class _Call:
         name = _name(self._function)
         self._policy._count(self._api or name, verdict.name, pause_s, gave_up)
         if pause_s is not None:
-            log.seldom(
+            log.limited(
                 logging.INFO,
                 "retry",
                 name,
@@ -442,7 +442,7 @@ class _Call:
                 error=type(error).__name__,
             )
         else:
-            log.seldom(
+            log.limited(
                 logging.INFO,
                 "retry_given_up",
                 name,

@@ -130,7 +130,7 @@ class Stager:
         """
         self._kept.append((topic, partition, rows, len(data), crc32c.crc32c(data)))
         record = batch.encode(None, [data], timestamps=int(time.time() * 1000))
-        with _told(self._topic):
+        with _reporting(self._topic):
             self._appender.append(self._topic, self._partition, record)
 
     def finish(self) -> list[Staged]:
@@ -140,7 +140,7 @@ class Stager:
             StagingError: See `put`.
             KafkaError: See `put`.
         """
-        with _told(self._topic):
+        with _reporting(self._topic):
             self._appender.finish()
         return [
             Staged(topic, partition, rows, self._partition, offset, size, crc)
@@ -148,7 +148,7 @@ class Stager:
         ]
 
 
-class _told:  # noqa: N801  # reads as a statement
+class _reporting:  # noqa: N801  # reads as a statement
     """Translates the appender's error about a transaction, because staging has none."""
 
     def __init__(self, topic: str) -> None:

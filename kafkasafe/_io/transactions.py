@@ -80,8 +80,8 @@ def _error(code: int, message: str) -> Exception:
         message += f": this user needs the permission {permission} on {what}"
     error: Any = for_code(code)(message)
     error.errno = code  # kafka-python has no class for some codes; keep the number for those too
-    told: Exception = error
-    return told
+    shown: Exception = error
+    return shown
 
 
 def _identity(grant: Grant) -> TransactionIdentity:
@@ -213,7 +213,7 @@ class Coordinator:
     def partitions(self, grant: Grant) -> set[TopicPartition] | None:
         """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
         try:
-            told: TransactionDescribed = self._ask(
+            answer: TransactionDescribed = self._ask(
                 "DescribeTransactions",
                 lambda reply: self._transport.describe_transaction(self._id, reply),
             )
@@ -221,11 +221,11 @@ class Coordinator:
             if getattr(error, "errno", None) == _UNSUPPORTED_VERSION:
                 return None
             raise
-        if (told.producer_id, told.epoch) != (grant.producer_id, grant.epoch):
-            raise _error(90, f"{self._id} has another owner (epoch {told.epoch})")
-        if told.state != "Ongoing":
-            raise _error(48, f"The transaction of {self._id} is {told.state}")
-        return set(told.partitions)
+        if (answer.producer_id, answer.epoch) != (grant.producer_id, grant.epoch):
+            raise _error(90, f"{self._id} has another owner (epoch {answer.epoch})")
+        if answer.state != "Ongoing":
+            raise _error(48, f"The transaction of {self._id} is {answer.state}")
+        return set(answer.partitions)
 
     def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> Grant | None:
         """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
@@ -284,16 +284,16 @@ class Coordinator:
         """
 
         def attempt(left_s: float) -> Mapping[str, TopicInfo]:
-            told: MetadataRefreshed = call(
+            metadata: MetadataRefreshed = call(
                 lambda reply: self._transport.refresh_metadata(list(names), reply), left_s
             )
             for name in names:
-                info = told.topics.get(name)
+                info = metadata.topics.get(name)
                 if info is None:
                     raise _error(3, name)
                 if info.error_code:
                     raise _error(info.error_code, f"Metadata of {name}")
-            return {name: told.topics[name] for name in names}
+            return {name: metadata.topics[name] for name in names}
 
         deadline = time.monotonic() + self._timeout_s
         return insist(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")

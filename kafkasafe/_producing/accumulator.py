@@ -266,7 +266,7 @@ class Accumulator:
         try:
             self.seal(chunk)
         except (SpoolWriteError, MemoryError, RecursionError) as error:
-            log.seldom(
+            log.limited(
                 logging.WARNING,
                 "not_encoded",
                 chunk.topic,

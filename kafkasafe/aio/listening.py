@@ -76,11 +76,11 @@ class Listener(AsyncConsumerRebalanceListener):
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
         """Pass the call on to the program's listener. kafka-python calls this method."""
-        await self._told("on_partitions_revoked", revoked)
+        await self._called("on_partitions_revoked", revoked)
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
         """Pass the call on to the program's listener. kafka-python calls this method."""
-        await self._told("on_partitions_assigned", assigned)
+        await self._called("on_partitions_assigned", assigned)
 
     async def on_partitions_lost(self, lost: Any) -> None:
         """Pass the call on to the program's listener.
@@ -88,9 +88,9 @@ class Listener(AsyncConsumerRebalanceListener):
         A listener without this method, such as aiokafka's, gets the call as `on_partitions_revoked`.
         """
         known = hasattr(self._given, "on_partitions_lost")
-        await self._told("on_partitions_lost" if known else "on_partitions_revoked", lost)
+        await self._called("on_partitions_lost" if known else "on_partitions_revoked", lost)
 
-    async def _told(self, name: str, partitions: Any) -> None:
+    async def _called(self, name: str, partitions: Any) -> None:
         done, method, given = Future(), getattr(self._given, name), set(partitions)
 
         def answer(task: asyncio.Task[None]) -> None:

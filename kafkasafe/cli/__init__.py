@@ -184,5 +184,5 @@ def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> 
         return
     # If the command writes records to standard output, the error goes to standard error.
     records = any(pair in {("-o", "-"), ("--output", "-")} for pair in itertools.pairwise(given))
-    told = {"error": text, "code": code, "hint": hint or None}
-    print(json.dumps(told), file=sys.stderr if records else sys.stdout)
+    report = {"error": text, "code": code, "hint": hint or None}
+    print(json.dumps(report), file=sys.stderr if records else sys.stdout)

@@ -232,9 +232,9 @@ def lanes_of(
         numbers = [n for n in numbers if wanted in {str(n), lanes.lane_path(n).name}]
         if not numbers:
             raise typer.BadParameter(f"{directory} has no lane {wanted}", param_hint="--lane")
-    with progress("reading", "lanes") as told:
+    with progress("reading", "lanes") as report:
         for done, number in enumerate(numbers):
-            told(done, len(numbers))
+            report(done, len(numbers))
             yield lanes, number
 
 

@@ -146,14 +146,14 @@ def doctor(
 def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:
     numbers = lanes.lanes()
     contents = []
-    with progress("reading", "lanes") as told:
+    with progress("reading", "lanes") as report:
         for number in numbers:
             path = lanes.lane_path(number)
             try:
                 contents.append(read_content(path, files=lanes.files))
             except SpoolError as error:
                 troubles.append((path.name, str(error)))
-            told(len(contents), len(numbers))
+            report(len(contents), len(numbers))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     return [content.without(resent) for content in contents]
 
@@ -171,7 +171,7 @@ def ask(
     transport.start()
     deadline = time.monotonic() + timeout_s
     try:
-        with progress("asking the cluster", "partitions") as told:
+        with progress("asking the cluster", "partitions") as report:
             while not transport.connected and time.monotonic() < deadline:
                 time.sleep(0.02)
             cluster_id = transport.cluster_id
@@ -183,7 +183,7 @@ def ask(
             if not transport.connected:
                 raise SpoolError(f"No broker answered within {timeout_s:g} s. Nothing was changed")
             left = max(0.0, deadline - time.monotonic())
-            return examine(contents, transport, timeout_s=left, told=told), cluster_id
+            return examine(contents, transport, timeout_s=left, report=report), cluster_id
     finally:
         transport.close(5.0)
 

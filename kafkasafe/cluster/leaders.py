@@ -84,14 +84,14 @@ class Leaders:
             What is known now of the topics in the answer.
         """
         topics = dict(self.topics)
-        told = {}
+        learned = {}
         for row in rows:
             name = row.name
             if name is None or name not in watched:
                 continue
-            topics[name] = told[name] = _merged(topics.get(name), _topic_info(row, version=version))
+            topics[name] = learned[name] = _merged(topics.get(name), _topic_info(row, version=version))
         self.topics = topics
-        return told
+        return learned
 
     def forget(self, topic: str) -> None:
         """Nothing is known of a topic any more."""

@@ -46,13 +46,16 @@ class ClusterPin:
 
     def answered(self, cluster_id: str | None) -> str | None:
         """An answer about metadata names its cluster; returns the id."""
-        told = cluster_id or None
-        if self.cluster_id is not None and told is not None and told != self.cluster_id:
+        answered = cluster_id or None
+        if self.cluster_id is not None and answered is not None and answered != self.cluster_id:
             self._log.warning(
-                "Another cluster answers: %s, until now %s", told, self.cluster_id, event="cluster_changed"
+                "Another cluster answers: %s, until now %s",
+                answered,
+                self.cluster_id,
+                event="cluster_changed",
             )
-        self.cluster_id = told
-        return told
+        self.cluster_id = answered
+        return answered
 
     def stranger(self, cluster_id: str | None) -> BaseException | None:
         """Why a connection that leads to this cluster must not be used; None where it may."""

@@ -77,7 +77,7 @@ class Coordinator(ConsumerCoordinator):
                     )
                 )
             except kafka_errors.InvalidMetadataError as error:
-                self.owner.reports.log.seldom(
+                self.owner.reports.log.limited(
                     logging.INFO,
                     "no_coordinator",
                     "",

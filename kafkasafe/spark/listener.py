@@ -240,13 +240,13 @@ def _behind(sources: Any, before: int | None) -> int | None:
 
     Returns `before` if no source reports where its logs end.
     """
-    total, told = 0, False
+    total, reported = 0, False
     for source in sources:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         if end and latest:
-            told = True
+            reported = True
             total += sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items())
-    return total if told else before
+    return total if reported else before
 
 
 def _offsets(position: Any) -> dict[tuple[str, str], int]:

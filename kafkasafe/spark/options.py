@@ -655,11 +655,11 @@ def imported(name: str, value: str) -> str:
 def _what(given: _Given) -> Subscribe | Pattern | Assign:
     named = [name for name in _WHAT if given.any(name)]
     if len(named) != 1:
-        told = f"{' and '.join(named)} are given" if named else "None of them is given"
+        which = f"{' and '.join(named)} are given" if named else "None of them is given"
         raise error(
             "INVALID_OPTION",
             f"One of subscribe (topics), subscribePattern (a regular expression) and assign (partitions) says what"
-            f' to read. {told}: give exactly one, like .option("subscribe", "orders,payments").',
+            f' to read. {which}: give exactly one, like .option("subscribe", "orders,payments").',
         )
     value = given.get(named[0], text, "")
     if named[0] == "subscribe":

@@ -177,13 +177,13 @@ class Inbox:
                 return
             while True:
                 try:
-                    told = self._socket.recv(_MOST_BYTES)
+                    datagram = self._socket.recv(_MOST_BYTES)
                 except OSError:  # no more messages
                     return
                 try:
-                    _count(json.loads(told))
+                    _count(json.loads(datagram))
                 except Exception as failed:
-                    log.debug("Ignored a malformed message: %r (%r)", told[:200], failed)
+                    log.debug("Ignored a malformed message: %r (%r)", datagram[:200], failed)
 
     def stop_expecting(self, query_id: str, run_id: str) -> None:
         """Counts the last messages of an ended run. If no run is left, removes the query's link. Never raises."""
@@ -247,10 +247,10 @@ class Inbox:
         # Only this thread closes the socket. If another thread closed it, a new file could get the descriptor number
         # that this thread polls.
         with bound:
-            told = select.poll()
-            told.register(bound, select.POLLIN)
+            poller = select.poll()
+            poller.register(bound, select.POLLIN)
             while self._socket is bound:
-                told.poll()
+                poller.poll()
                 self.hear()
 
     def _unlink(self, name: str) -> None:
@@ -281,14 +281,14 @@ inbox: Final = Inbox()
 """The inbox of this process."""
 
 
-def _count(told: dict[str, Any]) -> None:
-    if "event" in told:
+def _count(report: dict[str, Any]) -> None:
+    if "event" in report:
         stats.count_source_event(
-            str(told["topic"]), str(told["event"]), str(told["reason"]), int(told["records"])
+            str(report["topic"]), str(report["event"]), str(report["reason"]), int(report["records"])
         )
         return
-    query_id = told["query"]
-    totals = {name: int(told[name]) for name in ("restarts", "retries", "bytes")}
-    name = told["outcome"]
-    outcome = None if name is None else Outcome(name, int(told["rows"]), totals["restarts"], 0.0)
+    query_id = report["query"]
+    totals = {name: int(report[name]) for name in ("restarts", "retries", "bytes")}
+    name = report["outcome"]
+    outcome = None if name is None else Outcome(name, int(report["rows"]), totals["restarts"], 0.0)
     stats.count(query_id, outcome, totals)

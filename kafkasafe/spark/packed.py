@@ -263,14 +263,14 @@ def _unpack_densely(packed: Mapping[str, Any], texts: Sequence[str]) -> tuple[li
         epochs = text.split(",") if text else []
         end = [epochs.pop(0)] if text.startswith("@") else []
         bound = int(end[0][1:]) if end else offset
-        told = []
+        parts = []
         for epoch in reversed(epochs):
             if epoch.endswith(":"):
-                told.append(f"{epoch}0")
+                parts.append(f"{epoch}0")
             else:
                 bound = dense.below(bound) + 1
-                told.append(f"{epoch}:{bound}")
-        histories.append(",".join([*end, *reversed(told)]))
+                parts.append(f"{epoch}:{bound}")
+        histories.append(",".join([*end, *reversed(parts)]))
     if not dense.is_read:
         raise ValueError("the offsets are damaged: there are too many")
     return offsets, histories

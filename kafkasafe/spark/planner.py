@@ -398,8 +398,8 @@ class Planner:
     ) -> list[Range]:
         options = self._options
         pieces = divide(ranges, at_least=options.min_partitions, max_records=options.max_records)
-        told = {partition: lineage.encode() for partition, lineage in epochs.items() if lineage.entries}
-        return [Range(*partition, begin, end, told.get(partition, "")) for partition, begin, end in pieces]
+        encoded = {partition: lineage.encode() for partition, lineage in epochs.items() if lineage.entries}
+        return [Range(*partition, begin, end, encoded.get(partition, "")) for partition, begin, end in pieces]
 
     # --- marks --------------------------------------------------------------------------------------------------------
 
@@ -414,24 +414,24 @@ class Planner:
         if before is not None and found.why is None and found.end == before.offset:
             # There are no new records. Keep the JSON text identical: otherwise Spark would run an empty batch.
             return before
-        told = Lineage() if before is None else before.lineage
+        known = Lineage() if before is None else before.lineage
         moved = before is None or found.why is not None
-        lineage = self._lineage(partition, told, found)
+        lineage = self._lineage(partition, known, found)
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
-    def _lineage(self, partition: Partition, told: Lineage, found: _Found) -> Lineage:
+    def _lineage(self, partition: Partition, known: Lineage, found: _Found) -> Lineage:
         """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
-            told = told.copy()
-            told.truncate(found.begin)
+            known = known.copy()
+            known.truncate(found.begin)
             if found.why in {"recreated", "retention"}:
-                told = Lineage()
+                known = Lineage()
         leader_epoch, runs, down_to = self._runs.get(partition, (UNDEFINED, [], -1))
         if leader_epoch != found.leader_epoch or not runs:
-            return told
-        if told.entries and told.end_offset < down_to:
-            return told
-        entries = [entry for entry in told.entries if entry[0] < runs[0][0] and entry[1] < runs[0][1]]
+            return known
+        if known.entries and known.end_offset < down_to:
+            return known
+        entries = [entry for entry in known.entries if entry[0] < runs[0][0] and entry[1] < runs[0][1]]
         entries += [(epoch, max(begin, 0)) for epoch, begin in runs if begin < found.end]
         try:
             return Lineage(entries, found.end)
@@ -596,14 +596,14 @@ class Planner:
             return None
         return outcome
 
-    def _learn(self, partition: Partition, found: _Found, told: Lineage | None) -> Procedure[None]:
+    def _learn(self, partition: Partition, found: _Found, history: Lineage | None) -> Procedure[None]:
         """Asks the leader for its epochs, newest first, down to the known ones. Each new epoch takes one request."""
         current = found.leader_epoch
         if current < 0:
             return
         known = self._runs.get(partition)
-        keep = told is not None and bool(told.entries) and found.why not in {"recreated", "retention"}
-        down_to = min(told.end_offset, found.begin) if keep and told is not None else found.begin
+        keep = history is not None and bool(history.entries) and found.why not in {"recreated", "retention"}
+        down_to = min(history.end_offset, found.begin) if keep and history is not None else found.begin
         if known is not None and known[0] == current and known[2] <= down_to:
             return
         runs: list[tuple[int, int]] = []
@@ -657,11 +657,11 @@ class Planner:
 
     def _is_checked(self, partition: Partition) -> bool:
         info = self._info(partition[0])
-        told = None if info is None else info.partitions.get(partition[1])
+        leader = None if info is None else info.partitions.get(partition[1])
         checked = self._checked.get(partition)
-        if info is None or told is None or checked is None:
+        if info is None or leader is None or checked is None:
             return False
-        return checked[0] == id_of(info) and checked[1] >= told.leader_epoch
+        return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
 
     # --- bounds given by the user -------------------------------------------------------------------------------------
 
@@ -671,12 +671,12 @@ class Planner:
         if each is not None:
             missing, unknown = sorted(set(partitions) - set(each)), sorted(set(each) - set(partitions))
             if missing or unknown:
-                told = [f"names {_names(unknown)}, which does not exist"] if unknown else []
-                told += [f"lacks {_names(missing)}"] if missing else []
+                problems = [f"names {_names(unknown)}, which does not exist"] if unknown else []
+                problems += [f"lacks {_names(missing)}"] if missing else []
                 name = f"{which}Offsets" + ("ByTimestamp" if isinstance(bound, Times) else "")
                 raise error(
                     "OFFSETS_DO_NOT_MATCH",
-                    f"{name} {' and '.join(told)}: it must name every partition that is read, and no other.",
+                    f"{name} {' and '.join(problems)}: it must name every partition that is read, and no other.",
                 )
         return self._gather(
             {
@@ -872,20 +872,20 @@ class Planner:
         return found
 
     def _too_late(self, waiting: list[str]) -> SourceUnavailableError:
-        told = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
+        places = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
         problem = self._last_problem
         last = f" The last answer was {type(problem).__name__}: {problem}." if problem else ""
         connected = self._transport is not None and self._transport.connected
         if connected and isinstance(problem, RemoteStorageNotReadyError):
             return SourceUnavailableError(
-                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No reliable answer about {told} within"
+                f"[KAFKASAFE.REMOTE_STORAGE_NOT_READY] No reliable answer about {places} within"
                 f" {self._options.stall_timeout_s:g} s: {problem}. An answer that ignores the remote part of the log"
                 " would leave out records. Check the brokers' remote log manager, or raise"
                 " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
             )
         if connected:
             return SourceUnavailableError(
-                f"[KAFKASAFE.NO_ANSWER] No usable answer about {told} within"
+                f"[KAFKASAFE.NO_ANSWER] No usable answer about {places} within"
                 f" {self._options.stall_timeout_s:g} s.{last} Check that these partitions have leaders, or raise"
                 " kafkaConsumer.pollTimeoutMs. Nothing was skipped."
             )
@@ -945,12 +945,12 @@ def _data_loss(
     *,
     is_first: bool,
 ) -> DataLossError:
-    told = []
+    losses = []
     for partition, state in sorted(lost.items()):
         assert state.why is not None  # noqa: S101  # `lost` holds only such states
         now = state.begin if state.log_start is None else state.log_start
-        told.append((partition, state.why, positions.get(partition, 0), now, state.lost))
-    return _loss_error(told, unwanted, is_first=is_first)
+        losses.append((partition, state.why, positions.get(partition, 0), now, state.lost))
+    return _loss_error(losses, unwanted, is_first=is_first)
 
 
 def _loss_error(

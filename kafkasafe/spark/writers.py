@@ -249,12 +249,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Writes the tasks' batches in one transaction, unless this `txnVersion` is already committed."""
-        told = _told(messages)
+        reports = _reports_of(messages)
         options = self._options
         app_id, version, remember = app_version(options)
         session = Session(options, app_id)
         try:
-            work = _Work(options, session, told)
+            work = _Work(options, session, reports)
             done = session.write(version, "", work, remember=remember)
         finally:
             session.close()
@@ -289,8 +289,11 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
             KafkaError: The micro-batch could not be written. No row is visible. After a restart, Spark repeats the
                 micro-batch.
         """
-        told = _told(messages)
-        queries, batches = {message.query_id for message in told}, {message.batch_id for message in told}
+        reports = _reports_of(messages)
+        queries, batches = (
+            {message.query_id for message in reports},
+            {message.batch_id for message in reports},
+        )
         if len(queries) > 1 or batches != {batchId}:
             raise UsageError(
                 f"[KAFKASAFE.MIXED_BATCHES] Spark commits batch {batchId} with results of batches {sorted(batches)} of"
@@ -299,7 +302,7 @@ class StreamWriter(_Writer, _Stream):  # type: ignore[misc]
         (query_id,) = queries
         app_id = stream_id(self._options, query_id, "in its tasks")
         session = _session(self._options, app_id)
-        work = _Work(self._options, session, told)
+        work = _Work(self._options, session, reports)
         done: Outcome | None = None
         try:
             plan = plan_in_checkpoint(self._checkpoint, batchId)
@@ -321,9 +324,9 @@ def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
         yield _arrow.RecordBatch.from_pylist(held, schema=schema)
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
-    told = [message for message in messages if isinstance(message, Message)]
-    if messages and not told and all(message is None for message in messages):
+def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
+    reports = [message for message in messages if isinstance(message, Message)]
+    if messages and not reports and all(message is None for message in messages):
         # With a continuous trigger Spark calls `commit` without ever calling `write` (observed with Spark 4.2).
         # No other reason is known.
         raise UsageError(
@@ -331,12 +334,12 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
             " that with trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
             " trigger(processingTime=...)."
         )
-    if not told or len(told) < len(messages):
+    if not reports or len(reports) < len(messages):
         raise UsageError(
-            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(told)} of {len(messages)} tasks did not report their"
+            f"[KAFKASAFE.NO_MESSAGE] {len(messages) - len(reports)} of {len(messages)} tasks did not report their"
             " batches: nothing was written. Check that all nodes have the same version of kafkasafe."
         )
-    return told
+    return reports
 
 
 def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
@@ -346,12 +349,12 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 class _Work:
     """The step WRITE, which appends the batches of the messages. It may be repeated with another grant."""
 
-    def __init__(self, options: SinkOptions, session: Session, told: Sequence[Message]) -> None:
+    def __init__(self, options: SinkOptions, session: Session, reports: Sequence[Message]) -> None:
         self._options = options
         self._session = session
-        self._inline = [piece for message in told for piece in message.inline]
-        self._staged = [piece for message in told for piece in message.staged]
-        self._rows = sum(message.rows for message in told)
+        self._inline = [piece for message in reports for piece in message.inline]
+        self._staged = [piece for message in reports for piece in message.staged]
+        self._rows = sum(message.rows for message in reports)
         self.retries = 0
         self.bytes = 0
 

@@ -40,7 +40,7 @@ def _sites() -> Iterator[tuple[str, str]]:
 def _of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
     method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if method == "seldom":
+    if method == "limited":
         yield from _names(node.args[1], ast.unparse(node.args[0]))
     elif method in _METHODS and "event" in given:
         yield from _names(given["event"], f"logging.{_LEVELS.get(method, method.upper())}")

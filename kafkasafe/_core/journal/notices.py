@@ -128,7 +128,7 @@ class Denial:
         counted_from: Since when it has lasted without interruption, in seconds; -1 after a request without an answer.
         last_at: When the last answer came, in seconds.
         answers: How many such answers came.
-        told: The refusal was reported by a notice.
+        reported: The refusal was reported by a notice.
         asking: The cluster refuses to answer a question about batches in doubt.
     """
 
@@ -140,7 +140,7 @@ class Denial:
     counted_from: float
     last_at: float
     answers: int = 0
-    told: bool = False
+    reported: bool = False
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
@@ -156,7 +156,7 @@ class Denial:
 
     def tell(self) -> None:
         """Note that a notice reports the refusal."""
-        self.told = True
+        self.reported = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class RefusalTimer:
         """Restart the duration: a broker that has just started briefly knows neither topics nor permissions."""
         if self.denial is None:
             return
-        if self.denial.told:
+        if self.denial.reported:
             self.denial.interrupt()
         else:
             self.denial = None
@@ -65,4 +65,4 @@ class RefusalTimer:
     def clear(self) -> Denial | None:
         """End the refusal: another answer came, or no batch waits any more. Returns the refusal if it was reported."""
         denial, self.denial = self.denial, None
-        return denial if denial is not None and denial.told else None
+        return denial if denial is not None and denial.reported else None

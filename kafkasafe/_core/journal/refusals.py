@@ -83,7 +83,7 @@ class Refusals:
         # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
-        if not denial.told and (lasting or confirmed):
+        if not denial.reported and (lasting or confirmed):
             denial.tell()
             self._out.ready.notices.append(Denied(partition.number, denial))
         return lasting or absent

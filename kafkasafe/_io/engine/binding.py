@@ -51,7 +51,7 @@ class Binding:
                     self._ground.own.spool.give_room(error.__cause__)
                 # The directory may be deleted. Nothing else on this thread would restore it meanwhile.
                 self._disk.look_at_places()
-                self._log.seldom(
+                self._log.limited(
                     logging.WARNING,
                     "cluster_not_bound",
                     "",
@@ -116,7 +116,7 @@ class Binding:
             self.bind(cluster_id)
 
     def _go_astray(self, cluster_id: str, message: str) -> None:
-        self._log.seldom(
+        self._log.limited(
             logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._ground.directory.path)
         )
         if self._ledger.wrong_cluster is None:

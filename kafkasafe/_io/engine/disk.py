@@ -110,7 +110,7 @@ class DiskWriter:
         if lane.own and not self._places.in_trouble(lane):
             self._ledger.disk_failed(str(error), full=error.full)
         self._ground.stats.spool_write_errors.add()
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING,
             "spool_write_failed",
             lane.name,
@@ -132,7 +132,7 @@ class DiskWriter:
         """Report that a division waits for space."""
         if lane.own:
             self._ledger.disk_failed(why, full=True)
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING,
             "division_waits_for_room",
             lane.name,
@@ -341,7 +341,7 @@ class DiskWriter:
                 # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
-            self._log.seldom(
+            self._log.limited(
                 logging.WARNING,
                 "segments_not_deleted",
                 lane.name,
@@ -380,7 +380,7 @@ class DiskWriter:
         if not records:
             return freed
         first = gone[0]
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING,
             "retained_records_deleted",
             lane.name,

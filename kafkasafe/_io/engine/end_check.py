@@ -120,7 +120,7 @@ class EndCheck:
             f" was elected, and the log begins at {log_start}"
         )
         self._ground.stats.history_trimmed[self._topic] += 1
-        self._ground.log.seldom(
+        self._ground.log.limited(
             logging.INFO,
             "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",

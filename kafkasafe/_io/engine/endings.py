@@ -189,7 +189,7 @@ class Endings:
             return  # rejected already
         _, _, batches, records = waiting[0]
         limit_s = self._config.blocked_timeout_s
-        self._log.seldom(
+        self._log.limited(
             logging.ERROR,
             "topic_blocked",
             topic,
@@ -217,7 +217,7 @@ class Endings:
             return  # rejected: each batch is reported
         topic, partition = lane.journal.views.address(destination)
         seconds = self._ground.now() - denial.since
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING,
             "topic_unblocked",
             topic,
@@ -315,7 +315,7 @@ class Endings:
             return
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.rejections.path(batch.handle)
-        self._log.seldom(
+        self._log.limited(
             logging.ERROR,
             "records_rejected",
             f"{topic}-{partition} {batch.code}",

@@ -233,7 +233,7 @@ class Intake:
                 pause_s = self._ground.backoff.pause_s(attempt)
                 lane.divisions.wait(self._ground.clock.monotonic() + pause_s)
                 self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
-                self._log.seldom(
+                self._log.limited(
                     logging.WARNING,
                     "spool_read_failed",
                     lane.name,
@@ -297,7 +297,7 @@ class Intake:
             return lane.divisions.unwritten_bytes + size
         if divide.refused:
             topic, partition = lane.journal.views.address(divide.batch.destination)
-            self._log.seldom(
+            self._log.limited(
                 logging.INFO,
                 "batch_divided",
                 f"{topic}-{partition}",

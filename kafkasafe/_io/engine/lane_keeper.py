@@ -235,7 +235,7 @@ class LaneKeeper:
             try:
                 retire(lane.lock.files, lane.lock.path.parent, mark)
             except OSError as error:
-                self._log.seldom(
+                self._log.limited(
                     logging.WARNING,
                     "resent_not_deleted",
                     lane.name,
@@ -307,7 +307,7 @@ class LaneKeeper:
             gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
         except SpoolError as error:
             # Too many open files, or a directory that cannot be read for now: the own lane still works.
-            self._log.seldom(
+            self._log.limited(
                 logging.WARNING,
                 "lanes_unreadable",
                 "",
@@ -318,7 +318,7 @@ class LaneKeeper:
             return
         for number, reason in directory.strange.items():
             name = directory.lane_path(number).name
-            self._log.seldom(
+            self._log.limited(
                 logging.WARNING, "lane_not_adopted", name, "%s is not adopted: %s", name, reason, lane=name
             )
         directory.strange.clear()
@@ -389,7 +389,7 @@ class LaneKeeper:
         pause_s = self._ground.slow_backoff.pause_s(failures + _SLOW_FROM)
         self._again[number] = self._ground.clock.monotonic() + pause_s
         path = self._ground.directory.lane_path(number)
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING,
             "lane_not_adopted",
             path.name,

@@ -48,7 +48,7 @@ class RefusedNames:
             return False
         found.repeat(now, reason)
         limit_s = self._ground.config.blocked_timeout_s if of_place else None
-        if not found.told and now - found.since >= (
+        if not found.reported and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
             found.report()
@@ -57,7 +57,7 @@ class RefusedNames:
 
     def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
         records, code, reason = _records(found.waiting(lane.journal.units)), found.code, found.reason
-        self._ground.log.seldom(
+        self._ground.log.limited(
             logging.ERROR,
             "transactions_blocked",
             name,
@@ -80,10 +80,10 @@ class RefusedNames:
             return
         name, _ = _name(lane, action)
         found = lane.names.accept(name)
-        if found is None or not found.told:
+        if found is None or not found.reported:
             return
         seconds = self._ground.now() - found.since
-        self._ground.log.seldom(
+        self._ground.log.limited(
             logging.WARNING,
             "transactions_unblocked",
             name,
@@ -112,7 +112,7 @@ def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[R
                     found.since,
                     batches,
                     _records(units),
-                    found.told,
+                    found.reported,
                     whole=False,
                 )
 

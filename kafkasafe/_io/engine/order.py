@@ -51,7 +51,7 @@ class Order:
         self._read_at = 0.0
         self._timer = False
         self._given_up: set[Path] = set()
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
         """Dropped producers that may not have written everything yet that they accepted: the position from which on the
         own lane waits for them, and until when at most, monotonic seconds."""
@@ -253,9 +253,9 @@ class Order:
 
     def _not_kept(self, path: Path, error: Exception) -> None:
         """Report that order is not guaranteed, before anything is sent that might overtake."""
-        if path in self._told:
+        if path in self._reported:
             return
-        self._told.add(path)
+        self._reported.add(path)
         self._log.warning(
             "The pending records of earlier producers in %s cannot be determined (%s): later records may overtake them",
             path.name,

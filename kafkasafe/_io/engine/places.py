@@ -228,7 +228,7 @@ class PlaceKeeper:
         if lane.own:
             self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
         at = lane.lock.found_at
-        self._log.seldom(
+        self._log.limited(
             logging.ERROR,
             "spool_displaced",
             lane.name,

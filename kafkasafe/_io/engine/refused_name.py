@@ -23,7 +23,7 @@ class RefusedName:
         counted_from: `Ground.now` since which the cluster has given only this answer, without a long silence.
         transactional_id: The units of this id wait; empty: those of the lane's own ids.
         group: Only the units with offsets of this group wait; empty: all units of the transactional id.
-        told: Whether the refusal was reported.
+        reported: Whether the refusal was reported.
     """
 
     code: int
@@ -33,7 +33,7 @@ class RefusedName:
     counted_from: float
     transactional_id: str
     group: str
-    told: bool = False
+    reported: bool = False
 
     def begin_again(self, now: float) -> None:
         """Measure the duration of the refusal from now on, because another answer came, or none."""
@@ -47,7 +47,7 @@ class RefusedName:
 
     def report(self) -> None:
         """Note that the refusal was reported."""
-        self.told = True
+        self.reported = True
 
     def waiting(self, units: u.Units) -> list[u.Unit]:
         """Units that wait because of the refusal. From any thread."""

@@ -80,7 +80,7 @@ class Rejects:
             self._ground.stats.rejected_not_kept.add()
             waiting = aside.batches[kept:]
             records = sum(batch.count for batch in waiting)
-            self._log.seldom(
+            self._log.limited(
                 logging.ERROR,
                 "rejected_not_kept",
                 f"{topic}-{partition}",
@@ -118,7 +118,7 @@ class Rejects:
                 return True
         lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
         self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
-        self._log.seldom(
+        self._log.limited(
             logging.ERROR,
             "batch_damaged",
             f"{address[0]}-{address[1]}",

@@ -125,7 +125,7 @@ class RoomKeeper:
             positions = lane.spool.write_group(lane.journal.move_marks(done), copies, atomic=True)
             lane.spool.sync(always=True)
         except SpoolError as error:
-            self._log.seldom(
+            self._log.limited(
                 logging.WARNING,
                 "not_copied_forward",
                 lane.name,
@@ -139,7 +139,7 @@ class RoomKeeper:
         size = sum(len(data) for _, data in copies)
         self._ground.stats.spool_copied_bytes.add(size)
         lane.journal.moved(done, positions, lane.spool.next_position)
-        self._log.seldom(
+        self._log.limited(
             logging.INFO,
             "copied_forward",
             lane.name,

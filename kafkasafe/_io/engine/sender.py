@@ -284,7 +284,7 @@ class Sender:
         now_ms = self._ground.clock.wall_ms()
         behind = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
         if any(behind):
-            self._log.seldom(
+            self._log.limited(
                 logging.WARNING,
                 "clock_behind",
                 "",
@@ -347,7 +347,7 @@ class Sender:
         self._ground.stats.backoff_s["produce"] += pause_s
         # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
         connected = self._ground.cluster.connected
-        self._log.seldom(
+        self._log.limited(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
             "delivery_retried",
             f"{topic}-{partition}",
@@ -396,7 +396,7 @@ class Sender:
             lane.journal.granted(result.producer_id, result.epoch)
             return
         lane.producer_id.failed()
-        self._log.seldom(
+        self._log.limited(
             logging.INFO,
             "no_producer_id",
             lane.name,

@@ -449,7 +449,7 @@ class Transactor:
         self._ground.stats.pauses.add()
         self._ground.stats.backoff_s["transaction"] += pause_s
         what = type(again.action).__name__
-        self._log.seldom(
+        self._log.limited(
             logging.WARNING if again.attempt > 3 else logging.INFO,
             "atomic_batch_retried",
             f"{lane.name} {what}",

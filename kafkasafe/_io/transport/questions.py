@@ -171,7 +171,7 @@ class LeaderQuestions:
             )
             records = answer.records or b""
             diverging = answer.diverging_epoch
-            told = diverging is not None and diverging.end_offset >= 0
+            diverges = diverging is not None and diverging.end_offset >= 0
             return RecordsFetched(
                 error_code=answer.error_code,
                 high_watermark=plausible(answer.high_watermark, MAX_OFFSET),
@@ -182,7 +182,7 @@ class LeaderQuestions:
                     (entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()
                 ),
                 next_offset=_next_offset(records, offset),
-                diverging=(diverging.epoch, diverging.end_offset) if told else None,
+                diverging=(diverging.epoch, diverging.end_offset) if diverges else None,
             )
 
         fields = _fetch_fields(

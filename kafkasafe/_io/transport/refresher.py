@@ -339,8 +339,8 @@ class Refresher:
         check_metadata(response)
         cluster_id = self._pin.answered(response.cluster_id)
         nodes = self._network.learn_brokers(response.brokers)
-        told = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
-        return MetadataRefreshed(cluster_id, nodes, told)
+        learned = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
+        return MetadataRefreshed(cluster_id, nodes, learned)
 
     def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
         """Puts a request aside until the next answer about metadata, or failure to get one.

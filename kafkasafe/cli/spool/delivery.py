@@ -151,7 +151,7 @@ def deliver(
     try:
         with (
             _Drain(options, lanes.path, on_undecidable) as producer,
-            progress("delivering", "records") as told,
+            progress("delivering", "records") as report,
         ):
             drain = producer
             while True:
@@ -169,7 +169,7 @@ def deliver(
                     trouble = str(error)
                     break
                 waiting = producer.unfinished_records
-                told(max(0, before - waiting), before)
+                report(max(0, before - waiting), before)
                 if flushed and not waiting:
                     there = _left(lanes, producer.lanes)
                     if there.damaged and options.get("on_corrupt") != "quarantine":

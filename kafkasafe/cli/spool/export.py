@@ -143,13 +143,13 @@ def spool_export(
             )
             for batch in content.batches:
                 done += 1
-                told(done, total)
+                report(done, total)
                 if batch.known.fate.value in wanted:
                     for record in records_of(content, batch, raw=form == "parquet"):
                         counts[record["status"]] += 1
                         yield record
 
-    with progress("exporting", "batches") as told:
+    with progress("exporting", "batches") as report:
         if form == "parquet":
             _write_parquet(output, rows())
         elif to_stdout:

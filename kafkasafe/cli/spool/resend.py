@@ -66,8 +66,8 @@ def spool_resend(
     if dry_run:
         found = find_rejected(lanes, topics)
     else:
-        with progress("moving back", "files") as told:
-            found = bring_back(lanes, topics, progress=told)
+        with progress("moving back", "files") as report:
+            found = bring_back(lanes, topics, progress=report)
         if options is not None:
             # Deliver even if no file was moved: an earlier resend may have died before it delivered.
             done = deliver(lanes, options, limit_s, "raise")

@@ -209,7 +209,7 @@ class Topics:
     def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
         """Returns when each running broker reports this many partitions. Brokers learn of them at different times."""
         for node in self._layout.brokers:
-            while self._nodes.lives(node) and self._told(node, topic) != partitions:
+            while self._nodes.lives(node) and self._partitions_known_to(node, topic) != partitions:
                 if time.monotonic() > deadline:
                     raise self._workspace.error(
                         f"broker {node} does not report the current state of {topic}",
@@ -217,7 +217,7 @@ class Topics:
                     )
                 time.sleep(POLL_S)
 
-    def _told(self, node: int, topic: str) -> int | None:
+    def _partitions_known_to(self, node: int, topic: str) -> int | None:
         """How many partitions a broker reports; None if it does not answer, or answers with an error."""
         known = frames.api("Metadata")
         fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
@@ -232,8 +232,8 @@ class Topics:
                 answer = answers.read(struct.unpack(">i", answers.read(4))[0])
         except (OSError, struct.error):
             return None
-        (told,) = frames.parse_response(known, _METADATA, answer).message.topics
-        return None if told.error_code else len(told.partitions)
+        (found,) = frames.parse_response(known, _METADATA, answer).message.topics
+        return None if found.error_code else len(found.partitions)
 
 
 def as_place(topic: str | TopicPartition, partition: int) -> tuple[str, int]:
