@@ -30,8 +30,9 @@ from kafkasafe._core.epochs import (
     Same,
     Unknown,
 )
-from kafkasafe._io.inquiry import Ask, Pause, Procedure, insist, pause_s
+from kafkasafe._io.inquiry import insist, pause_s
 from kafkasafe._io.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
+from kafkasafe._io.procedures import Ask, Pause, Procedure
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
     EARLIEST,

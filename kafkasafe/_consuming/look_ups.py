@@ -15,8 +15,9 @@ from kafka.structs import OffsetAndTimestamp, TopicPartition
 from kafkasafe._consuming.reports import Reports, log
 from kafkasafe._core.epochs import UNDEFINED
 from kafkasafe._core.patience import seconds_of
-from kafkasafe._io.inquiry import Desk, Inquiry, Procedure
+from kafkasafe._io.inquiry import Desk, Inquiry
 from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
+from kafkasafe._io.procedures import Procedure
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
 from kafkasafe.offsets import EndOffsetTracker
 

@@ -12,7 +12,8 @@ from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.port import Port
 from kafkasafe._core.position_table import Action, PositionEvent
-from kafkasafe._io.inquiry import Desk, Procedure, pause_s
+from kafkasafe._io.inquiry import Desk, pause_s
+from kafkasafe._io.procedures import Procedure
 
 __all__ = ["Moves"]
 

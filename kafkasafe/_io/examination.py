@@ -24,8 +24,9 @@ from kafkasafe._core.journal import UNCHOSEN, Batch, Journal
 from kafkasafe._core.steps import BatchTimes, UnitLog
 from kafkasafe._core.units import Phase
 from kafkasafe._io.files import Files
-from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist
+from kafkasafe._io.inquiry import Desk, Inquiry, insist
 from kafkasafe._io.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
+from kafkasafe._io.procedures import Ask, Pause, Procedure
 from kafkasafe._io.recovery import (
     BatchEntry,
     Log,

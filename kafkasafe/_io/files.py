@@ -338,9 +338,7 @@ class DirectoryFiles:
         self._places: dict[Path, tuple[Path, int | None]] = {}
 
     def _place(self, path: Path) -> tuple[Path, int | None]:
-        places = (
-            self._places
-        )  # `now_at` replaces it: what is found here must not get into another directory's
+        places = self._places  # `now_at` replaces it, so that no place of the former directory is found
         place = places.get(path)
         if place is None:
             if len(places) >= _PLACES:

@@ -1,8 +1,4 @@
-"""Queries of several requests and pauses, as generators that the waiting thread drives.
-
-A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. It
-is sent the answer, and finally returns its result. So a query with retries and decisions reads from top to bottom, and
-one thread can run many of them concurrently.
+"""The driver of procedures for a thread that waits for them (`Desk`), and requests that are repeated.
 
 Threads: a `Desk` belongs to the thread that calls it. The network thread passes answers to it in a queue.
 """
@@ -15,56 +11,21 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from kafka.errors import for_code
 
 from kafkasafe._io.at_once import at_once
 from kafkasafe._io.backoff import PAUSES
+from kafkasafe._io.procedures import Ask, Pause, Procedure, Step, Together
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, Failure, Reply
 
-__all__ = ["Ask", "Desk", "Inquiry", "Pause", "Procedure", "Step", "Together", "insist", "pause_s"]
+__all__ = ["Desk", "Inquiry", "insist", "pause_s"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request.
-
-    Attributes:
-        send: Sends it, and gets the callback for its answer.
-        name: What transcripts show; only the engine has them.
-    """
-
-    send: Callable[[Reply[Any]], None]
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A pause of this many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Procedures that run concurrently. They begin in this order.
-
-    The answer is the list of their results, when all have ended. The first error of one of them cancels the others, and
-    is raised in the procedure that yielded this.
-    """
-
-    procedures: Sequence[Procedure[Any]]
-
-
-Step: TypeAlias = Ask | Pause | Together
-Procedure: TypeAlias = Generator[Step, Any, T]
 
 
 def pause_s(failures: int) -> float:

@@ -22,7 +22,8 @@ from kafka.errors import IllegalStateError, KafkaError, for_code
 
 from kafkasafe._core.batch import iter_headers
 from kafkasafe._core.epochs import UNDEFINED
-from kafkasafe._io.inquiry import Ask, Pause, Procedure, Together, insist, pause_s
+from kafkasafe._io.inquiry import insist, pause_s
+from kafkasafe._io.procedures import Ask, Pause, Procedure, Together
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (

@@ -25,10 +25,10 @@ from kafkasafe._core import units as u
 from kafkasafe._core.health import DISK_STUCK_S, ProducerSeen
 from kafkasafe._core.patience import Patience
 from kafkasafe._io.clock import SystemClock
+from kafkasafe._io.engine.elsewhere import Elsewhere
 from kafkasafe._io.engine.engine import Engine
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import Elsewhere
 from kafkasafe._io.engine.messages import (
     AdoptAsked,
     Decided,

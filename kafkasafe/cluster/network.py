@@ -265,7 +265,7 @@ class Network(Protocol):
         """Cancels a call of `call_at` that has not happened."""
 
     def wake(self) -> None:
-        """From any thread: the network calls `Service.look` soon."""
+        """From any thread: the network calls `Service.look` soon. It may do so before this returns."""
 
     def connect(self, node_id: NodeId) -> Connection:
         """Begins a connection to a broker at once.

@@ -47,8 +47,9 @@ from typing import Any, Final, TypeVar
 
 from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
 from kafkasafe._io.connect import connect
-from kafkasafe._io.inquiry import Ask, Desk, Inquiry, Pause, Procedure, insist, pause_s
+from kafkasafe._io.inquiry import Desk, Inquiry, insist, pause_s
 from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
+from kafkasafe._io.procedures import Ask, Pause, Procedure
 from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, TopicInfo, TopicsListed

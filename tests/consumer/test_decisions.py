@@ -25,8 +25,9 @@ from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 from kafkasafe._core.epochs import Diverged, Lineage, Same, Unknown
 from kafkasafe._core.position_table import Activity, PositionEvent, Standing
-from kafkasafe._io.inquiry import Ask, Desk
+from kafkasafe._io.inquiry import Desk
 from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe._io.procedures import Ask
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import (

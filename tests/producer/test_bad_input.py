@@ -370,7 +370,7 @@ def test_send_after_close(producers):
     with pytest.raises(ProducerClosedError, match=r"accepted before close\(\) are delivered or on disk"):
         producer.send("topic", b"x")
     # The open question of the future is answered, and says where the record is.
-    with pytest.raises(KafkaSafeError, match=r"safe in the spool.*do not send it again"):
+    with pytest.raises(KafkaSafeError, match=r"it is in the spool.*do not send it again"):
         future.get(1)
     assert future.durable(1) is future
     producer.close()

@@ -365,7 +365,7 @@ _FOUND: dict[str, tuple[str, int]] = {
     "ForgetsIdentified": ("all", 0),
     "ForgetsState": ("all", 0),
     "TearsReplaced": ("refused", 0),
-    "RejectsWithoutCopy": ("refused", 1284),
+    "RejectsWithoutCopy": ("refused", 190),
     "RejectsFromMemory": ("refused", 3),
     "RejectsMissingTopic": ("denied", 0),
     "ContinuesSequence": ("refused", 3),

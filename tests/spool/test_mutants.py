@@ -219,7 +219,7 @@ MUTANTS = {
         Spool, "_roll", "if self._torn:", "if False:",
         test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
     "a lane is its path": (
-        DirectoryFiles, "_place", "if text.startswith(self._below):", "if False:",
+        DirectoryFiles, "_find_place", "if text.startswith(self._below):", "if False:",
         lambda: test_place.test_two_owners_never_write_into_one_directory(0)),
     "a lock counts though its directory was moved": (
         SpoolDirectory, "_take", "if there == (", "if there or (",

@@ -7,7 +7,7 @@ from typing import Final
 from kafkasafe._core.absence import Absence
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.running import RunningInquiry
-from kafkasafe._io.inquiry import Ask, Procedure
+from kafkasafe._io.procedures import Ask, Procedure
 from kafkasafe.cluster.api import Failure, TopicInfo
 
 __all__ = ["Absences"]

@@ -6,7 +6,7 @@ from kafkasafe._core.clocks import Clocks
 from kafkasafe._io.engine.answers import trouble
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.leader import Leader
-from kafkasafe._io.inquiry import Procedure
+from kafkasafe._io.procedures import Procedure
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 
 __all__ = ["ClockQuestion"]

@@ -12,7 +12,7 @@ from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.leader import Leader
 from kafkasafe._io.engine.messages import EpochCheckDue
 from kafkasafe._io.engine.running import RunningInquiry
-from kafkasafe._io.inquiry import Procedure
+from kafkasafe._io.procedures import Procedure
 from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
 from kafkasafe.events import LossCheckInconclusive
 

@@ -18,6 +18,7 @@ from kafkasafe._core.patience import Patience
 from kafkasafe._io.engine.absences import Absences
 from kafkasafe._io.engine.binding import Binding
 from kafkasafe._io.engine.disk import SPILL_EVERY_S, DiskWriter
+from kafkasafe._io.engine.elsewhere import Elsewhere
 from kafkasafe._io.engine.endings import Endings
 from kafkasafe._io.engine.gathering import Gathering
 from kafkasafe._io.engine.ground import Ground
@@ -25,7 +26,7 @@ from kafkasafe._io.engine.inquiries import Inquiries
 from kafkasafe._io.engine.intake import Intake
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.lane_keeper import LaneKeeper
-from kafkasafe._io.engine.ledger import Elsewhere, Ledger
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.engine.losses import LossWatch
 from kafkasafe._io.engine.messages import (
     AdoptAsked,

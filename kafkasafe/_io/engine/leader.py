@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.inquiry import Ask
+from kafkasafe._io.procedures import Ask
 from kafkasafe.cluster.api import Reply
 
 __all__ = ["Leader"]

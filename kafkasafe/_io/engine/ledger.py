@@ -16,7 +16,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +23,11 @@ from kafkasafe._core import journal as j
 from kafkasafe._core.backlog import Ordered
 from kafkasafe._core.capacity import FREE_BYTES, Capacity
 from kafkasafe._io.engine.ahead import Ahead
+from kafkasafe._io.engine.elsewhere import Elsewhere
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.messages import Submitted
+from kafkasafe._io.engine.one_loss import one_loss
 from kafkasafe._io.engine.parcels import Parcel, first, last, leaves
 from kafkasafe._io.engine.waits import Waiting
 from kafkasafe._io.refusals import counted
@@ -42,29 +43,11 @@ from kafkasafe.errors import (
     WrongClusterError,
 )
 
-__all__ = ["BACKLOG_BYTES", "Elsewhere", "Ledger"]
+__all__ = ["BACKLOG_BYTES", "Ledger"]
 
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Bytes that may wait to be written."""
 _NONE: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A lane that was not in its place when its producer ended.
-
-    Attributes:
-        path: Where it belongs.
-        at: Where it is; None: it was deleted.
-        records: Number of records that waited in it.
-    """
-
-    path: Path
-    at: Path | None
-    records: int
-
-    def __str__(self) -> str:
-        return f"{self.path}, which was deleted" if self.at is None else str(self.at)
 
 
 class Ledger:
@@ -456,7 +439,7 @@ class Ledger:
         """Take all losses that were not raised yet, as one error."""
         with self.lock:
             losses, self.losses = list(self.losses), collections.deque()
-        return _as_one(losses)
+        return one_loss(losses)
 
     @property
     def damaged(self) -> bool:
@@ -597,26 +580,3 @@ class Ledger:
     def kept_bytes(self) -> int:
         """Bytes that count against `spool_max_bytes`: of the spool on disk, or (`spool="never"`) pending in memory."""
         return self.backlog if self._config.in_memory else self.used
-
-
-def _as_one(
-    losses: Sequence[DataLossError | SpoolCorruptError],
-) -> DataLossError | SpoolCorruptError | None:
-    """One error for all losses, for the last call that can raise."""
-    if len(losses) < 2:
-        return losses[0] if losses else None
-    oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)
-    others = tuple(loss for loss in losses if loss is not oldest)
-    if oldest is None:
-        damage = tuple(text for loss in losses if isinstance(loss, SpoolCorruptError) for text in loss.damage)
-        return SpoolCorruptError(" ".join(map(str, losses)), damage=damage)
-    more = "; ".join(map(str, others[:3]))
-    return DataLossError(
-        f"{oldest} And {len(others)} more: {more}{'; …' if len(others) > 3 else ''}",
-        topic=oldest.topic,
-        partition=oldest.partition,
-        first_offset=oldest.first_offset,
-        last_offset=oldest.last_offset,
-        records=oldest.records,
-        others=others,
-    )

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe import events
+from kafkasafe._io.engine.elsewhere import Elsewhere
 from kafkasafe._io.engine.ground import Ground, text
 from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.ledger import Elsewhere, Ledger
+from kafkasafe._io.engine.ledger import Ledger
 from kafkasafe._io.lanes import Standing
 from kafkasafe._io.refusals import counted
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError

@@ -25,7 +25,7 @@ from kafkasafe._io.engine.answers import NoAnswerError, good, trouble, unsupport
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.lane import Lane
 from kafkasafe._io.engine.leader import Leader
-from kafkasafe._io.inquiry import Pause, Procedure
+from kafkasafe._io.procedures import Pause, Procedure
 from kafkasafe._io.refusals import read_needed
 from kafkasafe.cluster import api as t
 

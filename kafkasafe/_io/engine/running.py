@@ -6,7 +6,7 @@ from typing import Any
 
 from kafkasafe._io.engine.ground import Ground
 from kafkasafe._io.engine.messages import Answered, InquiryDue
-from kafkasafe._io.inquiry import Ask, Pause, Procedure, Together
+from kafkasafe._io.procedures import Ask, Pause, Procedure, Together
 
 __all__ = ["RunningInquiry"]
 
