@@ -243,7 +243,13 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
         yield
     finally:
         tracer.terminate()
-        tracer.wait(30)
+        try:
+            tracer.wait(10)
+        except subprocess.TimeoutExpired:
+            # strace 6.1 may wait for a thread that never stops. Each line of its file is flushed as it is written, and
+            # the kernel lets the traced processes go on.
+            tracer.kill()
+            tracer.wait(30)
 
 
 def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
