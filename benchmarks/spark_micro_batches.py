@@ -274,9 +274,7 @@ def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
                     started |= processes.pids() - seen
                     time.sleep(0.002)
             number = len(progress_of(query))
-            asked = collections.Counter(
-                re.sub("Request(_v[0-9]+)?$", "", call.name) for call in proxy.requests()
-            )
+            asked = collections.Counter(call.api for call in proxy.requests())
             synced = (
                 len(re.findall("f(?:data)?sync", file.read_text(encoding="ascii"))) if file.exists() else -1
             )
