@@ -243,7 +243,13 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
         yield
     finally:
         tracer.terminate()
-        tracer.wait(30)
+        try:
+            tracer.wait(10)
+        except subprocess.TimeoutExpired:
+            # strace 6.1 may wait for a thread that never stops. Each line of its file is flushed as it is written, and
+            # the kernel lets the traced processes go on.
+            tracer.kill()
+            tracer.wait(30)
 
 
 def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
@@ -268,9 +274,7 @@ def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
                     started |= processes.pids() - seen
                     time.sleep(0.002)
             number = len(progress_of(query))
-            asked = collections.Counter(
-                re.sub("Request(_v[0-9]+)?$", "", call.name) for call in proxy.requests()
-            )
+            asked = collections.Counter(call.api for call in proxy.requests())
             synced = (
                 len(re.findall("f(?:data)?sync", file.read_text(encoding="ascii"))) if file.exists() else -1
             )

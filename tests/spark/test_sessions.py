@@ -106,9 +106,9 @@ def asked(monkeypatch):
     names = []
     real = Coordinator._ask
 
-    def ask(self, kind, make, parse, *, api, **how):
+    def ask(self, api, make, **how):
         names.append(api)
-        return real(self, kind, make, parse, api=api, **how)
+        return real(self, api, make, **how)
 
     monkeypatch.setattr(Coordinator, "_ask", ask)
     return names
