@@ -195,3 +195,34 @@ def test_two_damaged_batches_of_one_unit_are_both_in_quarantine():
     kept = b"".join(content for path, content in files.items() if "rejected" in path.parts)
     assert values[1] in kept
     assert sum("quarantine" in path.parts for path in files) == 2
+
+
+def test_a_damaged_part_of_a_divided_batch_ends_its_unit():
+    """1. A batch of a unit waits for its topic, and is divided among its partitions.
+
+    2. The process ends, and one of the parts is damaged: the next start finds that, and its other parts were delivered.
+    """
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("audit", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.run(1)
+    values = [random.Random(number).randbytes(100) for number in range(2)]
+    life.unit(("orders", -1, values), ("audit", 0, [b"1"]))
+    life.unit(("audit", 0, [b"2"]))
+    world.run(1)
+    world.centre.create_topic("orders", 2)
+    assert world.run(60, lambda: _copies(world, values[0]) == 2)  # its part is written
+    world.kill(life)
+    assert world.committed("orders", 0) == []
+    for file in world.disk._files.values():
+        at = file.content.rfind(values[0])
+        if at >= 0:
+            file.content[at] ^= 1
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    done(world, life)
+    assert [world.committed("orders", at) for at in (0, 1)] == [[], []]
+    assert world.committed("audit", 0) == [b"2"]
+
+
+def _copies(world: World, value: bytes) -> int:
+    return sum(file.content.count(value) for file in world.disk._files.values())
