@@ -3,9 +3,10 @@
 Kafka's brokers also trust the segments before their recovery point, and check a batch when they read it.
 
 What a start needs of a batch is in its header. The manifest of the group covers bytes 0 to 20. The positions cover the
-number of records. The batch before it in the same sequence covers the id; if there is none, the content is read. So a
-batch whose content is not read cannot change what recovery finds for other batches, and `Spool.read` checks all of its
-bytes before anything is sent.
+number of records. The batch before it in the same sequence covers the id; if there is none, the content is read. The
+content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
+So a batch whose content is not read cannot change what recovery finds for other batches, and `Spool.read` checks all of
+its bytes before anything is sent.
 """
 
 from __future__ import annotations
@@ -97,15 +98,18 @@ class OutlineReader:
             return None
         batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
         start, at, position = at, at + size_bytes, position + 1 + len(marks)
+        copies = any(isinstance(mark, m.Moved) for mark in marks)
         for entry in group.manifest:
-            header = self._batch(at, entry, window)
+            header = self._batch(at, entry, window, whole=copies)
             if header is None or entry.position != position:
                 return None
             batches.append((at, entry, header))
             at, position = at + entry.size_bytes, position + header.count
         return Group(index, start, group, marks, batches, [], at, position, head.max_timestamp)
 
-    def _batch(self, at: int, entry: m.ManifestEntry, window: _Window) -> codec.BatchHeader | None:
+    def _batch(
+        self, at: int, entry: m.ManifestEntry, window: _Window, *, whole: bool
+    ) -> codec.BatchHeader | None:
         header = _header(window, at)
         if header is None or window.get(at, codec.HEADER_BYTES)[:21] != address_bytes(entry):
             return None
@@ -115,7 +119,7 @@ class OutlineReader:
         sequence = (entry.destination, *id_[:2])
         # -1 in all three fields means that the batch has no id. One damaged byte cannot make an id look like this.
         expected = id_ == _NO_ID or self._next.get(sequence) == header.base_sequence
-        if entry.size_bytes < LARGE_BYTES or not expected:
+        if whole or entry.size_bytes < LARGE_BYTES or not expected:
             try:
                 codec.verify(window.get(at, entry.size_bytes))
             except codec.CorruptBatchError:

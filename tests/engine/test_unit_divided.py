@@ -129,3 +129,100 @@ def test_a_damaged_batch_that_waits_for_its_partitions_ends_its_unit():
     world.centre.create_topic("orders", 1)
     done(world, life)
     assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [b"2", b"3"])
+
+
+def flip(world: World, value: bytes) -> None:
+    """Damage the first copy of a value on the disk."""
+    for file in world.disk._files.values():
+        at = file.content.find(value)
+        if at >= 0:
+            file.content[at] ^= 1
+            return
+    raise AssertionError("It is not there")
+
+
+def test_damage_beside_a_batch_that_was_just_divided_ends_the_unit():
+    """1. Two batches of a unit wait for their topic, and the second one is damaged.
+
+    2. The topic is created. The first one is divided, and the damage of the second one ends the unit in the same turn.
+    3. The parts of the first one have no position yet, but `rejected/` names it: the producer ended with MarkError.
+    """
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("audit", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.set_outage(True)
+    values = [random.Random(number).randbytes(100) for number in range(20)]
+    life.unit(("orders", -1, values[:10]), ("orders", -1, values[10:]), ("audit", 0, [b"1"]))
+    life.unit(("audit", 0, [b"2"]))
+    world.run(5)
+    world.kill(life)  # the next producer has the batches on disk only
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    world.run(3)
+    flip(world, values[15])
+    world.centre.create_topic("orders", 2)
+    done(world, life)
+    assert (world.committed("orders", 0), world.committed("audit", 0)) == ([], [b"2"])
+    kept = b"".join(content for path, content in world.disk.files().items() if "rejected" in path.parts)
+    assert all(value in kept for value in values[:10])
+
+
+def test_two_damaged_batches_of_one_unit_are_both_in_quarantine():
+    """1. The first damaged batch is found when it is to be divided, which gives its unit up.
+
+    2. The second one is found when the unit is copied to `rejected/`. It was read again for ever, and no later batch of
+       the unit's partitions was delivered.
+    """
+    world = World(auto_create_topics_enable="false")
+    for topic in ("audit", "other"):
+        world.centre.create_topic(topic, 1)
+    life = world.start(retry_backoff_ms=100)
+    world.set_outage(True)
+    values = [random.Random(number).randbytes(100) for number in range(3)]
+    life.unit(("orders", -1, values[:1]), ("audit", 0, values[1:2]), ("other", 0, values[2:]))
+    life.unit(("audit", 0, [b"2"]), ("other", 0, [b"2"]))
+    world.run(5)
+    world.kill(life)
+    world.set_outage(False)
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    world.run(3)
+    flip(world, values[0])
+    flip(world, values[2])
+    world.centre.create_topic("orders", 1)
+    done(world, life)
+    assert [world.committed(topic, 0) for topic in ("orders", "audit", "other")] == [[], [b"2"], [b"2"]]
+    files = world.disk.files()
+    kept = b"".join(content for path, content in files.items() if "rejected" in path.parts)
+    assert values[1] in kept
+    assert sum("quarantine" in path.parts for path in files) == 2
+
+
+def test_a_damaged_part_of_a_divided_batch_ends_its_unit():
+    """1. A batch of a unit waits for its topic, and is divided among its partitions.
+
+    2. The process ends, and one of the parts is damaged: the next start finds that, and its other parts were delivered.
+    """
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("audit", 1)
+    life = world.start(retry_backoff_ms=100)
+    world.run(1)
+    values = [random.Random(number).randbytes(100) for number in range(2)]
+    life.unit(("orders", -1, values), ("audit", 0, [b"1"]))
+    life.unit(("audit", 0, [b"2"]))
+    world.run(1)
+    world.centre.create_topic("orders", 2)
+    assert world.run(60, lambda: _copies(world, values[0]) == 2)  # its part is written
+    world.kill(life)
+    assert world.committed("orders", 0) == []
+    for file in world.disk._files.values():
+        at = file.content.rfind(values[0])
+        if at >= 0:
+            file.content[at] ^= 1
+    life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
+    done(world, life)
+    assert [world.committed("orders", at) for at in (0, 1)] == [[], []]
+    assert world.committed("audit", 0) == [b"2"]
+
+
+def _copies(world: World, value: bytes) -> int:
+    return sum(file.content.count(value) for file in world.disk._files.values())

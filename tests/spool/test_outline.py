@@ -120,6 +120,41 @@ def test_a_damaged_content_is_found_when_the_batch_is_read(ids):
 
 
 @pytest.mark.usefixtures("everything_is_large")
+def test_the_content_of_a_copy_is_read():
+    """1. A batch is copied forward. The segment with the original is not deleted yet.
+
+    2. The copy is damaged. Recovery takes the original, and nothing is lost.
+    3. A start that does not notice the damage forgets the original, and finds the damage when it is too late.
+    """
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500)
+    owner.declare(DECLARED)
+    for number in range(3):
+        owner.commit([Group((), ((1, encode(number, 3, 300)),))])
+    (position, original), *_ = _batches(disk)
+    copied = m.Moved((m.Move(position, position, (position,)),))
+    owner.commit([Group((copied,), ((1, encode(0, 3, 300)),), atomic=1)])
+    for number in range(3, 6):
+        owner.commit([Group((), ((1, encode(number, 3, 300)),))])
+    owner.close()
+    at, copy = _batches(disk)[3]
+    assert copy[2] == original[2]
+    disk.flip(copy[0], copy[1] + copy[2] - 20)
+    entries = []
+    found = scan(disk.process(), LANE, entries.append)
+    assert [damage.position for damage in found.damage] == [at]
+    assert LostEntry(at, 1) in found.entries
+
+
+def _batches(disk: Disk) -> list[tuple[int, tuple[Path, int, int]]]:
+    return [
+        (position, (segment.path, stored.at, stored.size_bytes))
+        for segment in scan(disk.process(), LANE).segments
+        for position, stored in segment.batches.items()
+    ]
+
+
+@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("field", ["address", *HEADER])
 def test_a_damaged_header_never_changes_what_is_found_of_other_batches(field, ids):

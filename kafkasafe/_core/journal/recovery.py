@@ -277,7 +277,9 @@ class Recovery:
         before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
         """
         if destination:
-            unit = self._replay.unit
+            parent = self._replay.parent
+            # A part of a divided batch belongs to that batch's unit: see `recover_batch`.
+            unit = self._replay.unit if parent is None or parent.unit is None else parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
             self._replay.go_on()

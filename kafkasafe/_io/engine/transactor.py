@@ -479,9 +479,16 @@ class Transactor:
         if self._config.in_memory:
             lane.rejections.keep((batch.handle for batch in left), None)
             left = []
+        if any(batch.position < 0 for batch in left):
+            # 1. A batch was divided, because its topic's partitions are known now.
+            # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
+            # 3. The parts are written at the end of the turn; `rejected/` names their positions.
+            lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
+            return
         for destination in dict.fromkeys(batch.destination for batch in left):
             topic, partition = lane.journal.views.address(destination)
             portion = []
+            handles = []
             mine = [batch for batch in left if batch.destination == destination]
             used = lane.rejected.size_bytes
             if used + sum(map(most_bytes, mine)) > self._config.rejected_max_bytes:
@@ -490,8 +497,16 @@ class Transactor:
                 return
             try:
                 for batch in mine:
-                    data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    try:
+                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    except SpoolCorruptError as error:
+                        if self._rejects.damaged(lane, batch, error):
+                            continue  # its bytes are in quarantine/
+                        raise
                     portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    handles.append(batch.handle)
+                if not portion:
+                    continue
                 path = lane.rejected.keep(
                     portion,
                     m.Destination(destination, topic, partition),
@@ -502,7 +517,7 @@ class Transactor:
                 lane.disown()
                 lane.journal.units.put_aside(unit, kept=False, reason=str(error))
                 return
-            lane.rejections.keep((batch.handle for batch in mine), path)
+            lane.rejections.keep(handles, path)
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
