@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from types import SimpleNamespace
 
@@ -146,6 +147,32 @@ def test_a_large_response_is_received_into_its_own_buffer(after):
         far.close()
         receiving._receive()
         assert "closed" in str(receiving.errors[0])
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_why_a_connection_broke_within_a_large_response_is_said(reset):
+    """The kernel tells once that the other side has reset the connection; after that it is only closed."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
+        far, _ = server.accept()
+        with far:
+            near.setblocking(False)
+            receiving = Receiving(near)
+            far.sendall((200_000).to_bytes(4, "big") + bytes(100_000))
+            until = time.monotonic() + 10
+            while time.monotonic() < until and not (
+                (frame := receiving.parser._rbuffer) and frame.tell() == 100_000
+            ):
+                receiving._receive()
+            assert receiving.parser._rbuffer.tell() == 100_000
+            if reset:
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        while not receiving.errors and time.monotonic() < until:
+            receiving._receive()
+        assert ("reset" if reset else "The broker closed the connection") in str(receiving.errors[0])
+        assert receiving.responses == []
 
 
 @pytest.mark.parametrize("kind", ["arrow", "records"])
