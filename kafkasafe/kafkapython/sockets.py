@@ -172,7 +172,7 @@ class _SocketMixin:
             self._receive()
 
     def _receive(self) -> None:
-        goes_on = True
+        goes_on, parsed = True, False
         while goes_on and not self._closed and self._read:
             came, at_its_end, error = self._fill()
             data = b""
@@ -192,8 +192,17 @@ class _SocketMixin:
                 except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
                     error = decoding
             if error is not None:
-                self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+                if parsed:
+                    # A task that waits for what came may learn from it why the broker hangs up: it goes on first.
+                    self._net.call_soon(functools.partial(self._broke, error))
+                else:
+                    self._broke(error)
                 return
+            parsed = parsed or bool(data)
+
+    def _broke(self, error: BaseException) -> None:
+        if not self._closed:
+            self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
 
     def _fill(self) -> tuple[int, bool, BaseException | None]:
         """Receives into the large response that is under way, without a copy.
