@@ -126,6 +126,11 @@ _LINGERS: Final = struct.pack("ii", 0, 0)
 """SO_LINGER as it is by default."""
 
 
+def _closed_by_broker() -> BaseException:
+    error: BaseException = kafka_errors.KafkaConnectionError("The broker closed the connection")
+    return error
+
+
 class _SocketMixin:
     """Reads in large pieces, tries to write before it waits, and dies of any error instead of staying silent.
 
@@ -167,10 +172,12 @@ class _SocketMixin:
             self._receive()
 
     def _receive(self) -> None:
-        goes_on = True
+        goes_on, parsed = True, False
         while goes_on and not self._closed and self._read:
-            came, at_its_end = self._fill()
-            data, error = self._sock_recv() if at_its_end else (b"", None)
+            came, at_its_end, error = self._fill()
+            data = b""
+            if at_its_end:
+                data, error = self._sock_recv()
             if came or data:
                 self.last_read = time.monotonic()
                 sensors = self._protocol._sensors if self._protocol else None
@@ -185,19 +192,28 @@ class _SocketMixin:
                 except Exception as decoding:  # a malformed answer raises more than KafkaProtocolError
                     error = decoding
             if error is not None:
-                self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+                if parsed:
+                    # A task that waits for what came may learn from it why the broker hangs up: it goes on first.
+                    self._net.call_soon(functools.partial(self._broke, error))
+                else:
+                    self._broke(error)
                 return
+            parsed = parsed or bool(data)
 
-    def _fill(self) -> tuple[int, bool]:
+    def _broke(self, error: BaseException) -> None:
+        if not self._closed:
+            self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
+
+    def _fill(self) -> tuple[int, bool, BaseException | None]:
         """Receives into the large response that is under way, without a copy.
 
         Returns:
-            The bytes that came, and whether it is to go on with `_sock_recv`: at the end of the response, where none is
-            under way, and after an error, which it meets again.
+            The bytes that came; whether it is to go on with `_sock_recv`, at the end of the response and where none is
+            under way; and the error that ended it. The kernel tells the reason of a broken connection once only.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
         if not isinstance(frame, _Incoming):
-            return 0, True
+            return 0, True, None
         came = 0
         # The last byte is left to the parser, which notices by it that the response is whole.
         with memoryview(frame) as view, view[frame._idx : max(frame._idx, len(frame) - 1)] as rest:
@@ -206,14 +222,14 @@ class _SocketMixin:
                     with rest[came:] as place:
                         size = self._sock.recv_into(place)
                 except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    return came, False
-                except Exception:
-                    break
+                    return came, False, None
+                except Exception as failed:
+                    return came, False, kafka_errors.KafkaConnectionError(failed)
                 if not size:
-                    break
+                    return came, False, _closed_by_broker()
                 came += size
                 frame._idx += size
-        return came, True
+        return came, True, None
 
     def _sock_recv(self) -> tuple[bytes, BaseException | None]:
         try:
@@ -222,7 +238,7 @@ class _SocketMixin:
             return b"", None
         except Exception as failed:
             return b"", kafka_errors.KafkaConnectionError(failed)
-        return data, None if data else kafka_errors.KafkaConnectionError("The broker closed the connection")
+        return data, None if data else _closed_by_broker()
 
     def _close(self, error: BaseException | None = None) -> None:
         if self._sock is not None and error is None and not getattr(self._protocol, "in_flight_requests", ()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +103,8 @@ class Receiving(sockets._SocketMixin):
         self._protocol = self
         self._sensors = None
         self.last_read = 0.0
+        self.ready: list[Callable[[], None]] = []
+        self._net = SimpleNamespace(call_soon=self.ready.append)
         self.parser = KafkaProtocol(client_id="c")
         self.pieces: list[int] = []
         self.responses: list[object] = []
@@ -146,6 +150,72 @@ def test_a_large_response_is_received_into_its_own_buffer(after):
         far.close()
         receiving._receive()
         assert "closed" in str(receiving.errors[0])
+
+
+def response(receiving: Receiving, whole_size: int) -> bytes:
+    """The bytes of a response to a request, so many with its length in front."""
+    request = FetchRequest(min_version=4, max_version=4)
+    request.API_VERSION = 4
+    number = receiving.parser.send_request(request)
+    made = b""
+    for size in (0, whole_size):
+        part = FetchResponse.FetchableTopicResponse.PartitionData(
+            partition_index=0, records=b"x" * (size - len(made)), aborted_transactions=[]
+        )
+        topic = FetchResponse.FetchableTopicResponse(topic="orders", partitions=[part])
+        body = number.to_bytes(4, "big") + bytes(FetchResponse[4](responses=[topic]).encode())
+        made = len(body).to_bytes(4, "big") + body
+    assert len(made) == whole_size
+    return made
+
+
+def test_what_came_before_the_end_is_told_first():
+    """
+    1. A broker answers that a password is wrong, and closes the connection. One call of the loop reads both.
+    2. The task that waits for the answer is ready to run, and must run before the connection is closed.
+    """
+    near, far = socket.socketpair()
+    with near:
+        near.setblocking(False)
+        receiving = Receiving(near)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+        far.sendall(response(receiving, 64 * 1024))
+        far.close()
+        until = time.monotonic() + 10
+        while not receiving.responses and time.monotonic() < until:
+            receiving._receive()  # if the kernel passed it on in parts
+        assert len(receiving.responses) == 1
+        assert receiving.pieces == [64 * 1024]
+        assert receiving.errors == []
+        for step in receiving.ready:
+            step()
+        assert "closed the connection" in str(receiving.errors[0])
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_why_a_connection_broke_within_a_large_response_is_said(reset):
+    """The kernel tells once that the other side has reset the connection; after that it is only closed."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
+        far, _ = server.accept()
+        with far:
+            near.setblocking(False)
+            receiving = Receiving(near)
+            far.sendall((200_000).to_bytes(4, "big") + bytes(100_000))
+            until = time.monotonic() + 10
+            while time.monotonic() < until and not (
+                (frame := receiving.parser._rbuffer) and frame.tell() == 100_000
+            ):
+                receiving._receive()
+            assert receiving.parser._rbuffer.tell() == 100_000
+            if reset:
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        while not receiving.errors and time.monotonic() < until:
+            receiving._receive()
+        assert ("reset" if reset else "The broker closed the connection") in str(receiving.errors[0])
+        assert receiving.responses == []
 
 
 @pytest.mark.parametrize("kind", ["arrow", "records"])

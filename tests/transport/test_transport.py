@@ -162,6 +162,12 @@ class Producer:
         return offsets
 
 
+def metadata_settled(transport: Transport) -> None:
+    """Waits until no request about metadata is under way or due soon: its answer would undo what a test sets."""
+    schedule = transport._schedule
+    until(lambda: not schedule._under_way and schedule._all_due > time.monotonic() + 60)
+
+
 # --- without a broker ---------------------------------------------------------------------------------------------
 
 
@@ -1078,6 +1084,7 @@ class TestFaults:
         with site.transport() as transport:
             producer = Producer(transport, topic)
             assert producer.deliver([producer.make(1)]) == [0]
+            metadata_settled(transport)
             info = transport.topic(topic)
             assert info is not None
             # As if metadata were stale: the follower is taken for the leader.
@@ -1097,6 +1104,7 @@ class TestFaults:
             site.proxies[1].stall()
             producer.send(producer.request("first", producer.make(1)))
             producer.replies.nothing_more(0.1)
+            metadata_settled(transport)
             info = transport.topic(topic)
             assert info is not None
             moved = dataclasses.replace(info, partitions={0: PartitionInfo(2, 99)})
