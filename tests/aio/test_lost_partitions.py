@@ -219,7 +219,7 @@ def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_offsets(o
                 await consumer._offer_positions(lambda: Fate.WAITING, LANE)
             while not consumer.client.counters["PositionRewound"]:
                 await consumer.getmany(EMPTY, timeout_ms=20)
-            assert consumer.client._reading.rereading._told == {TP}
+            assert consumer.client._reading.rereading._informed == {TP}
             # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
             moved, *_ = await consumer._offer_positions(lambda: Fate.WAITING, LANE)
             assert TP not in moved
