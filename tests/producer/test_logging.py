@@ -34,8 +34,8 @@ def test_an_outage_is_told_but_not_again_and_again(broker, producers, caplog):
         broker.proxy.cut()
         for partition in range(partitions):
             producer.send(topic, b"1", partition=partition)
-        counters = producer._pump.counters
-        harness.until(lambda: counters["retries"] > 400, 120)
+        stats = producer._pump.stats
+        harness.until(lambda: stats.pauses.value > 400, 120)
         seconds = time.monotonic() - began
     windows = seconds // 10 + 1
     ours, theirs = of(caplog, "kafkasafe"), of(caplog, "kafka.net")
