@@ -389,11 +389,17 @@ class Session:
         """Adds partitions to the transaction. Adding a partition again has no effect."""
         self._coordinator.add_partitions(grant, places)
 
-    def appender(self, grant: Grant) -> Appender:
+    def appender(self, grant: Grant, places: Collection[tuple[str, int]]) -> Appender:
         """An appender for a step WRITE in this process. It needs no claims, because the grant never leaves the process.
 
-        The transaction must contain the partitions to which it appends (`add`). No other process may get the grant.
+        Args:
+            grant: Of the transaction. No other process may get it.
+            places: The partitions to which it appends. If the option `topic` is set, the transaction already contains
+                the topic's partitions, except those that were created after it began. Adds the others.
         """
+        known = {(self._options.topic, number) for number in range(self.partitions)}
+        if new := set(places) - known:
+            self.add(grant, new)
         self._kept = grant
         options = self._options
         return Appender(

@@ -361,10 +361,7 @@ class _Job:
             raise _translated(failed) from failed
 
     def _send(self, grant: Grant, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
-        added = {(self._options.topic, number) for number in range(self._session.partitions)}
-        if new := {(topic, partition) for topic, partition, _ in batches} - added:
-            self._session.add(grant, new)
-        appender = self._session.appender(grant)
+        appender = self._session.appender(grant, {(topic, partition) for topic, partition, _ in batches})
         try:
             for topic, partition, data in batches:
                 appender.append(topic, partition, data)

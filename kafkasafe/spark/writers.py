@@ -365,12 +365,7 @@ class _Work:
     def __call__(self, grant: Grant) -> Sequence[Report]:
         transport = self._session.transport
         pieces: list[Inline | Staged] = [*self._inline, *self._staged]
-        # If the option `topic` is set, the transaction already contains the topic's partitions, except those that were
-        # created after it began.
-        known = {(self._options.topic, number) for number in range(self._session.partitions)}
-        if places := {(piece.topic, piece.partition) for piece in pieces} - known:
-            self._session.add(grant, places)
-        appender = self._session.appender(grant)
+        appender = self._session.appender(grant, {(piece.topic, piece.partition) for piece in pieces})
         try:
             for piece in self._inline:
                 appender.append(piece.topic, piece.partition, bytearray(piece.data))

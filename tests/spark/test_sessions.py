@@ -164,7 +164,7 @@ def test_tasks_of_the_last_batch_are_locked_out_of_the_next(kafka, make):
     grants = []
 
     def append(grant):
-        appender = session.appender(grant)
+        appender = session.appender(grant, ())
         data = batch.encode([None], [b"x"], timestamps=1)
         appender.append(topic, 0, bytearray(data))
         return appender.finish()
@@ -188,7 +188,7 @@ def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafk
     topic = session._options.topic
 
     def send(grant):
-        appender = session.appender(grant)
+        appender = session.appender(grant, ())
         appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
         return appender.finish()
 
@@ -211,7 +211,7 @@ def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, 
     sent = []
 
     def send(grant):
-        appender = session.appender(grant)
+        appender = session.appender(grant, ())
         appender.append(topic, 1, bytearray(batch.encode([None], [b"x"], timestamps=1)))
         (report,) = appender.finish()
         sent.append(grant)
