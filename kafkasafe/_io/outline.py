@@ -61,8 +61,8 @@ class OutlineReader:
         """
         handle = self._files.open(segment.path)
         try:
-            window = _Window(lambda at, size: self._files.read(handle, at, size))
-            groups = self._groups(index, segment.first_position, limit, window, self._files.size(handle))
+            window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
+            groups = self._groups(index, segment.first_position, limit, window)
         finally:
             self._files.close(handle)
         if groups is None:
@@ -73,14 +73,12 @@ class OutlineReader:
         segment.written_ms = max([segment.written_ms, *(group.written_ms for group in groups)])
         return groups
 
-    def _groups(
-        self, index: int, position: int, limit: int, window: _Window, size_bytes: int
-    ) -> list[Group] | None:
+    def _groups(self, index: int, position: int, limit: int, window: _Window) -> list[Group] | None:
         groups: list[Group] = []
         at = 0
         while position < limit:
             group = self._group(index, at, position, window)
-            if group is None or group.end > size_bytes or group.end_position > limit:
+            if group is None or group.end > window.size_bytes or group.end_position > limit:
                 return None
             groups.append(group)
             at, position = group.end, group.end_position
@@ -137,9 +135,16 @@ def _header(window: _Window, at: int) -> codec.BatchHeader | None:
 
 
 class _Window:
-    """Bytes of a file around the place that is being read: little after a seek, more with each read that continues."""
+    """Bytes of a file around the place that is being read: little after a seek, more with each read that continues.
 
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+    A damaged length may claim up to 2 GB, so no more is requested than the file has.
+
+    Attributes:
+        size_bytes: Size of the file.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size_bytes: int) -> None:
+        self.size_bytes = size_bytes
         self._read = read
         self._at = 0
         self._content = b""
@@ -152,5 +157,6 @@ class _Window:
             continues = 0 <= start <= len(self._content)
             self._ahead_bytes = min(2 * self._ahead_bytes, _FAR_BYTES) if continues else _NEAR_BYTES
             self._at, start = at, 0
-            self._content = self._read(at, max(size, self._ahead_bytes))
+            left = max(0, self.size_bytes - at)
+            self._content = self._read(at, min(max(size, self._ahead_bytes), left))
         return self._content[start : start + size]

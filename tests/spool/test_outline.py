@@ -203,6 +203,23 @@ def test_damage_outside_the_content_is_the_same_as_if_the_log_were_read_whole(se
         assert replace(rest, entries=[*entries, *rest.entries]) == log
 
 
+def test_a_damaged_length_asks_for_no_more_than_the_file_has(monkeypatch):
+    """A read of the claimed size would take as much memory."""
+    disk, places = filled(ids=False)
+    path = places[0][0]
+    disk.flip(path, 8, 0x40)  # the length of the first control batch: a GiB more
+    asked: list[int] = []
+    read = DiskFiles.read
+
+    def noted(files, handle, offset, size):
+        asked.append(size)
+        return read(files, handle, offset, size)
+
+    monkeypatch.setattr(DiskFiles, "read", noted)
+    assert scan(disk.process(), LANE, lambda _: None).damage
+    assert max(asked) <= max(len(content) for content in disk.files().values())
+
+
 @pytest.mark.usefixtures("everything_is_large")
 def test_what_is_not_certain_to_be_durable_is_read_whole():
     """1. A power cut leaves an `extent` that claims less than is durable.
