@@ -13,6 +13,7 @@ running: lanes whose owners run at the same time promise no order between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from kafkasafe._core import marks as m
@@ -27,6 +28,7 @@ NEVER: Final = 1 << 62
 _UNCHOSEN: Final = -1
 
 
+@dataclass(eq=False, slots=True)
 class Owed:
     """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
 
@@ -37,22 +39,18 @@ class Owed:
         open: The unfinished batches, by position: (destination, position where the records were first written).
     """
 
-    def __init__(self) -> None:
-        self.lane_id = b""
-        self.damaged = False
-        self.synced_position = 0
-        self.open: dict[int, tuple[int, int]] = {}
-        self._addresses: dict[int, Address] = {}
-        self._units: dict[bytes, set[int]] = {}
-        """Positions of the batches of unfinished units, by unit id."""
+    lane_id: bytes = b""
+    damaged: bool = False
+    synced_position: int = 0
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _addresses: dict[int, Address] = field(default_factory=dict)
+    _units: dict[bytes, set[int]] = field(default_factory=dict)
+    """Positions of the batches of unfinished units, by unit id."""
 
     def copy(self) -> Owed:
         """An independent copy."""
-        other = Owed()
-        other.lane_id, other.damaged, other.synced_position = self.lane_id, self.damaged, self.synced_position
-        other._addresses, other.open = dict(self._addresses), dict(self.open)
-        other._units = {unit_id: set(positions) for unit_id, positions in self._units.items()}
-        return other
+        units = {unit_id: set(positions) for unit_id, positions in self._units.items()}
+        return replace(self, open=dict(self.open), _addresses=dict(self._addresses), _units=units)
 
     def begins(self, position: int) -> None:
         """Note where the lane begins: batches before this position are finished, and were deleted."""
