@@ -147,8 +147,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def through_socket(server: str, topic: str, size: int, total_bytes: int) -> float:
     """MB/s of values through a plain socket, in batches that are encoded before the clock runs."""
-    from kafkasafe._core import batch as codec
     from kafkasafe.kafkapython.wire import encode_produce
+    from kafkasafe.record import batch as codec
 
     values = values_of(size, json_values=False)
     count = max(1, min(100_000, BATCH_BYTES // (size + 12)))

@@ -36,7 +36,7 @@ class _Deaf(collections.Counter):
 
 
 def _do_not_count() -> None:
-    from kafkasafe._io import stats
+    from kafkasafe import stats
 
     class Silent(stats.Stats):
         def __init__(self) -> None:
@@ -45,7 +45,7 @@ def _do_not_count() -> None:
                 if isinstance(value, collections.Counter):
                     setattr(self, name, _Deaf())
 
-    from kafkasafe._io.engine import ground
+    from kafkasafe.delivery.engine import ground
 
     ground.Stats = Silent
     stats.Histogram.observe = lambda *_: None

@@ -44,9 +44,9 @@ from kafka.admin import TransactionDescription, TransactionState
 from kafka.errors import KafkaError
 
 from kafkasafe import SafeProducer
-from kafkasafe._core import marks as m
-from kafkasafe._io.spool import Spool
-from kafkasafe._io.transport import Transport
+from kafkasafe import marks as m
+from kafkasafe.cluster.client import Transport
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.broker import KafkaCluster
 
 OF_UNITS = (

@@ -11,7 +11,6 @@ from kafkasafe._kafka_version import check as _check_kafka_python
 
 if TYPE_CHECKING:
     # For type checkers and editors. A program imports a name when it uses it: see `__getattr__`.
-    from kafkasafe._io.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
     from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
     from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
     from kafkasafe.consumer import SafeConsumer
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     )
     from kafkasafe.health import ConsumerHealth, HealthReason, ProducerHealth
     from kafkasafe.producer import RecordFuture, SafeProducer
+    from kafkasafe.retry import RetryEvent, RetryPolicy, retry_if_kafka_retriable
     from kafkasafe.transactional import LastTransaction
 
     __version__: str
@@ -106,7 +106,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 _check_kafka_python()
 
 _MODULES = {
-    "kafkasafe._io.retry": ("RetryEvent", "RetryPolicy", "retry_if_kafka_retriable"),
+    "kafkasafe.retry": ("RetryEvent", "RetryPolicy", "retry_if_kafka_retriable"),
     "kafkasafe.atomic": ("AtomicBatch", "BatchMetadata", "BatchOutcome"),
     "kafkasafe.classification": ("ErrorAction", "ErrorContext", "Verdict", "classify"),
     "kafkasafe.consumer": ("SafeConsumer",),

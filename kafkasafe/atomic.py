@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
 
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._core.batch import RECORD_OVERHEAD
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._core.readings import Claim
-from kafkasafe._io.batch_offsets import BatchFate, check_settings
-from kafkasafe._io.callbacks import take
-from kafkasafe._io.engine.parcels import Parcel, leaves
-from kafkasafe._io.engine.slips import Slip
-from kafkasafe._io.own_lane import OwnLane
-from kafkasafe._io.refusals import because
-from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
+from kafkasafe import marks as m
+from kafkasafe import units as u
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
+from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
+from kafkasafe.delivery.callbacks import take
+from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.readings import Claim
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
+from kafkasafe.limits.patience import timeout_of
+from kafkasafe.record.batch import RECORD_OVERHEAD
+from kafkasafe.spool.own_lane import OwnLane
+from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
     from kafkasafe.producer import RecordFuture, SafeProducer

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kafkasafe._core.audit import IdCount, Producer, Run, judge, runs
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.history.audit import IdCount, Producer, Run, judge, runs
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import EARLIEST, FETCH_BYTES, LATEST, Offsets, ReadOptions, Subscribe
 from kafkasafe.spark.planner import Planner, Range

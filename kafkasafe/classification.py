@@ -1,6 +1,6 @@
 """`kafkasafe.classify`: the verdict on any error code or exception.
 
-`kafkasafe._core.code_rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's
+`kafkasafe.codes.rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's
 error from kafka-python is looked up by its code. For all other exceptions (client-side errors of kafka-python, errors
 of kafkasafe, of the operating system, of TLS, of tenacity), the module has a table with a row for each known class. An
 exception gets the row of the first class in its method resolution order that has one.
@@ -23,8 +23,9 @@ import kafka.errors as kafka_errors
 import tenacity
 
 from kafkasafe import errors
-from kafkasafe._core import code_names, codes
-from kafkasafe._core.codes import NO_CONTEXT, ErrorAction, ErrorContext, Verdict
+from kafkasafe.codes import names as code_names
+from kafkasafe.codes import verdicts as codes
+from kafkasafe.codes.verdicts import NO_CONTEXT, ErrorAction, ErrorContext, Verdict
 from kafkasafe.errors import ConfigError
 
 __all__ = ["ErrorAction", "ErrorContext", "Verdict", "classify", "code_for"]

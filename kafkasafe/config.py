@@ -22,12 +22,12 @@ from kafka.net.sasl import SASL_MECHANISMS
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
-from kafkasafe._core.batch import Compression
-from kafkasafe._core.option_names import hint_for, size_of, snake
-from kafkasafe._core.run_ahead import RUN_AHEAD_BYTES
 from kafkasafe.errors import ConfigError
+from kafkasafe.limits.run_ahead import RUN_AHEAD_BYTES
 from kafkasafe.logs import EventLog
+from kafkasafe.option_names import hint_for, size_of, snake
 from kafkasafe.options import OnRejected
+from kafkasafe.record.batch import Compression
 
 __all__ = [
     "DEFAULTS",
@@ -866,7 +866,7 @@ def _spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: An
 
     The option comes first, then the environment variable, then a directory in the user's state directory. This default
     depends on client id and cluster address, because records left for one cluster must never be delivered to another.
-    If the same address was spelled differently before, `_io/siblings.py` finds the former directory by the cluster id.
+    If the same address was spelled differently before, `siblings.py` finds the former directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:

@@ -7,7 +7,7 @@ means, and when to reset a position.
 Structure: this module has the public methods; the decisions are in `_consuming`, and `Reading` puts them together.
 kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
 `kafkapython.fetcher.Fetcher` passes the first two requests on to `Positions.begin_resets` and `Checking.begin`. These
-two methods start procedures (`_io.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
+two methods start procedures (`cluster.inquiry`), at most one per partition, and `Results.carry_on` applies the results.
 `Responses.accept` sees each fetch response before kafka-python does. While a partition is being checked, the consumer
 does not fetch from it (`Port.hold`), but still fetches from the others. All decisions are
 made on the thread that polls. There is one exception: for a commit, kafka-python's I/O thread may encode the lineage
@@ -26,21 +26,21 @@ from kafka import KafkaConsumer
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
-from kafkasafe._core.health import ConsumerHealth
-from kafkasafe._core.patience import closing_timeout, seconds_of
-from kafkasafe._core.readings import Carrier, Fate, Lane
-from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe._io.stats import Reading as MetricReading
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
+from kafkasafe.delivery.readings import Carrier, Fate, Lane
 from kafkasafe.errors import UsageError, WaitTimeoutError
+from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.limits.patience import closing_timeout, seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
+from kafkasafe.process.one_process import OfOneProcess
+from kafkasafe.stats import Reading as MetricReading
 
 __all__ = ["Offsets", "SafeConsumer", "check_offset"]
 

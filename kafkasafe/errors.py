@@ -20,7 +20,7 @@ from kafka.errors import (
     for_code,
 )
 
-from kafkasafe._core import epochs
+from kafkasafe.history import epochs
 
 __all__ = [
     "BaselineError",

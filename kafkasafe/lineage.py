@@ -16,7 +16,8 @@ the round trips and bytes of the protocol. `BatchWalk` and `first_difference` co
 without leader epochs. docs/epochs.md explains each protocol. This module is pure: no I/O, no clock.
 """
 
-from kafkasafe._core.epochs import (
+from kafkasafe.errors import LineageError
+from kafkasafe.history.epochs import (
     UNDEFINED,
     BatchMark,
     BatchMemory,
@@ -37,7 +38,6 @@ from kafkasafe._core.epochs import (
     decode_topic_id,
     first_difference,
 )
-from kafkasafe.errors import LineageError
 
 __all__ = [
     "UNDEFINED",

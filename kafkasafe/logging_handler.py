@@ -23,11 +23,11 @@ from typing import Any, Final, NoReturn, Unpack
 import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
-from kafkasafe._io.at_exit import at_end_of_child
 from kafkasafe.config import DEFAULT_CLIENT_ID, take_locks_early
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
 from kafkasafe.logs import apart
 from kafkasafe.options import ProducerOptions
+from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.producer import SafeProducer, parts_of
 
 __all__ = ["KafkaHandler"]

@@ -29,8 +29,8 @@ from prometheus_client.registry import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from kafkasafe._io.metric_readings import AT_CLOSE
-from kafkasafe._io.stats import BUCKETS_S, Definition, Histogram, Reading
+from kafkasafe.delivery.metric_readings import AT_CLOSE
+from kafkasafe.stats import BUCKETS_S, Definition, Histogram, Reading
 
 __all__ = [
     "Collector",

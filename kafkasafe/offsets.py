@@ -8,7 +8,7 @@ end = tracker.observe("orders", 0, high).offset
 tracker.save()
 ```
 
-`kafkasafe._core.offsets` decides which answers to trust, and explains why. Its types are exported here.
+`kafkasafe.history.offsets` decides which answers to trust, and explains why. Its types are exported here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 from uuid import UUID
 
-from kafkasafe._core.offsets import (
+from kafkasafe.errors import BaselineError
+from kafkasafe.history.offsets import (
     EndOffsets,
     Held,
     HeldReason,
@@ -34,8 +35,7 @@ from kafkasafe._core.offsets import (
     Unproven,
     Value,
 )
-from kafkasafe._io.files import Files, OsFiles, read_whole, replace_whole
-from kafkasafe.errors import BaselineError
+from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = [
     "BaselineError",

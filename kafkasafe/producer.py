@@ -18,24 +18,24 @@ import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.batch import RECORD_OVERHEAD
-from kafkasafe._core.health import ProducerHealth
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.awaiting import Fates, LoopWaits
-from kafkasafe._io.engine.parcels import Parcel
-from kafkasafe._io.metric_readings import producer_readings
-from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe._io.refusals import because
-from kafkasafe._io.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe._io.stats import Reading
 from kafkasafe._producing.chunk import Chunk, Special
 from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.opening import Parts, opened
+from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
 from kafkasafe.config import DEFAULTS, DEPRECATED, ProducerConfig, validate
+from kafkasafe.delivery.awaiting import Fates, LoopWaits
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.metric_readings import producer_readings
 from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.health.states import ProducerHealth
+from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
+from kafkasafe.process.one_process import OfOneProcess
+from kafkasafe.record.batch import RECORD_OVERHEAD
+from kafkasafe.spool.refusals import because
+from kafkasafe.stats import Reading
 
 if TYPE_CHECKING:
     from kafkasafe.transactional import LastTransaction, Transactions

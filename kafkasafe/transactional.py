@@ -18,17 +18,17 @@ from kafka import TopicPartition
 from kafka.producer.future import RecordMetadata
 from kafka.structs import ConsumerGroupMetadata
 
-from kafkasafe._core import marks as m
-from kafkasafe._io.refusals import because
+from kafkasafe import marks as m
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer
+from kafkasafe.spool.refusals import because
 
 if TYPE_CHECKING:
-    from kafkasafe._io.callbacks import CallbackThread
-    from kafkasafe._io.engine.parcels import Parcel
     from kafkasafe._producing.opening import Parts
+    from kafkasafe.delivery.callbacks import CallbackThread
+    from kafkasafe.delivery.engine.parcels import Parcel
 
 __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
 

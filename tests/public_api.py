@@ -105,7 +105,7 @@ def _original(kind: Any, name: str) -> Any:
 
 
 def _is_hidden(thing: Any) -> bool:
-    """A name that raises when it is used: see `kafkasafe._io.spelling`."""
+    """A name that raises when it is used: see `kafkasafe._producing.spelling`."""
     value = str(getattr(thing, "value", None) or "") if not thing.is_alias and thing.is_attribute else ""
     return value.startswith(("Absent(", "not_for_callers("))
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from kafkasafe._core import arrow_encode, batch
-from kafkasafe._core.txn import Report
-from kafkasafe._io.appender import Appender, FencedError, RestartError, claim_base
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transactions import Coordinator
 from kafkasafe.errors import RejectedError
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import arrow_encode, batch
+from kafkasafe.spark.appender import Appender, FencedError, RestartError, claim_base
+from kafkasafe.spark.transactions import Coordinator
+from kafkasafe.spark.txn import Report
 
 pytestmark = pytest.mark.kafka
 

@@ -15,9 +15,9 @@ import pytest
 from confluent_kafka import Producer
 
 from kafkasafe import cli
-from kafkasafe._core import batch
-from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure, ProduceRequest
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import batch
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka

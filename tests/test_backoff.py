@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kafkasafe
-from kafkasafe._io.backoff import PAUSES, Backoff
+from kafkasafe.cluster.backoff import PAUSES, Backoff
 
 PACKAGE = Path(kafkasafe.__file__).parent
-HOME = "_io/backoff.py"
+HOME = "cluster/backoff.py"
 SLEEPS = {"sleep", "Pause", "call_later", "_timer"}
 NO_PAUSE = {("kafkapython/network.py", "random.random")}
 """The numbers that a client takes for the jitter of its Backoff, and to choose among equals."""

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkasafe import ConfigError, cli
-from kafkasafe._core.code_rows import BY_API
 from kafkasafe.cli import classify as classify_command
+from kafkasafe.codes.rows import BY_API
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.pages import kafka_codes

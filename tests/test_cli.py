@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import kafkasafe
-from kafkasafe import cli
-from kafkasafe._core import batch, marks
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.spool import Spool
+from kafkasafe import cli, marks
 from kafkasafe.demo import run as demo
+from kafkasafe.record import batch
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.jars import JarError
 
 

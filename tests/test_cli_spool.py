@@ -14,17 +14,17 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from kafkasafe import SafeProducer, cli
-from kafkasafe._core import batch, marks
-from kafkasafe._core.extent import Claim, encode_claim
-from kafkasafe._core.rejected import Refused, encode
-from kafkasafe._io import inspection
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect, read_lane
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.rejected import RejectedStore
-from kafkasafe._io.spool import Spool
+from kafkasafe import SafeProducer, cli, marks
 from kafkasafe.errors import SpoolCorruptError
+from kafkasafe.record import batch
+from kafkasafe.spool import inspection
+from kafkasafe.spool.extent import Claim, encode_claim
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import inspect, read_lane
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.rejected import RejectedStore
+from kafkasafe.spool.rejected_format import Refused, encode
+from kafkasafe.spool.spool import Spool
 
 
 def run(capsys, *arguments):

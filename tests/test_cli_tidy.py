@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from kafkasafe import SafeProducer, cli
-from kafkasafe._core import batch, marks
-from kafkasafe._core.rejected import Refused
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.rejected import RejectedStore
-from kafkasafe._io.spool import Spool
+from kafkasafe import SafeProducer, cli, marks
+from kafkasafe.record import batch
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.rejected import RejectedStore
+from kafkasafe.spool.rejected_format import Refused
+from kafkasafe.spool.spool import Spool
 
 
 def run(capsys, *arguments):
@@ -294,7 +294,7 @@ def test_a_crash_in_the_middle_of_a_prune_leaves_no_damaged_lane(capsys, tmp_pat
 
 def test_a_producer_that_starts_while_its_directory_is_pruned_makes_it_again(tmp_path):
     """1. It waits for the lock of FORMAT. 2. The prune ends. 3. The lock that it gets is of a deleted file."""
-    from kafkasafe._io.prune import prune_directory
+    from kafkasafe.maintenance.prune import prune_directory
 
     path = tmp_path / "spool"
     pruning = SpoolDirectory.open(path, files=OsFiles())

@@ -11,15 +11,15 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import SafeProducer, cli
-from kafkasafe._core import marks as m
-from kafkasafe._core import steps
-from kafkasafe._core import units as u
-from kafkasafe._core.examine import Step
-from kafkasafe._core.units.together import Sharing
-from kafkasafe._io.engine.transactor import Transactor
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.kafkapython.admin import tidy_client
+from kafkasafe.spool import steps
+from kafkasafe.spool.examine import Step
+from kafkasafe.spool.spool import Spool
+from kafkasafe.units.together import Sharing
 
 ID = b"0123456789abcdef"
 

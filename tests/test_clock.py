@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kafkasafe._io.clock import SleepingClock, elapsed_s
+from kafkasafe.delivery.clock import SleepingClock, elapsed_s
 
 
 def test_sleep_is_in_the_time_and_reported_once_before_the_first_time_with_it():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._io.files import DirectoryFiles, Files, OsFiles, WholeFiles
-from kafkasafe._io.memory import MemoryFiles
+from kafkasafe.spool.files import DirectoryFiles, Files, OsFiles, WholeFiles
+from kafkasafe.spool.memory_files import MemoryFiles
 from kafkasafe.testing.disk import SECTOR_BYTES, Disk, Fault, ProcessKilled, SyncData
 
 ROOT = Path("/spool")

@@ -10,9 +10,8 @@ import tiers
 import typer.main
 import yaml
 
-from kafkasafe import cli, config, events
-from kafkasafe._core.epochs import Strategy
-from kafkasafe._io import stats
+from kafkasafe import cli, config, events, stats
+from kafkasafe.history.epochs import Strategy
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

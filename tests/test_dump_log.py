@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from kafkasafe._core import batch, marks
+from kafkasafe import marks
+from kafkasafe.record import batch
 from kafkasafe.testing import jars
 
 pytestmark = pytest.mark.kafka

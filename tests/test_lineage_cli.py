@@ -287,7 +287,7 @@ def test_help_and_exit_codes(run):
 
 def test_the_public_module_has_all_of_the_algorithms():
     from kafkasafe import lineage
-    from kafkasafe._core import epochs
+    from kafkasafe.history import epochs
 
     assert set(lineage.__all__) == set(epochs.__all__) - {"LIVE_REQUEST_BYTES", "LIVE_RESPONSE_BYTES"}
     walk = lineage.EpochWalk(lineage.Lineage([(0, 0), (4, 5), (8, 7)], 9))

@@ -16,18 +16,18 @@ import pytest
 
 import kafkasafe
 from kafkasafe import SafeProducer, _producing
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.one_process import OfOneProcess
-from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.coordinators import Coordinated
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.process.one_process import OfOneProcess
 
 PACKAGE = Path(kafkasafe.__file__).parent
 EXCEPTIONS = {
     "_consuming": 1,
-    "_core/journal": 0,
-    "_core/units": 0,
-    "_io/engine": 0,
-    "_io/transport": 0,
+    "journal": 0,
+    "units": 0,
+    "delivery/engine": 0,
+    "cluster/client": 0,
     "_producing": 3,
     "kafkapython": 53,  # most of them on objects of kafka-python
 }

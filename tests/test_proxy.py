@@ -287,7 +287,7 @@ def test_every_version_of_produce_can_be_changed(proxy, cluster, topic, version)
 
 
 def one_batch() -> bytes:
-    from kafkasafe._core import batch
+    from kafkasafe.record import batch
 
     return bytes(batch.encode(None, [b"9"], timestamps=int(time.time() * 1000)))
 

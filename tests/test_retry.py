@@ -32,8 +32,8 @@ from kafkasafe import (
     metrics,
     retry_if_kafka_retriable,
 )
-from kafkasafe._io.retry import Times
 from kafkasafe.audit import NoSuchTopicError
+from kafkasafe.retry import Times
 
 HOT = ("orders", 3)
 
@@ -340,7 +340,7 @@ def test_many_threads_on_one_failing_partition_keep_the_rate_for_real():
 
 
 def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
-    monkeypatch.setattr("kafkasafe._io.retry._MAX_KEYS", 10)
+    monkeypatch.setattr("kafkasafe.retry._MAX_KEYS", 10)
     clock = Clock()
     policy = RetryPolicy(attempts=1, _times=Times(clock, clock.sleep))
     for partition in range(100):

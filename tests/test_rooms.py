@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe import SafeProducer
-from kafkasafe._core import journal
-from kafkasafe._io.engine import messages
-from kafkasafe._io.files import OsFiles
+from kafkasafe import SafeProducer, journal
+from kafkasafe.delivery.engine import messages
+from kafkasafe.spool.files import OsFiles
 
-PACKAGE = Path(journal.__file__).parents[2]
+PACKAGE = Path(journal.__file__).parents[1]
 ROOMS = [
     "_consuming",
-    "_core/journal",
-    "_core/units",
-    "_io/engine",
-    "_io/transport",
+    "journal",
+    "units",
+    "delivery/engine",
+    "cluster/client",
     "_producing",
     "aio",
     "cluster",

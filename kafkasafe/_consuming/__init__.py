@@ -9,7 +9,7 @@ Each object gets those that it uses when it is made, and `reading.py` makes them
 - `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: what is kept, committed, raised,
   read again and shown.
 - `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
-  the table in `kafkasafe._core.position_table`.
+  the table in `kafkasafe._consuming.position_table`.
 
 kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods
 are in `kafkasafe/consumer.py`, which no module here imports.

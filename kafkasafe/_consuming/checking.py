@@ -9,9 +9,9 @@ from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import Leadership, Part
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.port import Port
-from kafkasafe._core.position_table import Activity, PositionEvent
-from kafkasafe._io.at_once import at_once
+from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.cluster.at_once import at_once
 
 __all__ = ["Checking"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.parts import Parts
-from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython
 
 __all__ = ["Commits"]

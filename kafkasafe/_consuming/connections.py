@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._io.connect import connect
 from kafkasafe.cluster.api import Cluster
+from kafkasafe.kafkapython.connect import connect
 
 __all__ = ["Connections"]
 

@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.port import Port
-from kafkasafe._core.position_table import PositionEvent
+from kafkasafe._consuming.position_table import PositionEvent
 
 __all__ = ["Decisions"]
 

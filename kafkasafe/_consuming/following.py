@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.followers import Followers
+from kafkasafe._consuming.followers import Followers
 
 __all__ = ["Following"]
 
@@ -17,7 +17,7 @@ _MOST_LATE_ERRORS: Final = 1000
 
 
 class Following:
-    """The rules of `kafkasafe._core.followers` for one consumer. Any thread may call it. Times are monotonic seconds.
+    """The rules of `followers` for one consumer. Any thread may call it. Times are monotonic seconds.
 
     Args:
         max_wait_s: `fetch_max_wait_ms`, in seconds: how long a broker may wait for records.

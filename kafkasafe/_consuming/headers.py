@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe.history.epochs import UNDEFINED
 
 __all__ = ["headers"]
 

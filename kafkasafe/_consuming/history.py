@@ -6,7 +6,7 @@ import threading
 from typing import Any, NamedTuple
 
 from kafkasafe._consuming.headers import headers
-from kafkasafe._core.epochs import (
+from kafkasafe.history.epochs import (
     UNDEFINED,
     BatchMark,
     BatchMemory,
@@ -14,7 +14,7 @@ from kafkasafe._core.epochs import (
     LineageError,
     decode_topic_id,
 )
-from kafkasafe._core.memory import Remembered
+from kafkasafe.history.memory import Remembered
 
 __all__ = ["History", "Read"]
 

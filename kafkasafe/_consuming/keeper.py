@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.reports import Reports, log
-from kafkasafe._core.memory import Remembered
-from kafkasafe._io.lineage_file import LineageMemory
+from kafkasafe.history.memory import Remembered
 
 __all__ = ["HistoryKeeper"]
 

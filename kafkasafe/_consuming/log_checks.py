@@ -19,20 +19,6 @@ from kafkasafe._consuming.history import Read
 from kafkasafe._consuming.partition import Local, Ranged, ResetReason, ResetTo, Walked
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
-from kafkasafe._core.codes import classify_code
-from kafkasafe._core.epochs import (
-    UNDEFINED,
-    BatchWalk,
-    Diverged,
-    EpochWalk,
-    Lineage,
-    Outcome,
-    Same,
-    Unknown,
-)
-from kafkasafe._io.inquiry import insist, pause_s
-from kafkasafe._io.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
-from kafkasafe._io.procedures import Ask, Pause, Procedure
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
     EARLIEST,
@@ -43,7 +29,21 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
+from kafkasafe.cluster.inquiry import insist, pause_s
+from kafkasafe.cluster.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure
+from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.events import EndOffsetRegressed
+from kafkasafe.history.epochs import (
+    UNDEFINED,
+    BatchWalk,
+    Diverged,
+    EpochWalk,
+    Lineage,
+    Outcome,
+    Same,
+    Unknown,
+)
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 __all__ = ["LogChecks", "code_error", "ignore"]

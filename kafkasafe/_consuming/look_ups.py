@@ -13,12 +13,12 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._consuming.reports import Reports, log
-from kafkasafe._core.epochs import UNDEFINED
-from kafkasafe._core.patience import seconds_of
-from kafkasafe._io.inquiry import Desk, Inquiry
-from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
-from kafkasafe._io.procedures import Procedure
+from kafkasafe.cluster.inquiry import Desk, Inquiry
+from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
+from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
+from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
 __all__ = ["Found", "OffsetLookUps"]

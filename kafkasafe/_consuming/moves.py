@@ -1,4 +1,4 @@
-"""Carry out what the table of positions says (`kafkasafe._core.position_table`)."""
+"""Carry out what the table of positions says (`kafkasafe._consuming.position_table`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.port import Port
-from kafkasafe._core.position_table import Action, PositionEvent
-from kafkasafe._io.inquiry import Desk, pause_s
-from kafkasafe._io.procedures import Procedure
+from kafkasafe._consuming.position_table import Action, PositionEvent
+from kafkasafe.cluster.inquiry import Desk, pause_s
+from kafkasafe.cluster.procedures import Procedure
 
 __all__ = ["Moves"]
 

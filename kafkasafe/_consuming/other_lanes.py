@@ -1,6 +1,6 @@
 """Keep a consumer's batches in different lanes apart: at most one lane may move the group at a time.
 
-The batches of one lane are compared and ordered there (`kafkasafe._core.units`). Those of different lanes are not:
+The batches of one lane are compared and ordered there (`kafkasafe.units`). Those of different lanes are not:
 
 1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
    consumer goes back to the group's offset, 0.
@@ -29,10 +29,10 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.readings import Carrier, Claim, Earlier, Fate, Lane, Run
-from kafkasafe._io.own_lane import OwnLane
+from kafkasafe.delivery.readings import Carrier, Claim, Earlier, Fate, Lane, Run
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.kafkapython.adapter import KafkaPython
+from kafkasafe.spool.own_lane import OwnLane
 
 __all__ = ["OtherLanes", "Way"]
 

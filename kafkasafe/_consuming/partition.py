@@ -7,11 +7,11 @@ from typing import Any, Final, Literal
 
 from kafkasafe._consuming.failures import Failures
 from kafkasafe._consuming.history import History
-from kafkasafe._core.epochs import Outcome
-from kafkasafe._core.memory import Remembered
-from kafkasafe._core.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
-from kafkasafe._io.inquiry import Inquiry
+from kafkasafe._consuming.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
+from kafkasafe.cluster.inquiry import Inquiry
 from kafkasafe.events import LogDiverged
+from kafkasafe.history.epochs import Outcome
+from kafkasafe.history.memory import Remembered
 
 __all__ = ["Leadership", "Local", "Part", "Ranged", "ResetReason", "ResetTo", "Undecided", "Walked"]
 
@@ -131,7 +131,7 @@ class Part:
 
     Attributes:
         state: kafka-python's state object. Another object stands for another assignment.
-        at: The state of the position (`kafkasafe._core.position_table`).
+        at: The state of the position (`kafkasafe._consuming.position_table`).
         history: What was read.
         failures: The failed fetches.
         doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.

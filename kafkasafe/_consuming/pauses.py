@@ -9,10 +9,10 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe._consuming.reports import Reports
-from kafkasafe._core.position_table import PositionEvent
-from kafkasafe._io.inquiry import pause_s
-from kafkasafe._io.lookups import OUT_OF_RANGE, REMOTE
+from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 

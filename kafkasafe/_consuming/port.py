@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.partition import Leadership
-from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe.history.epochs import UNDEFINED
 
 __all__ = ["Port"]
 

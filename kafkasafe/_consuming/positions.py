@@ -8,10 +8,10 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe._consuming.rereading import Rereading
-from kafkasafe._core.epochs import UNDEFINED
-from kafkasafe._core.position_table import PositionEvent
-from kafkasafe._io.at_once import at_once
+from kafkasafe.cluster.at_once import at_once
+from kafkasafe.history.epochs import UNDEFINED
 
 __all__ = ["Positions"]
 

@@ -14,6 +14,7 @@ from kafkasafe._consuming.connections import Connections
 from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.log_checks import LogChecks, ignore
 from kafkasafe._consuming.look_ups import OffsetLookUps
 from kafkasafe._consuming.moves import Moves
@@ -26,9 +27,8 @@ from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 from kafkasafe._consuming.status import Status
-from kafkasafe._io.inquiry import Desk
-from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe._io.lookups import LookUps
+from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker

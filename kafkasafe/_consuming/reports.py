@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.events import (
     ConsumerEvent,
     EndOffsetHeld,
@@ -21,6 +20,7 @@ from kafkasafe.events import (
     PositionRewound,
 )
 from kafkasafe.logs import EventLog
+from kafkasafe.stats import ConsumerStats
 
 __all__ = ["Reports", "log"]
 

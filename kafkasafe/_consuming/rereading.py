@@ -7,7 +7,7 @@ If a consumer has a partition both before and after a rebalance, kafka-python ke
 3. The consumer is still at 10. Its next batch would move the group past records that are in no output.
 
 So if a batch is dropped, its partitions are read again from the group's offset. After each rebalance the group's offset
-is compared with the one that this consumer's own batches have set (`kafkasafe._core.readings`).
+is compared with the one that this consumer's own batches have set (`kafkasafe.delivery.readings`).
 
 If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for it: no
 producer may ever deliver it. So it goes back as well, and the batch may be committed afterwards:
@@ -32,8 +32,8 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
-from kafkasafe._core.readings import NONE, Carrier, Claim, Fate, Readings
-from kafkasafe._io.readings import NUMBERS
+from kafkasafe.delivery.process_readings import NUMBERS
+from kafkasafe.delivery.readings import NONE, Carrier, Claim, Fate, Readings
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.adapter import KafkaPython

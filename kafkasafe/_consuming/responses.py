@@ -15,9 +15,9 @@ from kafkasafe._consuming.partition import Part
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
 from kafkasafe._consuming.port import Port
-from kafkasafe._core.codes import classify_code
-from kafkasafe._core.position_table import PositionEvent
-from kafkasafe._io.lookups import OUT_OF_RANGE
+from kafkasafe._consuming.position_table import PositionEvent
+from kafkasafe.cluster.lookups import OUT_OF_RANGE
+from kafkasafe.codes.verdicts import classify_code
 
 __all__ = ["Responses"]
 

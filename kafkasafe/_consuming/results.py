@@ -16,15 +16,15 @@ from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Undecid
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.port import Port
+from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
-from kafkasafe._core.epochs import Diverged, Outcome, Unknown
-from kafkasafe._core.position_table import Activity, PositionEvent
-from kafkasafe._io.inquiry import Desk, Inquiry
-from kafkasafe._io.lookups import OUT_OF_RANGE
 from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.cluster.inquiry import Desk, Inquiry
+from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
+from kafkasafe.history.epochs import Diverged, Outcome, Unknown
 
 __all__ = ["Results", "diverged_error"]
 

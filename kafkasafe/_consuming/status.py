@@ -10,11 +10,11 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.polls import Polls
 from kafkasafe._consuming.reports import Reports
-from kafkasafe._core.health import ConsumerHealth, ConsumerSeen, consumer_health
-from kafkasafe._io.metric_readings import consumer_readings
-from kafkasafe._io.stats import PartitionProgress, Reading
+from kafkasafe.delivery.metric_readings import consumer_readings
+from kafkasafe.health.states import ConsumerHealth, ConsumerSeen, consumer_health
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.stats import PartitionProgress, Reading
 
 __all__ = ["Status"]
 

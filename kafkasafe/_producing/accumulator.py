@@ -14,18 +14,18 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core.chunk_room import MOST_BYTES, room_for
-from kafkasafe._io.engine.parcels import Parcel
-from kafkasafe._io.engine.slips import Slip
-from kafkasafe._io.pump import Pump
 from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.chunk_room import MOST_BYTES, room_for
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
+from kafkasafe.record import batch as codec
 
 __all__ = ["NEVER", "Accumulator", "Unit"]
 

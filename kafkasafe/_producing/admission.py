@@ -12,16 +12,16 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._core.chunk_room import rooms_records
-from kafkasafe._core.health import ProducerHealth, producer_health
-from kafkasafe._io.refusals import error_for_send
 from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
 from kafkasafe._producing.chunk import Chunk, Special
+from kafkasafe._producing.chunk_room import rooms_records
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
+from kafkasafe.health.states import ProducerHealth, producer_health
+from kafkasafe.spool.refusals import error_for_send
 
 Future = TypeVar("Future")
 

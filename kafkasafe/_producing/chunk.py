@@ -16,9 +16,9 @@ import numpy as np
 from kafka.producer.future import RecordMetadata
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.chunk_room import MAX_RECORDS
-from kafkasafe._io.callbacks import CallbackThread, take
-from kafkasafe._io.engine.parcels import Indexes, Parcel
+from kafkasafe._producing.chunk_room import MAX_RECORDS
+from kafkasafe.delivery.callbacks import CallbackThread, take
+from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 
 __all__ = ["ABSENT", "Chunk", "Encoded", "Headers", "Sizes", "Special", "headers_bytes"]
 

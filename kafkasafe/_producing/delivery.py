@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.callbacks import CallbackThread
-from kafkasafe._io.pump import Pump
-from kafkasafe._io.refusals import because, counted
 from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.callbacks import CallbackThread
+from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import (
     DeliveryTimeoutError,
     ForkedProcessError,
@@ -22,7 +20,9 @@ from kafkasafe.errors import (
     WaitTimeoutError,
     WrongClusterError,
 )
+from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog, apart
+from kafkasafe.spool.refusals import because, counted
 
 __all__ = ["Delivery", "safely"]
 

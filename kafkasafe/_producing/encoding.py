@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core.chunk_room import fitting_edges
-from kafkasafe._io.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special, headers_bytes
+from kafkasafe._producing.chunk_room import fitting_edges
 from kafkasafe._producing.partitioning import Partitioning
+from kafkasafe.delivery.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe.errors import SpoolWriteError
+from kafkasafe.record import batch as codec
 
 __all__ = ["Encoder"]
 

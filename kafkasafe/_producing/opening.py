@@ -10,14 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kafkasafe._core import batch as codec
-from kafkasafe._io.batch_offsets import GivenOffsets
-from kafkasafe._io.connect import connect
-from kafkasafe._io.files import Files, OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.memory import MemoryFiles
-from kafkasafe._io.pump import Pump
-from kafkasafe._io.readings import NUMBERS
 from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.delivery import Delivery
@@ -28,7 +20,15 @@ from kafkasafe._producing.registry import await_dropped
 from kafkasafe._producing.shutdown import Shutdown
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.config import ProducerConfig, volatile_reason
+from kafkasafe.delivery.batch_offsets import GivenOffsets
+from kafkasafe.delivery.process_readings import NUMBERS
+from kafkasafe.delivery.pump import Pump
+from kafkasafe.kafkapython.connect import connect
 from kafkasafe.logs import EventLog
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import Files, OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.memory_files import MemoryFiles
 
 __all__ = ["Parts", "opened"]
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.partition import partition_for_key, partitions_for_keys
-from kafkasafe._io.engine.parcels import Indexes
 from kafkasafe._producing.signatures import takes
 from kafkasafe.cluster.api import Broker, Cluster
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
+from kafkasafe.record.partition import partition_for_key, partitions_for_keys
 
 __all__ = ["Partitioning", "as_int", "partitioner_of"]
 

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafkasafe._core.batch import RECORD_OVERHEAD
 from kafkasafe._producing.admission import Admission
 from kafkasafe._producing.chunk import Headers, Special, headers_bytes
 from kafkasafe._producing.lifecycle import Lifecycle
 from kafkasafe._producing.partitioning import Partitioning, as_int
 from kafkasafe._producing.signatures import takes
 from kafkasafe.config import ProducerConfig
+from kafkasafe.record.batch import RECORD_OVERHEAD
 
 __all__ = ["RecordForm", "Serializers", "serializers_of"]
 

@@ -7,9 +7,9 @@ import os
 import weakref
 from typing import Final, Protocol
 
-from kafkasafe._core.patience import Patience
-from kafkasafe._io.pump import Pump
+from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.limits.patience import Patience
 
 __all__ = [
     "DROPPED",

@@ -12,10 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kafkasafe._core.patience import Patience, timeout_of
-from kafkasafe._io.at_exit import at_end_of_child
-from kafkasafe._io.metric_readings import AT_CLOSE
-from kafkasafe._io.refusals import counted
 from kafkasafe._producing.accumulator import Accumulator
 from kafkasafe._producing.delivery import Delivery, safely
 from kafkasafe._producing.lifecycle import Lifecycle
@@ -29,8 +25,12 @@ from kafkasafe._producing.registry import (
     goes_live,
 )
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.metric_readings import AT_CLOSE
 from kafkasafe.errors import ProducerClosedError, SpoolWriteError
+from kafkasafe.limits.patience import Patience, timeout_of
 from kafkasafe.logs import EventLog, drain, own_threads
+from kafkasafe.process.at_exit import at_end_of_child
+from kafkasafe.spool.refusals import counted
 
 __all__ = ["Shutdown"]
 

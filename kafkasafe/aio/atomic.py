@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kafkasafe import atomic
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.consumer import SafeConsumer
 from kafkasafe.aio.futures import (
     ADD_DONE_CALLBACK,
@@ -24,6 +23,7 @@ from kafkasafe.aio.futures import (
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
+from kafkasafe.limits.patience import timeout_of
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer

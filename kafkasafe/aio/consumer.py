@@ -16,10 +16,6 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-from kafkasafe._core.patience import closing_timeout
-from kafkasafe._core.readings import Fate, Lane
-from kafkasafe._io.batch_offsets import check_settings
-from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe.aio.fetched import (
     Fetched,
     Handed,
@@ -36,9 +32,13 @@ from kafkasafe.aio.moving import Moving
 from kafkasafe.aio.polls import Polls
 from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve, running_loop
 from kafkasafe.config import validate_consumer
+from kafkasafe.delivery.batch_offsets import check_settings
+from kafkasafe.delivery.readings import Fate, Lane
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import membership
+from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
+from kafkasafe.process.one_process import OfOneProcess
 
 __all__ = ["SafeConsumer"]
 

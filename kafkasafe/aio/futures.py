@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.awaiting import LoopWaits
-from kafkasafe._io.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.threads import running_loop
+from kafkasafe.delivery.awaiting import LoopWaits
+from kafkasafe.limits.patience import timeout_of
 
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkasafe._io.spelling import Absent, Tidy, tidy_dir
+from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 
 __all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer", "headers_of"]
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.health import ConsumerHealth, unopened_consumer
 from kafkasafe.aio.fetched import as_partition, as_partitions
 from kafkasafe.aio.instead import NotOfConsumer
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import UsageError
+from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 
 __all__ = ["Looking"]
 

@@ -14,11 +14,6 @@ from typing import Any, Self, Unpack, cast
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
-from kafkasafe._core.batch import RECORD_OVERHEAD
-from kafkasafe._core.health import ProducerHealth, unopened_producer
-from kafkasafe._core.patience import timeout_of
-from kafkasafe._io.awaiting import LoopWaits
-from kafkasafe._io.one_process import OfOneProcess
 from kafkasafe._producing.chunk import Special
 from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.atomic import AtomicBatch
@@ -27,9 +22,14 @@ from kafkasafe.aio.gate import Gate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
 from kafkasafe.aio.threads import Worker, call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
+from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
+from kafkasafe.health.states import ProducerHealth, unopened_producer
+from kafkasafe.limits.patience import timeout_of
 from kafkasafe.logs import EventLog
 from kafkasafe.options import AsyncProducerOptions, ProducerOptions
+from kafkasafe.process.one_process import OfOneProcess
+from kafkasafe.record.batch import RECORD_OVERHEAD
 
 __all__ = ["SafeProducer"]
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kafkasafe._core.patience import seconds_of
 from kafkasafe.errors import UsageError
+from kafkasafe.limits.patience import seconds_of
 from kafkasafe.logs import apart
 
 __all__ = ["Worker", "call_in_thread", "end_of", "place_of", "retrieve", "running_loop"]

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kafkasafe._core import code_names
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli.common import app_of_command
 from kafkasafe.cli.report import show
+from kafkasafe.codes import names as code_names
 from kafkasafe.errors import ConfigError
 
 __all__ = ["app"]

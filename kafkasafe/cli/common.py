@@ -17,14 +17,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kafkasafe._core import marks as m
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import Inspected, inspect, read_lane, resent_in
-from kafkasafe._io.lanes import SpoolDirectory, format_lost
-from kafkasafe._io.rejected import RejectedRecords
+from kafkasafe import marks as m
 from kafkasafe.cli.exits import EXIT_BROKEN, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import Inspected, inspect, read_lane, resent_in
+from kafkasafe.spool.lanes import SpoolDirectory, format_lost
+from kafkasafe.spool.rejected import RejectedRecords
 
 __all__ = [
     "CODES",

@@ -12,12 +12,6 @@ from typing import Annotated, Any, Final
 import typer
 from kafka.errors import KafkaError
 
-from kafkasafe._core.concerns import Concern, concerns_of
-from kafkasafe._core.examine import Finding
-from kafkasafe._io.connect import connect
-from kafkasafe._io.examination import Examined, LaneContent, examine, read_content
-from kafkasafe._io.inspection import resent_in
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -37,10 +31,16 @@ from kafkasafe.cli.common import (
     rejected_lines,
     unreadable_lines,
 )
+from kafkasafe.cli.concerns import Concern, concerns_of
 from kafkasafe.cli.report import show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
+from kafkasafe.kafkapython.connect import connect
+from kafkasafe.maintenance.examination import Examined, LaneContent, examine, read_content
+from kafkasafe.spool.examine import Finding
+from kafkasafe.spool.inspection import resent_in
+from kafkasafe.spool.lanes import SpoolDirectory
 
 __all__ = ["app", "ask"]
 

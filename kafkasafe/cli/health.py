@@ -12,9 +12,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._core.spool_health import LaneSeen, SpoolHealth, SpoolSeen, spool_health
-from kafkasafe._io.inspection import Inspected
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -30,6 +27,9 @@ from kafkasafe.cli.common import (
 from kafkasafe.cli.report import show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
+from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
+from kafkasafe.spool.inspection import Inspected
+from kafkasafe.spool.lanes import SpoolDirectory
 
 __all__ = ["app"]
 

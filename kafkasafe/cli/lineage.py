@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kafkasafe._core.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 from kafkasafe.cli.common import app_of_command
 from kafkasafe.cli.report import show
 from kafkasafe.errors import KafkaSafeError
+from kafkasafe.history.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 
 __all__ = ["app"]
 

@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kafkasafe._io.backoff import PAUSES
-from kafkasafe._io.retry import RetryPolicy
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -30,8 +28,10 @@ from kafkasafe.cli.common import (
 )
 from kafkasafe.cli.report import print_report
 from kafkasafe.cluster.api import in_words
+from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
+from kafkasafe.retry import RetryPolicy
 
 __all__ = ["app"]
 

@@ -8,8 +8,8 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import kafka.errors as kafka_errors
 
-from kafkasafe._core.batch import BatchHeader
 from kafkasafe.cluster.transactions import TransactionIdentity
+from kafkasafe.record.batch import BatchHeader
 
 __all__ = [
     "EARLIEST",

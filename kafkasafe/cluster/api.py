@@ -1,7 +1,7 @@
 """The seam between a client and its brokers: one protocol, and the answers as plain data.
 
 Producers, look-ups and the doctor send all their requests to a Kafka cluster through `Cluster`. So tests can replace
-the brokers by simulated ones, which fail on command and run in virtual time. `_io/transport/` has the real
+the brokers by simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
 implementation.
 
 The rules, for callers and implementations:
@@ -9,7 +9,7 @@ The rules, for callers and implementations:
 - *Every request gets exactly one reply*: the cluster calls its `reply` once, with the answer or with a `Failure`.
   Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
   the call itself.
-- *An error code is an answer.* Each answer has an `error_code` (0: success; `_core/codes.py` has a row for each other
+- *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
   code). The other fields have a meaning only if it is 0. Some methods promise otherwise; these pass codes as `Failure`.
 - *The cluster's own thread calls replies.* But if the cluster is closed, or if the arguments cannot be sent, the method
   itself calls the reply before it returns. A simulated cluster without threads calls replies while a test advances its

@@ -1,6 +1,6 @@
 """The port between a client of brokers and its network: connections, requests as data, time.
 
-The client (`kafkasafe._io.transport`) decides which request goes where and when. A `Network` makes connections, and
+The client (`kafkasafe.cluster.client`) decides which request goes where and when. A `Network` makes connections, and
 calls back: over sockets (`kafkasafe.kafkapython.network`), or in virtual time (`kafkasafe.testing.fake`).
 
 The rules, for networks:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._core.epochs import UNDEFINED
+from kafkasafe.history.epochs import UNDEFINED
 
 __all__ = ["KafkaPython", "each_record"]
 

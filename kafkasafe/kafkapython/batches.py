@@ -5,7 +5,7 @@ the position after them. The fetcher also handles paused, unassigned and sought 
 the application asks for whole batches, `BatchFetcher` replaces `PartitionRecords` by a class whose records are
 RecordBatches. So the same code decides about positions in both cases.
 
-If a consumer reads only batches, its requests become larger than kafka-python's (`_core/fetch_size`). If `poll` has
+If a consumer reads only batches, its requests become larger than kafka-python's (`limits/fetch_size`). If `poll` has
 returned records, they keep kafka-python's size. Records are decoded in Python, so larger responses gain little, and a
 change from one to the other would fetch more data again.
 
@@ -27,10 +27,10 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe._core.arrow_decode import Decoder, OldFormatError, schema_of
-from kafkasafe._core.batch import CorruptBatchError
-from kafkasafe._core.fetch_size import LARGE_FETCH_BYTES, FetchSize
 from kafkasafe.kafkapython.records import Records
+from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
+from kafkasafe.record.arrow_decode import Decoder, OldFormatError, schema_of
+from kafkasafe.record.batch import CorruptBatchError
 
 __all__ = ["BatchFetcher", "Kind"]
 

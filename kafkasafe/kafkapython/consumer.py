@@ -12,13 +12,13 @@ import pyarrow as pa
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.arrow_decode import COLUMNS, schema_of
 from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.batches import Kind
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.subscription import Subscription
+from kafkasafe.record.arrow_decode import COLUMNS, schema_of
 
 __all__ = ["ExtendedConsumer"]
 

@@ -2,7 +2,7 @@
 
 kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and treats batches in
 the same way: positions, skipped batches, the moment when a batch is read, and the order of records and errors are the
-same. But it decodes many records of a batch at once (`_core/record_decode`). kafka-python still decodes records that
+same. But it decodes many records of a batch at once (`record/record_decode`). kafka-python still decodes records that
 are not as Kafka writes them, and message formats before v2.
 """
 
@@ -20,9 +20,9 @@ from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.structs import TopicPartition
 
-from kafkasafe._core.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError
-from kafkasafe._core.batch.compression import decompress
-from kafkasafe._core.record_decode import Piece, Place, Row, read, read_alike
+from kafkasafe.record.batch import HEADER_BYTES, MAX_BODY_BYTES, BatchHeader, CorruptBatchError
+from kafkasafe.record.batch.compression import decompress
+from kafkasafe.record.record_decode import Piece, Place, Row, read, read_alike
 
 __all__ = ["Records"]
 

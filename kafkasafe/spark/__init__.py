@@ -14,13 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kafkasafe._io.appender import FencedError, RestartError
-    from kafkasafe._io.staging import StagingError
     from kafkasafe.errors import CheckpointMismatchError, SparkError
+    from kafkasafe.spark.appender import FencedError, RestartError
     from kafkasafe.spark.listener import MetricsListener
     from kafkasafe.spark.planner import SourceUnavailableError
     from kafkasafe.spark.sink import foreach_batch_sink, write_batch
     from kafkasafe.spark.source import KafkaSafeSource, register
+    from kafkasafe.spark.staging import StagingError
 
 __all__ = [
     "CheckpointMismatchError",
@@ -40,13 +40,13 @@ __all__ = [
 # needs only the dependencies of the parts that it uses.
 _HOMES: Final = {
     "CheckpointMismatchError": "kafkasafe.errors",
-    "FencedError": "kafkasafe._io.appender",
+    "FencedError": "kafkasafe.spark.appender",
     "KafkaSafeSource": "kafkasafe.spark.source",
     "MetricsListener": "kafkasafe.spark.listener",
-    "RestartError": "kafkasafe._io.appender",
+    "RestartError": "kafkasafe.spark.appender",
     "SourceUnavailableError": "kafkasafe.spark.planner",
     "SparkError": "kafkasafe.errors",
-    "StagingError": "kafkasafe._io.staging",
+    "StagingError": "kafkasafe.spark.staging",
     "foreach_batch_sink": "kafkasafe.spark.sink",
     "register": "kafkasafe.spark.source",
     "write_batch": "kafkasafe.spark.sink",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from kafkasafe._core.audit import IdCount, Run, runs
+from kafkasafe.history.audit import IdCount, Run, runs
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions, Subscribe

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from kafkasafe._core.epochs import Lineage
+from kafkasafe.history.epochs import Lineage
 
 __all__ = ["UNRESOLVED", "Mark", "Why", "offset_of"]
 

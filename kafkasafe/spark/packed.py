@@ -37,7 +37,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kafkasafe._core.epochs import Lineage
+from kafkasafe.history.epochs import Lineage
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 
 __all__ = ["is_dense", "pack", "unpack"]

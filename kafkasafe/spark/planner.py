@@ -45,16 +45,15 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kafkasafe._core.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
-from kafkasafe._io.connect import connect
-from kafkasafe._io.inquiry import Desk, Inquiry, insist, pause_s
-from kafkasafe._io.lookups import LeaderChangedError, LookUps, id_of
-from kafkasafe._io.procedures import Ask, Pause, Procedure
-from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, TopicInfo, TopicsListed
+from kafkasafe.cluster.inquiry import Desk, Inquiry, insist, pause_s
+from kafkasafe.cluster.lookups import LeaderChangedError, LookUps, id_of
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.errors import ConfigError, DataLossError, RemoteStorageNotReadyError, SparkError
 from kafkasafe.events import SourceDataLost
+from kafkasafe.history.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
+from kafkasafe.kafkapython.connect import connect
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.spark.marks import UNRESOLVED, Mark
 from kafkasafe.spark.marks import Why as Loss
@@ -72,6 +71,7 @@ from kafkasafe.spark.options import (
     error,
 )
 from kafkasafe.spark.positions import Partition, Positions, divide, ranges_between, share
+from kafkasafe.stats import ConsumerStats
 
 __all__ = ["Planner", "Range", "SourceUnavailableError"]
 

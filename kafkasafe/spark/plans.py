@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kafkasafe._core.txn import plan_digest
+from kafkasafe.spark.txn import plan_digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

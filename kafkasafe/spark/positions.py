@@ -5,7 +5,7 @@
 ```
 
 `offset` is the next offset to read. `epochs` holds the leader epochs of the records before it
-(`kafkasafe._core.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
+(`kafkasafe.history.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
 
 If records were lost before a micro-batch, the positions at which the batch ends also record the loss. `begin` is then
 the offset where the range begins, instead of the end of the previous batch. `why` is the reason, and `lost_first` to
@@ -43,8 +43,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from kafkasafe._core.epochs import LineageError
 from kafkasafe.errors import ConfigError
+from kafkasafe.history.epochs import LineageError
 from kafkasafe.spark.marks import UNRESOLVED, Mark, offset_of
 from kafkasafe.spark.options import error
 from kafkasafe.spark.packed import is_dense, pack, unpack

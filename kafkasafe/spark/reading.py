@@ -30,15 +30,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from kafkasafe._core.arrow_decode import HEADERS, Decoder
-from kafkasafe._core.batch import BatchHeader, iter_headers
-from kafkasafe._core.epochs import UNDEFINED, Lineage
-from kafkasafe._io.connect import connect
-from kafkasafe._io.inquiry import pause_s
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Cluster, Failure, RecordsFetched
+from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import DataLossError
 from kafkasafe.events import SourceDataLost
+from kafkasafe.history.epochs import UNDEFINED, Lineage
+from kafkasafe.kafkapython.connect import connect
+from kafkasafe.record.arrow_decode import HEADERS, Decoder
+from kafkasafe.record.batch import BatchHeader, iter_headers
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range, SourceUnavailableError

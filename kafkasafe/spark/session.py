@@ -3,7 +3,7 @@
 Each transaction also writes a marker, which names the next batch id. So a later driver knows which batches are
 committed.
 
-`kafkasafe._core.txn` decides the order of the steps and explains it. This module executes the steps. `Session.write`
+`kafkasafe.spark.txn` decides the order of the steps and explains it. This module executes the steps. `Session.write`
 runs all of them for one micro-batch. Most steps also have a method of their own: `fence`, `judge`, `open`, `verify`,
 `mark` and `commit`.
 """
@@ -19,8 +19,17 @@ from typing import Any, Final, Literal, TypeAlias
 
 from kafka.errors import KafkaError, KafkaTimeoutError, for_code
 
-from kafkasafe._core import batch
-from kafkasafe._core.txn import (
+from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
+from kafkasafe.cluster.client import Transport
+from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutError
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import batch
+from kafkasafe.spark.appender import Appender, FencedError, RestartError
+from kafkasafe.spark.options import error
+from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import Coordinator, call, identity_of, insist
+from kafkasafe.spark.txn import (
     Appended,
     Event,
     Grant,
@@ -35,15 +44,6 @@ from kafkasafe._core.txn import (
     judge_version,
     may_go_on,
 )
-from kafkasafe._io.appender import Appender, FencedError, RestartError
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transactions import Coordinator, call, identity_of, insist
-from kafkasafe._io.transport import Transport
-from kafkasafe.classification import classify
-from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
-from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutError
-from kafkasafe.spark.options import error
-from kafkasafe.spark.sink_options import SinkOptions
 
 __all__ = ["Outcome", "Session", "no_broker", "unknown_topic"]
 

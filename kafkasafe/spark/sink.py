@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType
 
-from kafkasafe._core.txn import Grant, Report
-from kafkasafe._io.appender import FencedError, RestartError
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
+from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.failures import dead_worker
 from kafkasafe.spark.options import error
@@ -36,6 +35,7 @@ from kafkasafe.spark.tasks import (
     inline_of,
     reports_of,
 )
+from kafkasafe.spark.txn import Grant, Report
 from kafkasafe.spark.workers import warn_of_other_python
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkasafe._core.batch import Compression
+from kafkasafe.record.batch import Compression
 from kafkasafe.spark.options import Converter, boolean, check_known, error, kafka_options, one_of, text, whole
 
 __all__ = ["SinkOptions", "sink_options"]

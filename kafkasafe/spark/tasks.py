@@ -30,16 +30,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from kafkasafe._core import arrow_encode
-from kafkasafe._core.arrow_encode import Rows
-from kafkasafe._core.arrow_pack import Packed, Packer, unpack
-from kafkasafe._core.txn import Grant, Report
-from kafkasafe._io.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transactions import Coordinator
-from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.client import Transport
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import arrow_encode
+from kafkasafe.record.arrow_encode import Rows
+from kafkasafe.record.arrow_pack import Packed, Packer, unpack
+from kafkasafe.spark.appender import CLAIM_ROWS, Appender, FencedError, RestartError, claim_base
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
+from kafkasafe.spark.transactions import Coordinator
+from kafkasafe.spark.txn import Grant, Report
 from kafkasafe.spark.workers import spare_collections
 
 __all__ = [
@@ -80,7 +80,7 @@ ENCODED_SCHEMA: Final = (
 )
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
-# The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe._io.appender`).
+# The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
 # Before an exchange, the encoder makes such a small first batch only for a partition with more rows than this. With
 # fewer rows, it is cheaper to let the sender split the first batch for its claim.
 _HEAD_FROM: Final = 1024

@@ -24,9 +24,7 @@ from kafka.errors import KafkaError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kafkasafe._core.txn import Grant, Report
-from kafkasafe._io.staging import Staged, Stager, fetch_staged
-from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import UsageError
 from kafkasafe.spark import outcomes, tasks
 from kafkasafe.spark.options import error
@@ -35,7 +33,9 @@ from kafkasafe.spark.session import Outcome, Session, no_broker, unknown_topic
 from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.source import arrow_type
+from kafkasafe.spark.staging import Staged, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of
+from kafkasafe.spark.txn import Grant, Report
 
 __all__ = ["BatchWriter", "Inline", "Message", "StreamWriter", "batch_writer", "stream_writer"]
 

@@ -1,7 +1,7 @@
 """A simulated disk for tests of programs that store data: it loses power, lies, fills up and gets damaged.
 
 `Disk` is the machine's disk. `DiskFiles` is one process's use of it, and implements the spool's seam to the disk
-(`kafkasafe._io.files.Files`). Several processes can share a disk, like a real one.
+(`kafkasafe.spool.files.Files`). Several processes can share a disk, like a real one.
 
     disk = Disk()
     write_something(disk.process())
@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kafkasafe._io.files import Buffer, Identity
+from kafkasafe.spool.files import Buffer, Identity
 
 __all__ = [
     "SECTOR_BYTES",
@@ -552,7 +552,7 @@ class Disk:
 
 
 class DiskFiles:
-    """One process's use of a `Disk`: implements `kafkasafe._io.files.Files`, whose docstrings apply here.
+    """One process's use of a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply here.
 
     Attributes:
         disk: The disk.

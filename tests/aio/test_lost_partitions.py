@@ -13,10 +13,10 @@ from helpers import run, until
 from kafka import TopicPartition
 from kafka.structs import ConsumerGroupMetadata
 
-from kafkasafe._core.readings import Fate
-from kafkasafe._io.own_lane import OwnLane
 from kafkasafe.aio import SafeConsumer, SafeProducer
+from kafkasafe.delivery.readings import Fate
 from kafkasafe.errors import BatchDroppedError, UsageError
+from kafkasafe.spool.own_lane import OwnLane
 
 COUNT = 40
 LANE = OwnLane(b"lane", Path("lane"), in_memory=False)

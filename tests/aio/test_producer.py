@@ -14,13 +14,13 @@ import pytest
 from helpers import LONG_S, Ticks, cancelled_at, longest_callback, run, until
 
 import kafkasafe
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.aio.threads import _Place
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
 
 
 @pytest.fixture

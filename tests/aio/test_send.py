@@ -20,7 +20,7 @@ MODULES = {
     "kafkasafe.aio.producer",
     "kafkasafe.aio.gate",
     "kafkasafe.aio.threads",
-    "kafkasafe._io.pump",
+    "kafkasafe.delivery.pump",
     *PRODUCER,
 }
 

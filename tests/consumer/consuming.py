@@ -11,11 +11,11 @@ import kafka.errors as kafka_errors
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from waiting import until
 
-from kafkasafe._core import batch
-from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure, ProduceRequest
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import LogDivergedError
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import batch
 
 __all__ = [
     "Consumers",

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kafkasafe._consuming import look_ups
-from kafkasafe._core import batch
-from kafkasafe._io import inquiry, lookups
-from kafkasafe._io.connect import announced
+from kafkasafe.cluster import inquiry, lookups
 from kafkasafe.cluster.api import EARLIEST_LOCAL, OffsetListed, ProduceRequest, RecordsFetched
+from kafkasafe.kafkapython.connect import announced
+from kafkasafe.record import batch
 from kafkasafe.spark import planner
 from kafkasafe.testing.fake import VirtualCluster
 

@@ -21,10 +21,10 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.serializer import Deserializer
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._core import batch
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
 from kafkasafe.kafkapython.batches import Kind, _Batches
+from kafkasafe.record import batch
 from kafkasafe.testing.broker import KafkaCluster
 
 COLUMNS = [

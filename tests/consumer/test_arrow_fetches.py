@@ -67,8 +67,8 @@ def read(consumer):
 
 @pytest.mark.also_real
 def test_a_consumer_that_reads_batches_alone_asks_for_more_and_more(topic, opened, asked, monkeypatch):
-    monkeypatch.setattr("kafkasafe._core.fetch_size._SOON_S", 60)
-    monkeypatch.setattr("kafkasafe._core.fetch_size._SOON_SHARE", 0.01)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_S", 60)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_SHARE", 0.01)
     consumer = opened(topic)
     consumer.poll(0)  # returns nothing, so it changes nothing
     assert read(consumer) == VALUES
@@ -85,8 +85,8 @@ def test_a_consumer_that_reads_batches_alone_asks_for_more_and_more(topic, opene
     ],
 )
 def test_options_bound_it(topic, opened, asked, monkeypatch, options, sizes):
-    monkeypatch.setattr("kafkasafe._core.fetch_size._SOON_S", 60)
-    monkeypatch.setattr("kafkasafe._core.fetch_size._SOON_SHARE", 0.01)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_S", 60)
+    monkeypatch.setattr("kafkasafe.limits.fetch_size._SOON_SHARE", 0.01)
     assert read(opened(topic, **options)) == VALUES
     assert set(asked) == sizes
 

@@ -15,20 +15,19 @@ from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
+from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Walked
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.position_table import Activity, PositionEvent, Standing
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
-from kafkasafe._core.epochs import Diverged, Lineage, Same, Unknown
-from kafkasafe._core.position_table import Activity, PositionEvent, Standing
-from kafkasafe._io.inquiry import Desk
-from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe._io.procedures import Ask
 from kafkasafe.cluster.api import EARLIEST, LATEST
+from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.procedures import Ask
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import (
     LogDiverged,
@@ -37,6 +36,7 @@ from kafkasafe.events import (
     PartitionReady,
     PositionReset,
 )
+from kafkasafe.history.epochs import Diverged, Lineage, Same, Unknown
 
 TP = TopicPartition("orders", 0)
 OLD, NEW = b"o" * 16, b"n" * 16

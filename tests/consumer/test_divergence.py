@@ -13,9 +13,9 @@ from consuming import Consumers, Writer, collect, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import LineageFileError, LogDivergedError
 from kafkasafe.events import EndOffsetRegressed, LogDiverged
+from kafkasafe.history.epochs import Lineage
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka

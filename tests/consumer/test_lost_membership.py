@@ -15,11 +15,11 @@ from kafka.structs import ConsumerGroupMetadata
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
-from kafkasafe._core.readings import Fate
-from kafkasafe._io.own_lane import OwnLane
+from kafkasafe.delivery.readings import Fate
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
 from kafkasafe.kafkapython.admin import tidy_client
+from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.testing.proxy import FaultProxy
 
 RECORDS = 40

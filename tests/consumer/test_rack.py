@@ -19,7 +19,7 @@ from consuming import Writer, new_topic, until
 from kafka import TopicPartition
 
 from kafkasafe import SafeConsumer, aio
-from kafkasafe._core import followers
+from kafkasafe._consuming import followers
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.log import ReplicaLog

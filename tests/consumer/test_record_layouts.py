@@ -10,10 +10,10 @@ import pytest
 from kafka.consumer.fetcher import Fetcher
 from test_records import LOG_APPEND_TIME, batch, record, sizes_of, story
 
-from kafkasafe._core import record_decode
-from kafkasafe._core.record_decode import Place, read, read_alike
 from kafkasafe.kafkapython import records as room
 from kafkasafe.kafkapython.records import Records
+from kafkasafe.record import record_decode
+from kafkasafe.record.record_decode import Place, read, read_alike
 
 PLACE = Place("topic", 3, 5, 0, 1000, 1_700_000_000_000, None)
 SIZES = (None, 0, 1, 15, 63, 64, 100, 200)

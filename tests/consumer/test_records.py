@@ -17,11 +17,11 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.serializer import Deserializer
 from kafka.structs import TopicPartition
 
-from kafkasafe._core import record_decode
-from kafkasafe._core.batch import Compression
-from kafkasafe._core.batch.compression import compress
 from kafkasafe.kafkapython import records as room
 from kafkasafe.kafkapython.records import Records
+from kafkasafe.record import record_decode
+from kafkasafe.record.batch import Compression
+from kafkasafe.record.batch.compression import compress
 
 TP = TopicPartition("topic", 3)
 NOW = 1_700_000_000_000

@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe._consuming.log_checks import LogChecks
-from kafkasafe._io.procedures import Pause
+from kafkasafe.cluster.procedures import Pause
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, PositionReset
 from kafkasafe.testing import FakeCluster

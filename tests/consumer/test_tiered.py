@@ -16,10 +16,9 @@ from consuming import Consumers, Raw, Slowness, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kafkasafe._io.inquiry import Desk
-from kafkasafe._io.lookups import LookUps
-from kafkasafe._io.stats import ConsumerStats
 from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
 from kafkasafe.kafkapython.admin import tidy_client
@@ -27,6 +26,7 @@ from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.spark.notices import Notices
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.planner import Planner, Range, SourceUnavailableError
+from kafkasafe.stats import ConsumerStats
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]

@@ -8,8 +8,8 @@ import threading
 import time
 import uuid
 
-from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import Failure
+from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.virtual import VirtualCluster
 

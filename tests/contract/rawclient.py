@@ -4,8 +4,8 @@ import itertools
 import socket
 import struct
 
-from kafkasafe._core import batch
 from kafkasafe.kafkapython import frames
+from kafkasafe.record import batch
 
 
 class Raw:

@@ -9,12 +9,12 @@ import pytest
 from doors import CURRENT, Door
 from rawclient import make_batch
 
-from kafkasafe._core.batch import encode
-from kafkasafe._io.appender import Appender
-from kafkasafe._io.transactions import Coordinator
 from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, ProducerIdGranted, Reached
 from kafkasafe.cluster.transactions import OffsetToCommit
 from kafkasafe.errors import WrongClusterError
+from kafkasafe.record.batch import encode
+from kafkasafe.spark.appender import Appender
+from kafkasafe.spark.transactions import Coordinator
 from kafkasafe.testing.fake import desk
 
 

@@ -12,7 +12,7 @@ from kafka.errors import TopicAlreadyExistsError
 from rawclient import Raw, make_batch
 from waiting import until
 
-from kafkasafe._core.batch import encode, iter_headers
+from kafkasafe.record.batch import encode, iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
@@ -437,7 +437,7 @@ def test_an_older_format_is_87(side):
 
 
 def test_a_control_batch_of_a_client_is_87(side):
-    from kafkasafe._core.batch import encode_control
+    from kafkasafe.record.batch import encode_control
 
     data = bytes(encode_control([(b"\0\0\0\1", b"\0\0\0\0\0\0")], timestamp=side.now_ms))
     assert side.produce(side.topic(), data).error_code == 87

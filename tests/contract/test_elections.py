@@ -8,8 +8,8 @@ from doors import CURRENT, Door
 from rawclient import Raw, make_batch
 from waiting import until
 
-from kafkasafe._core.batch import iter_headers
 from kafkasafe.cluster.api import LATEST, Failure
+from kafkasafe.record.batch import iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.virtual import VirtualCluster
 

@@ -6,7 +6,7 @@ import pytest
 from rawclient import Raw, make_batch
 from waiting import until
 
-from kafkasafe._core.batch import iter_headers
+from kafkasafe.record.batch import iter_headers
 from kafkasafe.testing import FakeCluster, KafkaCluster
 from kafkasafe.testing.fake.settings import RACK_AWARE
 

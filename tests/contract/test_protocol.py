@@ -7,7 +7,6 @@ import pytest
 from doors import CURRENT, OLD, TOO_LARGE, Door
 from rawclient import make_batch
 
-from kafkasafe._core.batch import iter_headers
 from kafkasafe.cluster.api import (
     EARLIEST,
     LATEST,
@@ -19,6 +18,7 @@ from kafkasafe.cluster.api import (
     ProducerState,
     Reached,
 )
+from kafkasafe.record.batch import iter_headers
 
 
 @pytest.fixture(

@@ -11,10 +11,10 @@ import pytest
 from doors import CURRENT, OLD
 from rawclient import make_batch
 
-from kafkasafe._core.batch import iter_headers
-from kafkasafe._core.units import Grant, outcome_of
 from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
 from kafkasafe.cluster.transactions import GroupMember, OffsetToCommit, TransactionIdentity
+from kafkasafe.record.batch import iter_headers
+from kafkasafe.units import Grant, outcome_of
 
 ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from mutation import Change, both, nothing, source
 
-from kafkasafe._core.journal import snapshots
-from kafkasafe._core.journal.acked import AckedLog
-from kafkasafe._core.journal.answers import Answers
-from kafkasafe._core.journal.broker_clock import BrokerClock
-from kafkasafe._core.journal.dividing import Divider
-from kafkasafe._core.journal.endings import Durability
-from kafkasafe._core.journal.ids import Identities
-from kafkasafe._core.journal.loss_case import LossCase
-from kafkasafe._core.journal.losses import Losses
-from kafkasafe._core.journal.machine import Machine
-from kafkasafe._core.journal.parts import Parts
-from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._core.journal.refusal import RefusalTimer
-from kafkasafe._core.journal.refusals import Refusals
-from kafkasafe._core.journal.rejecting import Rejecter
-from kafkasafe._core.journal.rounds import Rounds
-from kafkasafe._core.journal.sealing import Sealer
-from kafkasafe._core.journal.sequences import IdSequence
-from kafkasafe._core.journal.spool_index import SpoolIndex
-from kafkasafe._core.journal.suspicions import Suspicions
-from kafkasafe._core.journal.topics import Topics
-from kafkasafe._core.journal.verdicts import Verdicts
+from kafkasafe.journal import snapshots
+from kafkasafe.journal.acked import AckedLog
+from kafkasafe.journal.answers import Answers
+from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.dividing import Divider
+from kafkasafe.journal.endings import Durability
+from kafkasafe.journal.ids import Identities
+from kafkasafe.journal.loss_case import LossCase
+from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.parts import Parts
+from kafkasafe.journal.recovery import Recovery
+from kafkasafe.journal.refusal import RefusalTimer
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.rejecting import Rejecter
+from kafkasafe.journal.rounds import Rounds
+from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.sequences import IdSequence
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.suspicions import Suspicions
+from kafkasafe.journal.topics import Topics
+from kafkasafe.journal.verdicts import Verdicts
 
 __all__ = ["MUTANTS"]
 
@@ -37,7 +37,7 @@ def drops(kind: str) -> Change:
 
 def of_ready(words: str) -> Change:
     """Something is done to all that `ready` gives."""
-    marks = "from kafkasafe._core import marks as m"
+    marks = "from kafkasafe import marks as m"
     return source(Rounds, "take", "    return ready", f"    {marks}\n    {words}\n    return ready")
 
 

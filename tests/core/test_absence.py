@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe._core import absence
-from kafkasafe._core.absence import Absence
+from kafkasafe.cluster import absence
+from kafkasafe.cluster.absence import Absence
 
 ID, OTHER = b"1" * 16, b"2" * 16
 

@@ -19,10 +19,10 @@ from kafka.record import MemoryRecords
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.structs import TopicPartition
 
-from kafkasafe._core import batch
-from kafkasafe._core.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError, decode
-from kafkasafe._core.batch import Compression, CorruptBatchError
-from kafkasafe._core.batch.compression import compress
+from kafkasafe.record import batch
+from kafkasafe.record.arrow_decode import COLUMNS, SCHEMA, Decoder, OldFormatError, decode
+from kafkasafe.record.batch import Compression, CorruptBatchError
+from kafkasafe.record.batch.compression import compress
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("topic", 0)

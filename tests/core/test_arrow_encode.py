@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import arrow_encode, batch
-from kafkasafe._core.partition import partition_for_key
+from kafkasafe.record import arrow_encode, batch
+from kafkasafe.record.partition import partition_for_key
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

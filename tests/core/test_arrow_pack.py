@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import batch
-from kafkasafe._core.arrow_encode import Rows
-from kafkasafe._core.arrow_pack import Packer
+from kafkasafe.record import batch
+from kafkasafe.record.arrow_encode import Rows
+from kafkasafe.record.arrow_pack import Packer
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NOW = 1_700_000_000_000

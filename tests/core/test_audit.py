@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import batch
-from kafkasafe._core.audit import Gap, Repeat, judge, runs
+from kafkasafe.history.audit import Gap, Repeat, judge, runs
+from kafkasafe.record import batch
 
 TEMPLATE = batch.read_header(batch.encode(None, [b"x"], timestamps=0))
 

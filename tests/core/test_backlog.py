@@ -8,9 +8,9 @@ from collections import deque
 
 import pytest
 
-from kafkasafe._core import backlog as backlogs
-from kafkasafe._core.backlog import Backlog, Ordered, Row
-from kafkasafe._core.placing import Places, Stored
+from kafkasafe.journal import backlog as backlogs
+from kafkasafe.journal.backlog import Backlog, Ordered, Row
+from kafkasafe.spool.placing import Places, Stored
 
 
 def row(number, identity=None):

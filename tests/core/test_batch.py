@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from kafkasafe._core import batch
-from kafkasafe._core.batch import Compression, CorruptBatchError, decoding, encoding
-from kafkasafe._core.batch import header as header_module
+from kafkasafe.record import batch
+from kafkasafe.record.batch import Compression, CorruptBatchError, decoding, encoding
+from kafkasafe.record.batch import header as header_module
 
 NOW = 1_700_000_000_000
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.code_names import APIS, all_codes, api_name, code_of_name, names
-from kafkasafe._core.codes import (
+from kafkasafe.codes.names import APIS, all_codes, api_name, code_of_name, names
+from kafkasafe.codes.verdicts import (
     NO_CONTEXT,
     Action,
     ErrorAction,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe._core.clocks import Clocks
+from kafkasafe.delivery.clocks import Clocks
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000

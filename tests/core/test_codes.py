@@ -5,7 +5,7 @@ from __future__ import annotations
 import kafka.errors as kafka_errors
 import pytest
 
-from kafkasafe._core.codes import _PRODUCE, Action, Scope, classify_produce, latest_timestamp
+from kafkasafe.codes.verdicts import _PRODUCE, Action, Scope, classify_produce, latest_timestamp
 
 # Answers that a broker gives before it touches its log. Everything else may come after the append.
 BEFORE_APPEND = {2, 3, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 76, 87, 89, 100}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kafkasafe._io.connect import announced, connect
-from kafkasafe._io.transport import Transport
+from kafkasafe.cluster.client import Transport
+from kafkasafe.kafkapython.connect import announced, connect
 
 
 def test_a_double_is_reached_by_any_of_its_servers_for_as_long_as_it_is_announced():

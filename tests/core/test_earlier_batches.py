@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kafkasafe._core.readings import Carrier, Claim, Earlier, Fate, Run
+from kafkasafe.delivery.readings import Carrier, Claim, Earlier, Fate, Run
 
 ME, LATER, RENAMED = (3, "me"), (4, "me"), (3, "me anew")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kafkasafe._core.epochs import (
+from kafkasafe.history.epochs import (
     BatchMark,
     BatchMemory,
     Diverged,
@@ -27,7 +27,7 @@ from kafkasafe._core.epochs import (
     first_difference,
     kip279,
 )
-from kafkasafe._core.epochs.lineage import METADATA_BYTES
+from kafkasafe.history.epochs.lineage import METADATA_BYTES
 
 UNKNOWN = Reply(-1, -1, ReplyKind.UNKNOWN)
 UNDEFINED_REPLY = Reply(-1, -1, ReplyKind.UNDEFINED)

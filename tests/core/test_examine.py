@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import marks as m
-from kafkasafe._core.concerns import concerns_of
-from kafkasafe._core.examine import Examination, Fate, Finding, SpoolFate, Step, fates
-from kafkasafe._core.identity import BatchId, ProducerView
+from kafkasafe import marks as m
+from kafkasafe.cli.concerns import concerns_of
+from kafkasafe.history.identity import BatchId, ProducerView
+from kafkasafe.spool.examine import Examination, Fate, Finding, SpoolFate, Step, fates
 
 IDS = [BatchId(7, 0, 0, 5), BatchId(7, 0, 5, 5), BatchId(7, 0, 10, 5)]
 

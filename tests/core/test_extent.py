@@ -8,7 +8,7 @@ import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.extent import (
+from kafkasafe.spool.extent import (
     BEGIN_SLOTS,
     END_SLOT,
     EXTENT_BYTES,

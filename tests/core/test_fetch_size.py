@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe._core.fetch_size import FetchSize
+from kafkasafe.limits.fetch_size import FetchSize
 
 MB = 1024 * 1024
 

@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import units as u
-from kafkasafe._core.journal.progress import Progress
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.journal.progress import Progress
 
 PAIRS = list(itertools.product(j.Flow, j.FlowEvent))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkasafe._core.followers import ANSWER_S, LEADER_ONLY_S, Followers
+from kafkasafe._consuming.followers import ANSWER_S, LEADER_ONLY_S, Followers
 
 HALF_S = 0.5
 PATIENCE_S = HALF_S + ANSWER_S

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.capacity import FREE_BYTES, Capacity
-from kafkasafe._core.health import (
+from kafkasafe.health.states import (
     ConsumerSeen,
     ProducerSeen,
     consumer_health,
     producer_health,
     unopened_producer,
 )
+from kafkasafe.limits.capacity import FREE_BYTES, Capacity
 
 MIB = 1 << 20
 WELL = ProducerSeen(

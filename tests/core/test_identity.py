@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.identity import (
+from kafkasafe.history.identity import (
     MAX_SEQUENCE,
     BatchId,
     ProducerView,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe._io.inquiry import Desk
-from kafkasafe._io.procedures import Ask, Pause, Together
+from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.procedures import Ask, Pause, Together
 
 
 class Requests:

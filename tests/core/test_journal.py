@@ -15,10 +15,10 @@ from mutation import listed
 sys.path.insert(0, str(Path(__file__).parent))
 import mutants
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.identity import BatchId, Judgement, ProducerView, Verdict, judge_by_state
-from kafkasafe._core.loss import AckedBatch, Cause, Loss
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId, Judgement, ProducerView, Verdict, judge_by_state
+from kafkasafe.history.loss import AckedBatch, Cause, Loss
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))

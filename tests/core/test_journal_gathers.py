@@ -10,9 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_journal import NOW_MS, Shell
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.identity import BatchId
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId
 
 ROOM = 64 * 1024
 

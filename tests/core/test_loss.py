@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.identity import BatchId
-from kafkasafe._core.loss import AckedBatch, Released, Survey
+from kafkasafe.history.identity import BatchId
+from kafkasafe.history.loss import AckedBatch, Released, Survey
 
 
 def acked(*places, pid=7, epoch=0, sequence=0):

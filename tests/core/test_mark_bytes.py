@@ -12,8 +12,8 @@ from typing import Final, get_args
 import crc32c
 import pytest
 
-from kafkasafe._core import batch
-from kafkasafe._core import marks as m
+from kafkasafe import marks as m
+from kafkasafe.record import batch
 
 GOLDEN: Final = Path(__file__).with_name("mark_bytes.txt")
 TOPIC_ID: Final = bytes(range(16))

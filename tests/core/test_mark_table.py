@@ -9,9 +9,11 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from kafkasafe._core import examine, marks, order, steps
-from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._core.marks import ROWS, Mark, Reader, kinds
+from kafkasafe import marks
+from kafkasafe.journal import order
+from kafkasafe.journal.recovery import Recovery
+from kafkasafe.marks import ROWS, Mark, Reader, kinds
+from kafkasafe.spool import examine, steps
 
 READERS: Final[dict[Reader, Callable[..., Any]]] = {
     Reader.JOURNAL: Recovery.recover_marks,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkasafe._core import batch, marks
-from kafkasafe._core.marks import (
+from kafkasafe import marks
+from kafkasafe.marks import (
     After,
     Cluster,
     Committed,
@@ -38,6 +38,7 @@ from kafkasafe._core.marks import (
     Undecidable,
     UnknownFormatError,
 )
+from kafkasafe.record import batch
 
 NOW = 1_700_000_000_000
 LANE = b"0123456789abcdef"

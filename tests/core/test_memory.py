@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.epochs import (
+from kafkasafe._consuming.lineage_file import LineageMemory
+from kafkasafe.errors import LineageFileError
+from kafkasafe.history.epochs import (
     BatchMark,
     BatchWalk,
     Diverged,
@@ -20,11 +22,9 @@ from kafkasafe._core.epochs import (
     Unknown,
     first_difference,
 )
-from kafkasafe._core.epochs.batches import MAX_REWRITTEN
-from kafkasafe._core.memory import Remembered, decode, encode
-from kafkasafe._core.sealed import SealError, seal
-from kafkasafe._io.lineage_file import LineageMemory
-from kafkasafe.errors import LineageFileError
+from kafkasafe.history.epochs.batches import MAX_REWRITTEN
+from kafkasafe.history.memory import Remembered, decode, encode
+from kafkasafe.history.sealed import SealError, seal
 from kafkasafe.testing.disk import Disk
 
 # --- batches --------------------------------------------------------------------------------------------------------

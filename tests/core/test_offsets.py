@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkasafe._core import offsets as o
-from kafkasafe._core.offsets import (
+from kafkasafe.errors import BaselineError
+from kafkasafe.history import offsets as o
+from kafkasafe.history.offsets import (
     BaselineFormatError,
     EndOffsets,
     Held,
@@ -26,8 +27,7 @@ from kafkasafe._core.offsets import (
     Unproven,
     Value,
 )
-from kafkasafe._core.sealed import seal
-from kafkasafe.errors import BaselineError
+from kafkasafe.history.sealed import seal
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.testing.disk import Disk
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from kafka import KafkaConsumer
 
-from kafkasafe import SafeConsumer, config
-from kafkasafe._core import option_names
-from kafkasafe._core.option_names import size_of, snake
+from kafkasafe import SafeConsumer, config, option_names
 from kafkasafe.errors import ConfigError
+from kafkasafe.option_names import size_of, snake
 
 CONSUMER = {**KafkaConsumer.DEFAULT_CONFIG, **config._CONSUMER}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from kafkasafe._core import marks as m
-from kafkasafe._core.journal import UNCHOSEN
-from kafkasafe._core.order import NEVER, Owed, held_from, holds
+from kafkasafe import marks as m
+from kafkasafe.journal import UNCHOSEN
+from kafkasafe.journal.order import NEVER, Owed, held_from, holds
 
 LANE = b"0123456789abcdef"
 A, B, ANY = ("a", 0), ("b", 3), ("a", UNCHOSEN)

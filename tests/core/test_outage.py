@@ -1,6 +1,6 @@
 """When an outage began, and that it is over."""
 
-from kafkasafe._core.outage import Outage
+from kafkasafe.delivery.outage import Outage
 
 
 def test_an_outage_is_told_once_with_its_length():

@@ -10,7 +10,7 @@ from kafka.cluster import ClusterMetadata
 from kafka.partitioner import DefaultPartitioner
 from kafka.partitioner.default import murmur2 as their_murmur2
 
-from kafkasafe._core.partition import murmur2, partition_for_key, partitions_for_keys
+from kafkasafe.record.partition import murmur2, partition_for_key, partitions_for_keys
 
 
 class Cluster(ClusterMetadata):

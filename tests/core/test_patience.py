@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kafkasafe._core.patience import Patience, timeout_of
+from kafkasafe.limits.patience import Patience, timeout_of
 
 NONE = -1e9
 

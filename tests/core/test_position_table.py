@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kafkasafe._core.position_table import (
+from kafkasafe._consuming.position_table import (
     ACTIVITY,
     BEGIN,
     STANDING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.run_ahead import PATIENCE_S, RunAhead
+from kafkasafe.limits.run_ahead import PATIENCE_S, RunAhead
 
 A, B = ("orders", 0), ("orders", 1)
 

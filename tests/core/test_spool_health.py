@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from kafkasafe._core import marks as m
-from kafkasafe._core.capacity import FREE_BYTES
-from kafkasafe._core.spool_health import NEEDED_BYTES, LaneSeen, SpoolSeen, spool_health
-from kafkasafe._core.steps import undecidable_in
+from kafkasafe import marks as m
+from kafkasafe.health.spool import NEEDED_BYTES, LaneSeen, SpoolSeen, spool_health
+from kafkasafe.limits.capacity import FREE_BYTES
+from kafkasafe.spool.steps import undecidable_in
 
 MIB = 1 << 20
 LANE = LaneSeen(

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from kafkasafe._core.txn import (
+from kafkasafe.spark.txn import (
     TRANSITIONS,
     Appended,
     Event,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._core.backlog import Backlog
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.journal.backlog import Backlog
 
 LANE = b"0123456789abcdef"
 ID = st.binary(min_size=16, max_size=16)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_units import Batch, Script, rest_of

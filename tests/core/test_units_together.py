@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._core.units.together import transaction_of
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.units.together import transaction_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_units import Batch, Script

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafkasafe._core.uplink import Link
+from kafkasafe.limits.uplink import Link
 
 MIB = 1024 * 1024
 

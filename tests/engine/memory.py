@@ -6,10 +6,10 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import units as u
-from kafkasafe._core.loss import Cause
-from kafkasafe._io.recovery import replay, scan
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.history.loss import Cause
+from kafkasafe.spool.recovery import replay, scan
 
 __all__ = ["differences", "is_written"]
 

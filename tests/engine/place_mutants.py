@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from mutation import Mutant, source
 
-from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.engine.lane_keeper import LaneKeeper
-from kafkasafe._io.engine.places import PlaceKeeper
-from kafkasafe._io.engine.room import RoomKeeper
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.segment_files import SegmentFiles
-from kafkasafe._io.spool import Spool
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
+from kafkasafe.delivery.engine.places import PlaceKeeper
+from kafkasafe.delivery.engine.room import RoomKeeper
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.segment_files import SegmentFiles
+from kafkasafe.spool.spool import Spool
 
 __all__ = ["MUTANTS"]
 

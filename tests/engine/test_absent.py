@@ -6,9 +6,9 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe._core.journal import Journal
 from kafkasafe.cluster.api import PartitionInfo, TopicInfo
 from kafkasafe.errors import DataLossError, RejectedError
+from kafkasafe.journal import Journal
 
 PROMPT_S = 10.0
 """Far less than the minute that a topic may be missing before anybody hears of it."""

@@ -8,8 +8,8 @@ import pytest
 from virtual import World
 
 from kafkasafe import logs
-from kafkasafe._core import batch as codec
 from kafkasafe.cluster.api import ProduceRequest
+from kafkasafe.record import batch as codec
 
 
 class Shared:

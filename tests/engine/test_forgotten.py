@@ -11,9 +11,9 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe._io.engine import questions
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cluster import api as t
+from kafkasafe.delivery.engine import questions
+from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.testing.disk import ProcessKilled
 
 LOSSES = events.DataLost | events.SpoolRecordsMissing | events.LostRecordsRestored

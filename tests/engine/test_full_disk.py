@@ -9,13 +9,13 @@ import pytest
 from virtual import World
 
 from kafkasafe import events, logs
-from kafkasafe._core import journal as j
-from kafkasafe._io import reserve as reserve_module
-from kafkasafe._io import spool
-from kafkasafe._io.engine import disk
-from kafkasafe._io.reserve import Reserve
-from kafkasafe._io.spool import Spool
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine import disk
 from kafkasafe.errors import RejectedError
+from kafkasafe.spool import reserve as reserve_module
+from kafkasafe.spool import spool
+from kafkasafe.spool.reserve import Reserve
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import ProcessKilled
 
 MIB = 1 << 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from virtual import World, offset_of
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core.batch import Compression
-from kafkasafe._core.capacity import FREE_BYTES
-from kafkasafe._core.journal import State
-from kafkasafe._io.engine.gathering import Gathering, joined
+from kafkasafe.delivery.engine.gathering import Gathering, joined
+from kafkasafe.journal import State
+from kafkasafe.limits.capacity import FREE_BYTES
+from kafkasafe.record import batch as codec
+from kafkasafe.record.batch import Compression
 
 LATENCY_S = 0.05
 
@@ -97,8 +97,8 @@ def test_the_next_life_delivers_what_was_gathered_once_and_in_its_place(power, a
 
 
 def test_a_long_backlog_is_gathered_as_it_comes_back(monkeypatch):
-    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
     made = world()
     life = begun(made)
     made.set_outage(True)

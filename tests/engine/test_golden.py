@@ -32,8 +32,8 @@ from pathlib import Path
 import pytest
 from virtual import World, tracing
 
-from kafkasafe._io.engine.messages import Decided
-from kafkasafe._io.spool import Spool
+from kafkasafe.delivery.engine.messages import Decided
+from kafkasafe.spool.spool import Spool
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from virtual import World
 
-from kafkasafe._core.journal import Journal
+from kafkasafe.journal import Journal
 
 
 def test_a_producer_with_nothing_in_memory_does_not_look_for_what_to_spill():

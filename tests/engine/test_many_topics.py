@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from virtual import World
 
-from kafkasafe._core.journal import UNCHOSEN
-from kafkasafe._io.engine import topics
+from kafkasafe.delivery.engine import topics
+from kafkasafe.journal import UNCHOSEN
 
 TOPICS = [f"topic-{number}" for number in range(40)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from types import SimpleNamespace
 
-from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.parcels import Parcel
 
 
 def test_the_bytes_of_a_batch_stay_in_memory_until_they_are_written():

@@ -6,7 +6,7 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe._core import batch as codec
+from kafkasafe.record import batch as codec
 
 
 def _elected_again(world: World) -> None:

@@ -7,8 +7,8 @@ import errno
 import pytest
 from virtual import TIMEOUT_S, World
 
-from kafkasafe._io.spool import Spool
 from kafkasafe.events import LossCheckInconclusive
+from kafkasafe.spool.spool import Spool
 
 
 class _Late:

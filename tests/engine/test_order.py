@@ -8,12 +8,12 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe._core import marks as m
-from kafkasafe._core.journal import Journal
-from kafkasafe._core.journal.precedence import Precedence
-from kafkasafe._core.order import NEVER
-from kafkasafe._io.engine.messages import AdoptAsked, Preceded
-from kafkasafe._io.engine.order import Order
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.messages import AdoptAsked, Preceded
+from kafkasafe.delivery.engine.order import Order
+from kafkasafe.journal import Journal
+from kafkasafe.journal.order import NEVER
+from kafkasafe.journal.precedence import Precedence
 
 
 def world(partitions: int = 1) -> World:

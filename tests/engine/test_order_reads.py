@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-from kafkasafe._core import marks as m
-from kafkasafe._core.order import Owed
-from kafkasafe._io.engine.order import Order
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.order import Order
+from kafkasafe.journal.order import Owed
 
 LANE = Path("/spool/lane-001")
 

@@ -9,14 +9,14 @@ import pytest
 from test_storms import Storm
 from virtual import Life, World, offset_of
 
-from kafkasafe._core.backlog import Ordered
+from kafkasafe.journal.backlog import Ordered
 
 
 @pytest.fixture
 def eager(monkeypatch):
     """Whatever can be packed is."""
-    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
     send = Life.send
 
     def unwatched(self, *args):
@@ -171,13 +171,13 @@ def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monk
     world, life, parcels = backlog(partitions=1, batches=9)
     lane, ledger = life.ground.own, life.engine.ledger
     partition = lane.journal._parts.destinations.partitions[parcels[0].batch.destination]
-    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 1000)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 1000)
     later = [life.send("orders", 0, [b"%04d" % number]) for number in (9, 10)]
     world.run(1.0)
     assert partition.queue.packed
     assert not any(parcel.batch is None for parcel in later)
-    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
-    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 10)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 10)
     lane.journal._parts.packer.unpack(partition, partition.queue.packed)
     life.engine._packing.pack(lane, [later[-1].batch])
     world.set_outage(False)

@@ -11,8 +11,8 @@ import pytest
 from virtual import SPOOL, World
 
 from kafkasafe import events
-from kafkasafe._core.extent import decode_extent
 from kafkasafe.errors import LaneBusyError, SpoolCorruptError
+from kafkasafe.spool.extent import decode_extent
 from kafkasafe.testing.disk import ProcessKilled
 
 LANE = SPOOL / "lane-000"
@@ -349,7 +349,7 @@ def test_what_is_in_memory_is_written_once_more_where_its_segment_was_cut():
 
 
 def test_more_segments_than_are_held_open_are_lost_with_their_names_and_counted(monkeypatch):
-    monkeypatch.setattr("kafkasafe._io.segment_files._HELD", 3)
+    monkeypatch.setattr("kafkasafe.spool.segment_files._HELD", 3)
     world = Place()
     life = world.begin(sizes=SMALL)
     assert world.durable(life, 40)

@@ -15,7 +15,7 @@ import pytest
 from memory import differences, is_written
 from virtual import World
 
-from kafkasafe._io import lanes
+from kafkasafe.spool import lanes
 from kafkasafe.testing.disk import DiskFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))

@@ -15,14 +15,14 @@ from unit_storm import Storm as UnitStorm
 from unit_storm import weather
 from unit_storm_recreated import RecreatingStorm
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.identity import BatchId
-from kafkasafe._core.journal.acked import ANYWHERE, AckedLog
-from kafkasafe._core.journal.partition import Partition
-from kafkasafe._io.engine.lane_keeper import LaneKeeper
-from kafkasafe._io.engine.packing import Rereading
-from kafkasafe._io.recovery import replay, scan
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
+from kafkasafe.delivery.engine.packing import Rereading
+from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.acked import ANYWHERE, AckedLog
+from kafkasafe.journal.partition import Partition
+from kafkasafe.spool.recovery import replay, scan
 
 
 def told_of(batch):
@@ -106,9 +106,9 @@ def compared(monkeypatch):
         return read(self, lock, own=own)
 
     monkeypatch.setattr(LaneKeeper, "_read", each_way)
-    monkeypatch.setattr("kafkasafe._io.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
     # As few as may be: more is packed.
-    monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
     return packed
 
 
@@ -196,7 +196,7 @@ class Groups:
     """A log, group by group, that two journals read: one packs after each group."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr("kafkasafe._core.journal.packing.UNPACKED", 6)
+        monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
         self.plain, self.packs = j.Journal(), j.Journal()
         self.position, self.numbers = 0, itertools.count(1)
         self.group(m.Destination(1, "orders", 0), m.Destination(2, "orders", 1))
@@ -325,9 +325,10 @@ _STARTED = """
     import resource, sys
     from pathlib import Path
     from kafkasafe import SafeProducer
-    from kafkasafe._core import batch, marks
-    from kafkasafe._io.files import OsFiles
-    from kafkasafe._io.spool import Spool
+    from kafkasafe.record import batch
+    from kafkasafe import marks
+    from kafkasafe.spool.files import OsFiles
+    from kafkasafe.spool.spool import Spool
 
     directory, batches = sys.argv[1], int(sys.argv[2])
     options = {"bootstrap_servers": "127.0.0.1:1", "spool_dir": directory}

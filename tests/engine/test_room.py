@@ -10,7 +10,7 @@ from test_storms import Storm
 from virtual import World
 
 from kafkasafe import events, logs
-from kafkasafe._core.journal import Journal
+from kafkasafe.journal import Journal
 
 MIB = 1 << 20
 

@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 from virtual import World, tracing
 
-from kafkasafe._core.units import Phase
-from kafkasafe._io.spool import Spool
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.spool.spool import Spool
+from kafkasafe.units import Phase
 
 TIMEOUT_MS = 8000
 STAGED = {Phase.STAGING, Phase.STAGED, Phase.ENDING}

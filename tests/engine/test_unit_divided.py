@@ -7,8 +7,8 @@ import random
 import pytest
 from virtual import World
 
-from kafkasafe._io.spool import Spool
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.spool.spool import Spool
 
 
 def started(**options):

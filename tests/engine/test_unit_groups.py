@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from virtual import World
 
-from kafkasafe._core import marks as m
+from kafkasafe import marks as m
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
 

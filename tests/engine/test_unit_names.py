@@ -6,11 +6,11 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe._core import marks as m
-from kafkasafe._io.engine.transactor import Transactor
-from kafkasafe._io.refusals import because
+from kafkasafe import marks as m
 from kafkasafe.cluster.transactions import OffsetsCommitted
+from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.spool.refusals import because
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from unit_storm import weather
 from unit_storm_groups import group_weather
 from unit_storm_recreated import any_weather
 
-from kafkasafe._io import lanes
+from kafkasafe.spool import lanes
 from kafkasafe.testing.disk import DiskFiles
 
 

@@ -6,8 +6,8 @@ import pytest
 from test_unit_crashes import Run
 from virtual import World
 
-from kafkasafe._core.units.together import MOST
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.units.together import MOST
 
 
 def commits(world: World) -> int:

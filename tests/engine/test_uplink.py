@@ -7,9 +7,9 @@ import collections
 import pytest
 from virtual import TIMEOUT_S, World
 
-from kafkasafe._core.uplink import MEMORY_BYTES
-from kafkasafe._io.engine.outlet import Outlet
-from kafkasafe._io.spool import Spool
+from kafkasafe.delivery.engine.outlet import Outlet
+from kafkasafe.limits.uplink import MEMORY_BYTES
+from kafkasafe.spool.spool import Spool
 
 
 def put_on_disk(world, life, partitions, batches, size):

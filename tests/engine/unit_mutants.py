@@ -10,23 +10,23 @@ from typing import Any
 from mutation import Mutant, source
 from unit_storm_groups import GroupStorm
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import units as u
-from kafkasafe._core.journal import snapshots
-from kafkasafe._core.journal.members import UnitBatches
-from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._core.journal.turns import Turns
-from kafkasafe._core.readings import Readings
-from kafkasafe._core.units import content, machine, together
-from kafkasafe._core.units.failures import Failures
-from kafkasafe._core.units.order import Lines
-from kafkasafe._core.units.readings import ReadingOrder
-from kafkasafe._core.units.recovery import UnitReplay
-from kafkasafe._core.units.registry import UnitRegistry
-from kafkasafe._core.units.schedule import Schedule
-from kafkasafe._core.units.together import Sharing
-from kafkasafe._core.units.transitions import Transitions
-from kafkasafe._io.engine.transactor import Transactor
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.delivery.engine.transactor import Transactor
+from kafkasafe.delivery.readings import Readings
+from kafkasafe.journal import snapshots
+from kafkasafe.journal.members import UnitBatches
+from kafkasafe.journal.recovery import Recovery
+from kafkasafe.journal.turns import Turns
+from kafkasafe.units import content, machine, together
+from kafkasafe.units.failures import Failures
+from kafkasafe.units.order import Lines
+from kafkasafe.units.readings import ReadingOrder
+from kafkasafe.units.recovery import UnitReplay
+from kafkasafe.units.registry import UnitRegistry
+from kafkasafe.units.schedule import Schedule
+from kafkasafe.units.together import Sharing
+from kafkasafe.units.transitions import Transitions
 
 __all__ = ["MUTANTS", "SEEDS"]
 

@@ -13,7 +13,7 @@ from unittest import mock
 from weather import Weather
 
 from kafkasafe import events
-from kafkasafe._io import lanes
+from kafkasafe.spool import lanes
 from kafkasafe.testing.disk import DiskFiles
 
 PARTITIONS = 3

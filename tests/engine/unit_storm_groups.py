@@ -4,7 +4,7 @@ Members come, go, are killed with their process, and keep their partitions throu
 while their batches wait, in each phase of them. They are in two processes, each of which has a spool of its own. At the
 end each record that the group is past is in the output once, in the order of its key, and no other is.
 
-The consumers are a model: positions, generations and `kafkasafe._core.readings`, which is what the real ones decide by.
+The consumers are a model: positions, generations and `kafkasafe.delivery.readings`, which is what the real ones decide by.
 Batches, producers, disks and the cluster are those of `unit_storm`.
 """
 
@@ -16,12 +16,12 @@ from unit_storm import weather
 from virtual import Life
 from weather import Weather
 
-from kafkasafe._core import marks as m
-from kafkasafe._core.journal import Fate as UnitFate
-from kafkasafe._core.readings import NONE, Claim, Fate, Readings
-from kafkasafe._core.units import Phase
-from kafkasafe._io.engine.parcels import Parcel
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.readings import NONE, Claim, Fate, Readings
+from kafkasafe.journal import Fate as UnitFate
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
+from kafkasafe.units import Phase
 
 GROUP = "g"
 INPUTS = 3

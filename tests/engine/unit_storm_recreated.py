@@ -12,9 +12,9 @@ from unit_storm import PARTITIONS, PLACES, VARIANTS, Storm, weather
 from unit_storm_groups import group_weather
 
 from kafkasafe import events
-from kafkasafe._core import batch as codec
-from kafkasafe._core.journal import State
-from kafkasafe._io.engine.messages import Decided
+from kafkasafe.delivery.engine.messages import Decided
+from kafkasafe.journal import State
+from kafkasafe.record import batch as codec
 from kafkasafe.testing.fake.checks import RefusedError
 
 TOPICS = {"orders": PARTITIONS, "audit": 2}

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._core.readings import Numbers
-from kafkasafe._io.engine import messages as msg
-from kafkasafe._io.engine.engine import Engine
-from kafkasafe._io.engine.ground import Ground
-from kafkasafe._io.engine.parcels import Parcel
-from kafkasafe._io.engine.slips import Slip
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
 from kafkasafe.cluster import api
 from kafkasafe.config import validate
+from kafkasafe.delivery.engine import messages as msg
+from kafkasafe.delivery.engine.engine import Engine
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.readings import Numbers
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 from kafkasafe.testing.fake.desk import handler
 from kafkasafe.testing.fake.virtual import VirtualCluster

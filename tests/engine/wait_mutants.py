@@ -10,16 +10,16 @@ from typing import Any
 
 from mutation import Change, Mutant, nothing, source
 
-from kafkasafe._core import journal as j
-from kafkasafe._core.journal import gathering as joining
-from kafkasafe._core.journal.answers import Answers
-from kafkasafe._core.journal.gathering import Gatherer
-from kafkasafe._core.journal.machine import Machine
-from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._io.engine import gathering, lane_keeper
-from kafkasafe._io.engine.gathering import Gathering
-from kafkasafe._io.engine.ledger import Ledger
-from kafkasafe._io.engine.sender import Sender
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine import gathering, lane_keeper
+from kafkasafe.delivery.engine.gathering import Gathering
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.journal import gathering as joining
+from kafkasafe.journal.answers import Answers
+from kafkasafe.journal.gathering import Gatherer
+from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.recovery import Recovery
 
 __all__ = ["MUTANTS"]
 

@@ -4,9 +4,9 @@ import kafka.errors as kafka_errors
 import pytest
 from rawclient import make_batch
 
-from kafkasafe._io.connect import announced, connect
 from kafkasafe.cluster.api import EARLIEST, LATEST, Failure, ProduceRequest, StaleFenceError
 from kafkasafe.errors import UsageError, WrongClusterError
+from kafkasafe.kafkapython.connect import announced, connect
 from kafkasafe.testing.fake import VirtualCluster
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafkasafe import ErrorAction, ErrorContext, Verdict, classify
-from kafkasafe._core import code_names
+from kafkasafe.codes import names as code_names
 from tests.pages import DOCS
 
 PATH = DOCS / "errors.md"
@@ -39,7 +39,7 @@ HEAD = """# Kafka's error codes
 
 This page lists the answers of `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify`. [Errors of
 kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes the page from the
-table in `kafkasafe/_core/code_rows.py`, and a test compares the two. The flags `retriable` and
+table in `kafkasafe/codes/rows.py`, and a test compares the two. The flags `retriable` and
 `refresh_metadata` equal those of the exception class in Apache Kafka 4.3's `Errors`; another test reads them from the
 Java classes. If kafkasafe's flags differ on purpose, the note in italics says why.
 

@@ -1,10 +1,10 @@
-"""The table of marks in docs/spool-format.md, from the rows of `kafkasafe._core.marks.table`."""
+"""The table of marks in docs/spool-format.md, from the rows of `kafkasafe.marks.table`."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from kafkasafe._core.marks import ROWS, Row
+from kafkasafe.marks import ROWS, Row
 from tests.pages import DOCS, filled, table
 
 PATH: Final = DOCS / "spool-format.md"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kafkasafe import metrics
-from kafkasafe._io import stats
+from kafkasafe import metrics, stats
 from kafkasafe.spark import listener
 from tests.pages import DOCS, code, filled, table
 

@@ -1,10 +1,10 @@
-"""The flows of a partition in docs/design-delivery.md, from the table of `kafkasafe._core.journal.flow`."""
+"""The flows of a partition in docs/design-delivery.md, from the table of `kafkasafe.journal.flow`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe._core.journal.flow import FLOW, UNASSIGNED_FLOW
+from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW
 from tests.pages import DOCS, filled
 from tests.pages.journal_states import state_table
 

@@ -1,4 +1,4 @@
-"""The states of a position in docs/epochs.md, from the tables of `kafkasafe._core.position_table`."""
+"""The states of a position in docs/epochs.md, from the tables of `kafkasafe._consuming.position_table`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kafkasafe._core.position_table import ACTIVITY, STANDING, Action
+from kafkasafe._consuming.position_table import ACTIVITY, STANDING, Action
 from tests.pages import DOCS, filled, table
 
 PATH: Final = DOCS / "epochs.md"

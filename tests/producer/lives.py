@@ -26,13 +26,13 @@ from pathlib import Path
 import kafka.errors as kafka_errors
 
 from kafkasafe import cli
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.transport import Transport
 from kafkasafe._producing import opening
 from kafkasafe.cli import common
+from kafkasafe.cluster.client import Transport
 from kafkasafe.demo.ledger import Ledger
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.producer import SafeProducer
+from kafkasafe.spool.files import OsFiles
 
 DIGITS = 12
 

@@ -9,8 +9,8 @@ import harness
 import pytest
 
 from kafkasafe import RejectedError, SafeProducer, cli
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import inspect
 from kafkasafe.testing import FakeCluster
 
 PROMPT_S = 20.0

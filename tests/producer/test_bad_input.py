@@ -12,7 +12,6 @@ import pytest
 
 import kafkasafe
 from kafkasafe import SafeProducer, config
-from kafkasafe._core.partition import partition_for_key
 from kafkasafe.errors import (
     ConfigError,
     KafkaSafeError,
@@ -22,6 +21,7 @@ from kafkasafe.errors import (
     SpoolError,
     SpoolFormatError,
 )
+from kafkasafe.record.partition import partition_for_key
 
 NOWHERE = harness.dead_address()
 

@@ -126,8 +126,8 @@ def test_waiting_in_a_callback(some_kafka, producers):
 
 @pytest.mark.real
 def test_slow_callbacks_hold_up_send_and_are_all_called(some_kafka, producers, monkeypatch, caplog):
-    monkeypatch.setattr("kafkasafe._io.callbacks._DUE_LIMIT", 1000)
-    monkeypatch.setattr("kafkasafe._io.callbacks._DUE_MOST", 4000)
+    monkeypatch.setattr("kafkasafe.delivery.callbacks._DUE_LIMIT", 1000)
+    monkeypatch.setattr("kafkasafe.delivery.callbacks._DUE_MOST", 4000)
     topic = harness.new_topic(some_kafka, 1)
     producer = producers(some_kafka.bootstrap_servers, batch_size=20_000, max_block_ms=3000)
     go_on = threading.Event()
@@ -164,7 +164,7 @@ def test_slow_callbacks_hold_up_send_and_are_all_called(some_kafka, producers, m
 
 @pytest.mark.real
 def test_slow_callbacks_that_come_to_an_end_only_slow_send_down(some_kafka, producers, monkeypatch):
-    monkeypatch.setattr("kafkasafe._io.callbacks._DUE_LIMIT", 500)
+    monkeypatch.setattr("kafkasafe.delivery.callbacks._DUE_LIMIT", 500)
     topic = harness.new_topic(some_kafka, 1)
     producer = producers(some_kafka.bootstrap_servers, batch_size=20_000)
     called: list = []

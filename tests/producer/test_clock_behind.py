@@ -9,8 +9,8 @@ import pytest
 from kafka import KafkaProducer
 
 from kafkasafe import logs
-from kafkasafe._core import clocks
-from kafkasafe._core.journal.outbox import Outbox
+from kafkasafe.delivery import clocks
+from kafkasafe.journal.outbox import Outbox
 
 
 @pytest.fixture

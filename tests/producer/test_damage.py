@@ -18,7 +18,7 @@ BAD = 6
 @pytest.fixture
 def from_disk(monkeypatch):
     """What is sent is read back, as after a long outage."""
-    monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
+    monkeypatch.setattr("kafkasafe.delivery.engine.disk._MEMORY_BYTES", 0)
 
 
 def flip(producers, number: int) -> None:

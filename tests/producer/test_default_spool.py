@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kafkasafe import SafeProducer, cli, events, logs
-from kafkasafe._io.spool import Spool
 from kafkasafe.errors import ConfigError, WrongClusterError
+from kafkasafe.spool.spool import Spool
 
 
 @pytest.fixture

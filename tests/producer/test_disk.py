@@ -15,8 +15,8 @@ import lives
 import pytest
 
 from kafkasafe import events
-from kafkasafe._io.files import OsFiles
 from kafkasafe.errors import SpoolFullError
+from kafkasafe.spool.files import OsFiles
 
 pytestmark = pytest.mark.kafka
 

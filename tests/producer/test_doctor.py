@@ -18,10 +18,10 @@ from kafka import TopicPartition
 from kafka.record import MemoryRecords
 
 from kafkasafe import cli
-from kafkasafe._core import batch as codec
-from kafkasafe._io.examination import read_content
-from kafkasafe._io.files import OsFiles
 from kafkasafe.demo.ledger import Ledger
+from kafkasafe.maintenance.examination import read_content
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import OsFiles
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 

@@ -17,9 +17,9 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.partitioner import Partitioner, StickyPartitioner
 
 from kafkasafe import SafeProducer
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect as inspect_lane
 from kafkasafe.errors import DeliveryTimeoutError, UndecidableError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import inspect as inspect_lane
 
 
 class Both:

@@ -10,7 +10,7 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer, aio
-from kafkasafe._core.partition import partition_for_key
+from kafkasafe.record.partition import partition_for_key
 from kafkasafe.testing import FakeCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was dropped without close:ResourceWarning")

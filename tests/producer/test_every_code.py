@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
 from kafkasafe import RejectedError, SafeProducer, UndecidableError
-from kafkasafe._core.codes import Action, classify_produce
+from kafkasafe.codes.verdicts import Action, classify_produce
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 

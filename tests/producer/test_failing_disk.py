@@ -12,8 +12,8 @@ import pytest
 from waiting import until
 
 from kafkasafe import SafeProducer
-from kafkasafe._io.files import OsFiles
 from kafkasafe.errors import SpoolCorruptError, SpoolFullError, SpoolWriteError
+from kafkasafe.spool.files import OsFiles
 
 MIB = 1 << 20
 

@@ -6,11 +6,11 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 
 NAME = "kafkasafe.partition"
 """Earlier versions kept a given partition in a header of this name."""

@@ -9,8 +9,8 @@ import pytest
 from waiting import until
 
 from kafkasafe import SafeProducer, logs
-from kafkasafe._io.engine.waits import Bell, Waiting
 from kafkasafe._producing import delivery
+from kafkasafe.delivery.engine.waits import Bell, Waiting
 
 
 def said(caplog) -> list[str]:

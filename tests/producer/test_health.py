@@ -13,9 +13,9 @@ import harness
 import pytest
 
 from kafkasafe import ProducerHealth, SafeProducer
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.errors import SpoolFullError, UndecidableError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 
@@ -112,7 +112,7 @@ def test_records_in_memory(fake_kafka):
 
 def test_what_is_in_memory_at_first_is_no_stuck_disk(fake_kafka, producers, monkeypatch):
     """With spool="on_error" records of a topic that nobody knows yet go to disk as well, after `spool_after_ms`."""
-    monkeypatch.setattr("kafkasafe._io.pump.DISK_STUCK_S", 1.0)
+    monkeypatch.setattr("kafkasafe.delivery.pump.DISK_STUCK_S", 1.0)
     fake_kafka.refuse()
     producer = producers(fake_kafka.bootstrap_servers, spool="on_error", spool_after_ms=300)
     producer.send("unknown", b"1")
@@ -188,7 +188,7 @@ def test_a_disk_that_fails_when_the_cluster_is_met_first(fake_kafka, producers, 
 
 def test_a_disk_that_hangs(fake_kafka, producers, disk, monkeypatch):
     """No call waits for it: neither `health()`, nor the lock that it would take."""
-    monkeypatch.setattr("kafkasafe._io.pump.DISK_STUCK_S", 0.5)
+    monkeypatch.setattr("kafkasafe.delivery.pump.DISK_STUCK_S", 0.5)
     fake_kafka.create_topic("orders", 1)
     producer = producers(fake_kafka.bootstrap_servers)
     producer.send("orders", b"1").durable(60)

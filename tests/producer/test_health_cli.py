@@ -13,8 +13,8 @@ import lives
 import pytest
 
 from kafkasafe import cli
-from kafkasafe._io.files import OsFiles
 from kafkasafe.errors import SpoolFullError
+from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from kafkasafe import SpoolFullError
-from kafkasafe._core import batch as codec
-from kafkasafe._core.partition import partition_for_key
+from kafkasafe.record import batch as codec
+from kafkasafe.record.partition import partition_for_key
 from kafkasafe.testing import FakeCluster
 
 MIB = 1024 * 1024

@@ -17,9 +17,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from kafkasafe import SafeProducer
-from kafkasafe._io.stats import PRODUCER, Definition, Histogram
 from kafkasafe.errors import RejectedError, SpoolFullError
 from kafkasafe.metrics import Collector, install, serve, uninstall
+from kafkasafe.stats import PRODUCER, Definition, Histogram
 from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka

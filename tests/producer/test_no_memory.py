@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from kafkasafe import SafeProducer
-from kafkasafe._core.batch import encoding
 from kafkasafe.errors import SpoolWriteError
+from kafkasafe.record.batch import encoding
 from kafkasafe.testing import FakeCluster
 
 

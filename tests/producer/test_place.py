@@ -11,12 +11,12 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe import SafeProducer
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import inspect
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.aio import SafeProducer as AsyncProducer
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import inspect
+from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.testing import FakeCluster
 
 MIB = 1 << 20

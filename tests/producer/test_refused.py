@@ -13,7 +13,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kafkasafe import DataLossError, RejectedError, cli, events
-from kafkasafe._io.engine import lane_keeper
+from kafkasafe.delivery.engine import lane_keeper
 from kafkasafe.metrics import install
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster

@@ -14,8 +14,8 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from kafkasafe import DataLossError, RejectedError, SafeProducer, cli, events
-from kafkasafe._core import batch as codec
-from kafkasafe._io.files import OsFiles
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -346,7 +346,7 @@ def test_what_cannot_be_kept_waits_and_nothing_says_otherwise(
     files = Broken(operation, 0)
     monkeypatch.setattr("kafkasafe._producing.opening.OsFiles", lambda: files)
     if operation == "read":  # the batch has to be read back, once to be sent, then to be kept
-        monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
+        monkeypatch.setattr("kafkasafe.delivery.engine.disk._MEMORY_BYTES", 0)
     topic = harness.new_topic(kafka, 1, config={"cleanup.policy": "compact"})
     other = harness.new_topic(kafka, 1)
     seen: list = []

@@ -16,11 +16,7 @@ from kafka.errors import IllegalStateError
 from kafka.serializer import Serializer
 
 from kafkasafe import SafeProducer
-from kafkasafe._core import batch as codec
-from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.examination import read_content
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.spool import Spool
+from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.errors import (
     ConfigError,
     ForkedProcessError,
@@ -30,6 +26,10 @@ from kafkasafe.errors import (
     UsageError,
 )
 from kafkasafe.events import DataLost, SpoolRecordsMissing
+from kafkasafe.maintenance.examination import read_content
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.spool import Spool
 
 pytestmark = pytest.mark.kafka
 
@@ -313,7 +313,7 @@ def test_given_and_chosen_partitions_at_first_contact(broker, producers, outage)
 @pytest.mark.parametrize("known", [False, True])
 def test_a_spool_that_cannot_be_read_for_a_while(broker, producers, monkeypatch, known):
     """One read error of what waits on disk ended the producer."""
-    monkeypatch.setattr("kafkasafe._io.engine.disk._MEMORY_BYTES", 0)
+    monkeypatch.setattr("kafkasafe.delivery.engine.disk._MEMORY_BYTES", 0)
     topic = harness.new_topic(broker.cluster, 1)
     producer = producers(broker.servers, batch_size=2000)
     if known:
@@ -406,7 +406,7 @@ def test_a_deleted_topic_stays_deleted_and_is_forgotten(kafka, producers, monkey
     assert not exists(topic)
     producer.close()
     # A later life, which never writes to it.
-    monkeypatch.setattr("kafkasafe._io.engine.topics._FORGET_GONE_S", 0.5)
+    monkeypatch.setattr("kafkasafe.delivery.engine.topics._FORGET_GONE_S", 0.5)
     producer = producers(kafka.bootstrap_servers, **options)
     lives_on(producer, other)
     harness.until(lambda: known(producer) == {other}, 120)

@@ -12,8 +12,8 @@ import pytest
 from waiting import until
 
 from kafkasafe import RejectedError, SafeProducer, SpoolFullError, events
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.pump import _CROWD
+from kafkasafe.delivery.pump import _CROWD
+from kafkasafe.spool.files import OsFiles
 
 MIB = 1 << 20
 

@@ -41,7 +41,7 @@ def cluster():
 @pytest.fixture
 def patient(monkeypatch):
     """A cluster that answers late, on a machine that has other things to do, is still one that answers."""
-    monkeypatch.setattr("kafkasafe._core.run_ahead.PATIENCE_S", 60.0)
+    monkeypatch.setattr("kafkasafe.limits.run_ahead.PATIENCE_S", 60.0)
 
 
 def outstanding(futures) -> int:

@@ -295,7 +295,7 @@ def test_ctrl_c_at_each_place_of_send(fake_kafka, producers, room):
             send(b"%d before %d" % (step, i))
         if room == "none":
             producer._chunks["t"].left = 0
-        at = CtrlC(step, PRODUCER | {"kafkasafe._io.pump"})
+        at = CtrlC(step, PRODUCER | {"kafkasafe.delivery.pump"})
         with contextlib.suppress(KeyboardInterrupt), at:
             send(b"%d" % step)
         send(b"%d after" % step)

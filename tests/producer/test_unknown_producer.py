@@ -27,9 +27,9 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 
 from kafkasafe import DataLossError, UndecidableError, events
-from kafkasafe._core import batch as codec
-from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import ProduceRequest
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import batch as codec
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
 

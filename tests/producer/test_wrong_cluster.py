@@ -190,7 +190,7 @@ def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):
 
 
 def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("kafkasafe._io.engine.topics._FORGET_GONE_S", 1.0)
+    monkeypatch.setattr("kafkasafe.delivery.engine.topics._FORGET_GONE_S", 1.0)
     events = []
     with KafkaCluster(brokers=1, config={"auto.create.topics.enable": "false"}) as cluster:
         cluster.create_topic("t", partitions=1)

@@ -1,4 +1,4 @@
-"""The real engine in seeded histories, in virtual time: `kafkasafe/_io/engine` on the fake cluster and on a disk that crashes.
+"""The real engine in seeded histories, in virtual time: `kafkasafe/delivery/engine` on the fake cluster and on a disk that crashes.
 
 A seed makes a `Plan`: settings, and a list of events (`plan.py`). A `Storm` plays it (`storm.py`) in one thread, in
 which nothing waits, and a `Book` checks what is promised (`book.py`), while it goes on and when it is over. A history

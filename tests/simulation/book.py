@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._io.recovery import BatchEntry, MarksEntry
+from kafkasafe import marks as m
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.recovery import BatchEntry, MarksEntry
 
 __all__ = ["Book", "LifeEntry", "Record", "Violation"]
 

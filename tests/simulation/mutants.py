@@ -14,30 +14,30 @@ import mutants as journal_mutants
 from mutation import HistoryMutant as Mutant
 from mutation import nothing, source
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.identity import ProducerView
-from kafkasafe._core.journal.forward import CopyForward
-from kafkasafe._core.journal.precedence import Precedence
-from kafkasafe._core.journal.recovery import Recovery
-from kafkasafe._io.engine import disk, questions
-from kafkasafe._io.engine import engine as engines
-from kafkasafe._io.engine.disk import DiskWriter
-from kafkasafe._io.engine.endings import Endings
-from kafkasafe._io.engine.ground import Ground
-from kafkasafe._io.engine.intake import Intake
-from kafkasafe._io.engine.lane import Lane
-from kafkasafe._io.engine.lane_keeper import LaneKeeper
-from kafkasafe._io.engine.losses import LossWatch
-from kafkasafe._io.engine.messages import ChoreDue, RetryDue
-from kafkasafe._io.engine.order import Order
-from kafkasafe._io.engine.outlet import Outlet
-from kafkasafe._io.engine.room import RoomKeeper
-from kafkasafe._io.engine.sender import Sender
-from kafkasafe._io.engine.write_backlog import WriteBacklog
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.rejected import RejectedStore
-from kafkasafe._io.spool import Spool
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine import disk, questions
+from kafkasafe.delivery.engine import engine as engines
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.endings import Endings
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.intake import Intake
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
+from kafkasafe.delivery.engine.losses import LossWatch
+from kafkasafe.delivery.engine.messages import ChoreDue, RetryDue
+from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.outlet import Outlet
+from kafkasafe.delivery.engine.room import RoomKeeper
+from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.write_backlog import WriteBacklog
+from kafkasafe.history.identity import ProducerView
+from kafkasafe.journal.forward import CopyForward
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.recovery import Recovery
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.rejected import RejectedStore
+from kafkasafe.spool.spool import Spool
 
 __all__ = ["ENGINE", "EXACT", "HISTORIES", "JOURNAL", "SEEDS", "Mutant"]
 

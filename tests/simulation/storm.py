@@ -12,21 +12,21 @@ from unittest import mock
 from virtual import SPOOL, TIMEOUT_S, Life
 
 from kafkasafe import events
-from kafkasafe._core import batch as codec
-from kafkasafe._core import journal as j
-from kafkasafe._core.journal import packing as journal_packing
-from kafkasafe._io import lanes
-from kafkasafe._io.engine import disk as engine_disk
-from kafkasafe._io.engine import outlet as engine_outlet
-from kafkasafe._io.engine import packing
-from kafkasafe._io.engine.messages import Decided, SpillAsked
-from kafkasafe._io.engine.parcels import UNCHOSEN, Parcel
-from kafkasafe._io.files import read_whole
-from kafkasafe._io.inspection import inspect
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.resend import find_rejected
-from kafkasafe._io.spool import Spool
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine import disk as engine_disk
+from kafkasafe.delivery.engine import outlet as engine_outlet
+from kafkasafe.delivery.engine import packing
+from kafkasafe.delivery.engine.messages import Decided, SpillAsked
+from kafkasafe.delivery.engine.parcels import UNCHOSEN, Parcel
 from kafkasafe.errors import RejectedError, SpoolError
+from kafkasafe.journal import packing as journal_packing
+from kafkasafe.maintenance.resend import find_rejected
+from kafkasafe.record import batch as codec
+from kafkasafe.spool import lanes
+from kafkasafe.spool.files import read_whole
+from kafkasafe.spool.inspection import inspect
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import ProcessKilled
 
 from .book import Book, LifeEntry, Record, Violation

@@ -15,8 +15,8 @@ from typing import Any
 
 from virtual import Life, StormyCluster, World
 
-from kafkasafe._core import batch as codec
 from kafkasafe.errors import SpoolError
+from kafkasafe.record import batch as codec
 from kafkasafe.testing.disk import ProcessKilled
 from kafkasafe.testing.fake.desk import handler
 

@@ -16,7 +16,7 @@ import pytest
 from local_spark import spark_session
 from sinks import new_name, numbers, options, read, values
 
-from kafkasafe._core.partition import partition_for_key
+from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import foreach_batch_sink, write_batch
 from kafkasafe.spark.arrow import map_in_arrow
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from waiting import until
 
-from kafkasafe._core.batch import encode
-from kafkasafe._io.connect import over_sockets
 from kafkasafe.cluster.api import ProduceRequest
 from kafkasafe.errors import ConfigError, DataLossError
 from kafkasafe.events import SourceDataLost
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record.batch import encode
 from kafkasafe.spark import KafkaSafeSource
 from kafkasafe.spark.options import read_options
 from kafkasafe.spark.reading import close_connections

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._core.epochs import Lineage
 from kafkasafe.errors import ConfigError
+from kafkasafe.history.epochs import Lineage
 from kafkasafe.spark import packed
 from kafkasafe.spark.listener import _offsets
 from kafkasafe.spark.marks import UNRESOLVED, Mark

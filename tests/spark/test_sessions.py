@@ -8,13 +8,13 @@ import pytest
 from confluent_kafka import Producer
 from sinks import new_name, options, values
 
-from kafkasafe._core import batch
-from kafkasafe._core.txn import Marker, Report
-from kafkasafe._io.appender import FencedError, RestartError
-from kafkasafe._io.transactions import Coordinator, _error
 from kafkasafe.errors import CheckpointMismatchError
+from kafkasafe.record import batch
+from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
+from kafkasafe.spark.transactions import Coordinator, _error
+from kafkasafe.spark.txn import Marker, Report
 
 pytestmark = pytest.mark.kafka
 

@@ -12,16 +12,16 @@ from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
 from sinks import crash, new_name, numbers, options, read, values
 
-from kafkasafe._core.partition import partition_for_key
-from kafkasafe._core.txn import Marker
-from kafkasafe._io.appender import RestartError
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
+from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, write_batch
+from kafkasafe.spark.appender import RestartError
 from kafkasafe.spark.arrow import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.plans import commits_are_validated
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink import _exchange_settings, _Job, _with_settings
+from kafkasafe.spark.txn import Marker
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -19,13 +19,13 @@ from pyspark.sql import Row
 from sinks import crash, new_name, numbers, options, read, values
 from sourcing import delete_before
 
-from kafkasafe._core.partition import partition_for_key
-from kafkasafe._io.appender import FencedError
-from kafkasafe._io.staging import StagingError
-from kafkasafe._io.transactions import Coordinator
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
+from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import MetricsListener, foreach_batch_sink, tasks, write_batch, writers
+from kafkasafe.spark.appender import FencedError
 from kafkasafe.spark.session import Session
+from kafkasafe.spark.staging import StagingError
+from kafkasafe.spark.transactions import Coordinator
 from kafkasafe.spark.writers import batch_writer, parts_of_rows, stream_writer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]

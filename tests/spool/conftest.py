@@ -8,8 +8,8 @@ import functools
 
 import pytest
 
-from kafkasafe._core import marks
-from kafkasafe._io import reserve
+from kafkasafe import marks
+from kafkasafe.spool import reserve
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._io.files import Files
-from kafkasafe._io.lanes import LaneLock, SpoolDirectory
-from kafkasafe._io.recovery import BatchEntry, LostEntry, MarksEntry, TornEntry, scan
-from kafkasafe._io.spool import Entry, Spool
+from kafkasafe import marks as m
 from kafkasafe.errors import KafkaSafeError, SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
+from kafkasafe.spool.recovery import BatchEntry, LostEntry, MarksEntry, TornEntry, scan
+from kafkasafe.spool.spool import Entry, Spool
 from kafkasafe.testing.disk import CrashState, Disk
 
 T = TypeVar("T")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._core.marks import groups as control_batches
-from kafkasafe._io.inspection import inspect
-from kafkasafe._io.recovery import read_extent, scan
-from kafkasafe._io.repair import carry_out, plan_repair
+from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
+from kafkasafe.maintenance.repair import carry_out, plan_repair
+from kafkasafe.marks import groups as control_batches
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.inspection import inspect
+from kafkasafe.spool.recovery import read_extent, scan
 from kafkasafe.testing.disk import Disk
 
 from .model import LANE, ROOT, Group, Owner, describe, encode, recover

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import kafkasafe._io.discard as discarding
-from kafkasafe._io.inspection import inspect, missing
-from kafkasafe._io.lanes import SpoolDirectory, lane_name
-from kafkasafe._io.rejected_notes import FOLDER, mark_discarded, read_notes
-from kafkasafe._io.resend import bring_back
+import kafkasafe.maintenance.discard as discarding
 from kafkasafe.errors import SpoolError
+from kafkasafe.maintenance.resend import bring_back
+from kafkasafe.spool.inspection import inspect, missing
+from kafkasafe.spool.lanes import SpoolDirectory, lane_name
+from kafkasafe.spool.rejected_notes import FOLDER, mark_discarded, read_notes
 from kafkasafe.testing.disk import Disk
 
 from .test_rejected import ROOT, Owner

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import forward
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core.forward import Segment, copy_before
-from kafkasafe._core.order import Owed
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.recovery import replay, scan
-from kafkasafe._io.spool import Spool
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.delivery import forward
+from kafkasafe.delivery.forward import Segment, copy_before
+from kafkasafe.journal.order import Owed
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.recovery import replay, scan
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 
 from .model import LANE, ROOT

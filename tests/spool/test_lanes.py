@@ -13,11 +13,11 @@ import textwrap
 
 import pytest
 
-from kafkasafe._core import marks as m
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .model import LANE, ROOT, Owner, encode, recover
@@ -48,10 +48,10 @@ def other_process(path, *, lane="None", fill="False"):
         f"""
         import sys, time
         from pathlib import Path
-        from kafkasafe._core import marks as m
-        from kafkasafe._io.files import OsFiles
-        from kafkasafe._io.lanes import SpoolDirectory
-        from kafkasafe._io.spool import Spool
+        from kafkasafe import marks as m
+        from kafkasafe.spool.files import OsFiles
+        from kafkasafe.spool.lanes import SpoolDirectory
+        from kafkasafe.spool.spool import Spool
         lock = SpoolDirectory.open(Path({str(path)!r}), files=OsFiles()).take_lane({lane})
         if {fill}:
             spool, _ = Spool.open(lock.path, files=OsFiles(), segment_bytes=4096, sync="group",

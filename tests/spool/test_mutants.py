@@ -8,14 +8,15 @@ import random
 import pytest
 from mutation import listed, source
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._io import discard as discarding
-from kafkasafe._io import extent_file, quarantine, recovery, resend, segment_reader, spool
-from kafkasafe._io.files import DirectoryFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
 from kafkasafe.errors import KafkaSafeError
+from kafkasafe.maintenance import discard as discarding
+from kafkasafe.maintenance import resend
+from kafkasafe.record import batch as codec
+from kafkasafe.spool import extent_file, quarantine, recovery, segment_reader, spool
+from kafkasafe.spool.files import DirectoryFiles
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 
 from . import test_crash, test_damage, test_discard, test_place, test_spool

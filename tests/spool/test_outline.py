@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._io import extent_file, outline
-from kafkasafe._io.recovery import LostEntry, scan
+from kafkasafe import marks as m
 from kafkasafe.errors import SpoolCorruptError
+from kafkasafe.record import batch as codec
+from kafkasafe.spool import extent_file, outline
+from kafkasafe.spool.recovery import LostEntry, scan
 from kafkasafe.testing.disk import Disk, DiskFiles
 
 from .model import LANE, Group, Owner, encode, open_lane

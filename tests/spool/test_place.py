@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.errors import SpoolError, SpoolFormatError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.testing.disk import Disk, DiskFiles
 
 from .model import LANE, ROOT, Owner, open_lane, recover

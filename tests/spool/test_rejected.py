@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._core.journal import Batch, Journal
-from kafkasafe._core.rejected import Refused, encode, most_bytes
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.inspection import missing, read_lane
-from kafkasafe._io.recovery import replay
-from kafkasafe._io.rejected import RejectedStore, data_of, read_rejected, waits_of
-from kafkasafe._io.rejected_notes import read_notes
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
+from kafkasafe.journal import Batch, Journal
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.inspection import missing, read_lane
+from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.rejected import RejectedStore, data_of, read_rejected, waits_of
+from kafkasafe.spool.rejected_format import Refused, encode, most_bytes
+from kafkasafe.spool.rejected_notes import read_notes
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
 
 ROOT = Path("/spool")

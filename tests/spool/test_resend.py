@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core import marks as m
-from kafkasafe._core.rejected import Refused
-from kafkasafe._io.inspection import missing
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.rejected import data_of, read_rejected, retire
-from kafkasafe._io.rejected_notes import read_notes
-from kafkasafe._io.resend import bring_back, find_rejected, set_aside
+from kafkasafe import marks as m
 from kafkasafe.errors import LaneBusyError, SpoolCorruptError, SpoolError, UsageError
+from kafkasafe.maintenance.resend import bring_back, find_rejected, set_aside
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.inspection import missing
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.rejected import data_of, read_rejected, retire
+from kafkasafe.spool.rejected_format import Refused
+from kafkasafe.spool.rejected_notes import read_notes
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .test_rejected import ROOT, Owner, encoded

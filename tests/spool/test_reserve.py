@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from kafkasafe._core import marks as m
-from kafkasafe._io import reserve
-from kafkasafe._io.reserve import Reserve
+from kafkasafe import marks as m
 from kafkasafe.errors import SpoolWriteError
+from kafkasafe.spool import reserve
+from kafkasafe.spool.reserve import Reserve
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .model import LANE, Group, Owner, encode, open_lane, recover

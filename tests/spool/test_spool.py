@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kafkasafe._core import marks as m
-from kafkasafe._io import spool
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.spool import Spool
+from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
+from kafkasafe.spool import spool
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
 from .model import Group, Owner, encode, patiently, recover

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._core.identity import BatchId, Judgement, ProducerView, Verdict, add_sequence
-from kafkasafe._core.loss import Cause, Loss
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId, Judgement, ProducerView, Verdict, add_sequence
+from kafkasafe.history.loss import Cause, Loss
 
 from .recorder import Tape, recorded
 

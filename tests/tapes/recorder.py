@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kafkasafe._core import journal as j
-from kafkasafe._core import loss
-from kafkasafe._core import units as u
-from kafkasafe._core.journal import groups
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.history import loss
+from kafkasafe.journal import groups
 
 from .words import KNOWN, word
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mutants
 import pytest
 
-from kafkasafe._core.journal import answers
+from kafkasafe.journal import answers
 
 from . import keep
 from .histories import FIRST_LATER, KINDS, LATER, play

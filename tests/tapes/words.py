@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kafkasafe._core import identity, loss
-from kafkasafe._core import journal as j
-from kafkasafe._core import marks as m
-from kafkasafe._core import units as u
-from kafkasafe._core.journal import groups
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history import identity, loss
+from kafkasafe.journal import groups
 
 __all__ = ["KNOWN", "WORDS", "word"]
 

@@ -14,10 +14,10 @@ import pytest
 from confluent_kafka import Producer
 from waiting import until
 
-from kafkasafe._core import batch
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Failure, RecordsFetched, TopicsListed
+from kafkasafe.cluster.client import Transport
+from kafkasafe.kafkapython.connect import over_sockets
+from kafkasafe.record import batch
 from kafkasafe.testing.broker import KafkaCluster
 
 

@@ -9,7 +9,7 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.frame import KafkaBytes
 
-from kafkasafe._core.code_names import all_codes
+from kafkasafe.codes.names import all_codes
 from kafkasafe.kafkapython.offsets_wire import OffsetsHeader, decode_offsets, encode_offsets
 
 VERSIONS = range(1, 11)

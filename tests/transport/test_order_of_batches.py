@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkasafe._io.transport.order import Order
+from kafkasafe.cluster.client.order import Order
 
 ONE = "t", 0
 OTHER = "t", 1

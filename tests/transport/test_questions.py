@@ -10,11 +10,11 @@ from typing import Any
 import kafka.errors
 import pytest
 
-from kafkasafe._io.at_once import at_once, held
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transport import Transport
-from kafkasafe._io.transport.calls import EpochsWanted, OffsetsWanted, PartitionQuestion
 from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
+from kafkasafe.cluster.at_once import at_once, held
+from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.client.calls import EpochsWanted, OffsetsWanted, PartitionQuestion
+from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 

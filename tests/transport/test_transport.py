@@ -28,11 +28,6 @@ from kafka.protocol.producer import ProduceResponse
 from pytest_mock import MockerFixture
 from waiting import until
 
-from kafkasafe._core import batch
-from kafkasafe._io.connect import over_sockets
-from kafkasafe._io.transport import Transport
-from kafkasafe._io.transport.produce_call import Group, ProduceCall
-from kafkasafe._io.transport.questions import _next_offset
 from kafkasafe.cluster.api import (
     EpochEnd,
     Failure,
@@ -46,14 +41,19 @@ from kafkasafe.cluster.api import (
     ProducersDescribed,
     StaleFenceError,
 )
+from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.client.produce_call import Group, ProduceCall
+from kafkasafe.cluster.client.questions import _next_offset
 from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.network import Appended
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
 from kafkasafe.kafkapython import requests
+from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.wire import ProduceHeader, decode_appended, encode_produce
 from kafkasafe.producer import SafeProducer
+from kafkasafe.record import batch
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.tcp_proxy import TcpProxy

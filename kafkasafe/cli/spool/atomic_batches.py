@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kafkasafe._core.examine import Step
-from kafkasafe._core.steps import BatchTimes, UnitLog
-from kafkasafe._io.examination import LaneContent
 from kafkasafe.cli.common import counted
+from kafkasafe.maintenance.examination import LaneContent
+from kafkasafe.spool.examine import Step
+from kafkasafe.spool.steps import BatchTimes, UnitLog
 
 __all__ = ["times_row", "unit_line", "unit_rows"]
 

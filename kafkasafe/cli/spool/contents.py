@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._core import batch as codec
-from kafkasafe._core.identity import add_sequence
-from kafkasafe._io.engine.parcels import given_partitions
-from kafkasafe._io.examination import LaneContent, SpooledBatch, read_content
-from kafkasafe._io.inspection import resent_in
 from kafkasafe.cli.common import CODES, lanes_of
+from kafkasafe.delivery.engine.parcels import given_partitions
 from kafkasafe.errors import SpoolError
+from kafkasafe.history.identity import add_sequence
+from kafkasafe.maintenance.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.inspection import resent_in
 
 __all__ = [
     "DAMAGED",

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._core import units as u
-from kafkasafe._core.examine import Step
-from kafkasafe._io.examination import read_content
+from kafkasafe import units as u
 from kafkasafe.cli.common import CODES, EXIT_BROKEN, EXIT_FAILED, open_directory
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import Decide, ProducerConfig, validate
 from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
+from kafkasafe.maintenance.examination import read_content
 from kafkasafe.producer import SafeProducer
+from kafkasafe.spool.examine import Step
 
 __all__ = ["DECISION_CODES", "BatchIds", "Decided", "Patience", "Wanted", "decide_staged"]
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError
 
-from kafkasafe._io.inspection import Inspected, inspect
-from kafkasafe._io.lanes import SpoolDirectory
 from kafkasafe.cli.common import (
     EXIT_BROKEN,
     EXIT_FAILED,
@@ -27,6 +25,8 @@ from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import DataLossError, SpoolCorruptError, SpoolError, UndecidableError
 from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
 from kafkasafe.producer import SafeProducer
+from kafkasafe.spool.inspection import Inspected, inspect
+from kafkasafe.spool.lanes import SpoolDirectory
 
 __all__ = ["Delivery", "deliver"]
 

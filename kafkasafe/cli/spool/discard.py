@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._io.discard import Discardable, discard, find_discardable
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -23,6 +22,7 @@ from kafkasafe.cli.common import (
 )
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName
+from kafkasafe.maintenance.discard import Discardable, discard, find_discardable
 
 __all__ = ["DISCARD_CODES", "spool_discard"]
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from kafkasafe._core.examine import Fate
 from kafkasafe.cli.common import EXIT_BROKEN, Directory, counted, one_line, open_directory, progress
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+from kafkasafe.spool.examine import Fate
 
 __all__ = ["spool_export"]
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._io.examination import read_content
-from kafkasafe._io.inspection import Inspected
 from kafkasafe.cli.common import (
     EXIT_BROKEN,
     RESEND_HINT,
@@ -27,6 +25,8 @@ from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.contents import missing_lines, unread_rows
 from kafkasafe.cli.spool.tree import root_of, tree_below
+from kafkasafe.maintenance.examination import read_content
+from kafkasafe.spool.inspection import Inspected
 
 __all__ = ["spool_ls"]
 

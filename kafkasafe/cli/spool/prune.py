@@ -9,9 +9,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory
-from kafkasafe._io.prune import find_prunable, prune_directory, prune_lane
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -24,6 +21,9 @@ from kafkasafe.cli.common import (
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.tree import root_of, spools_below
 from kafkasafe.errors import SpoolError
+from kafkasafe.maintenance.prune import find_prunable, prune_directory, prune_lane
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory
 
 __all__ = ["PRUNE_CODES", "spool_prune"]
 

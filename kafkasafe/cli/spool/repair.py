@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._io.repair import Plan, carry_out, plan_repair
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -23,6 +22,7 @@ from kafkasafe.cli.common import (
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.errors import SpoolError
+from kafkasafe.maintenance.repair import Plan, carry_out, plan_repair
 
 __all__ = ["REPAIR_CODES", "spool_repair"]
 

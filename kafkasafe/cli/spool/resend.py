@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._io.resend import Resent, bring_back, find_rejected
 from kafkasafe.cli.common import (
     CODES,
     EXIT_BROKEN,
@@ -28,6 +27,7 @@ from kafkasafe.cli.common import (
 )
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.delivery import Delivery, deliver
+from kafkasafe.maintenance.resend import Resent, bring_back, find_rejected
 
 __all__ = ["RESEND_CODES", "spool_resend"]
 

@@ -11,9 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._core.examine import Finding
-from kafkasafe._io.examination import read_content
-from kafkasafe._io.resend import set_aside
 from kafkasafe.cli.common import (
     RESEND_HINT,
     ConfigFile,
@@ -30,6 +27,9 @@ from kafkasafe.cli.doctor import ask
 from kafkasafe.cli.report import show
 from kafkasafe.config import validate
 from kafkasafe.errors import UsageError
+from kafkasafe.maintenance.examination import read_content
+from kafkasafe.maintenance.resend import set_aside
+from kafkasafe.spool.examine import Finding
 
 __all__ = ["SET_ASIDE_CODES", "spool_set_aside"]
 

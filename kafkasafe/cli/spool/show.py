@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe._core.examine import Fate
-from kafkasafe._io.examination import SpooledBatch
 from kafkasafe.cli.common import EXIT_BROKEN, Directory, Json, counted, one_line, unreadable_lines
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
+from kafkasafe.maintenance.examination import SpooledBatch
+from kafkasafe.spool.examine import Fate
 
 __all__ = ["spool_show"]
 

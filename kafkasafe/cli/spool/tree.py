@@ -14,10 +14,10 @@ from typing import Any
 
 import typer
 
-from kafkasafe._io.files import OsFiles
-from kafkasafe._io.lanes import SpoolDirectory, format_lost
 from kafkasafe.cli.common import EXIT_BROKEN, cluster_trouble, counted, inspected
 from kafkasafe.errors import SpoolError
+from kafkasafe.spool.files import OsFiles
+from kafkasafe.spool.lanes import SpoolDirectory, format_lost
 
 __all__ = ["root_of", "spools_below", "tree_below"]
 

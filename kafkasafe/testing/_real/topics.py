@@ -13,8 +13,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResourceType, OffsetSpec
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
-from kafkasafe._core.batch import iter_headers
 from kafkasafe.kafkapython import frames
+from kafkasafe.record.batch import iter_headers
 from kafkasafe.testing._real.admin import Admin
 from kafkasafe.testing._real.layout import Layout
 from kafkasafe.testing._real.node import POLL_S, as_text

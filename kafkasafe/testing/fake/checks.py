@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kafkasafe._core.batch import (
+from kafkasafe.errors import KafkaSafeError
+from kafkasafe.record.batch import (
     HEADER_BYTES,
     BatchHeader,
     Columns,
@@ -20,7 +21,6 @@ from kafkasafe._core.batch import (
     stamp_identity,
     verify,
 )
-from kafkasafe.errors import KafkaSafeError
 
 __all__ = ["NotModelledError", "RefusedError", "StoredBatch", "admit", "store"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from kafka import TopicPartition
 from kafka.errors import KafkaError, for_code
 
-from kafkasafe._core.batch import Columns, decode
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.record.batch import Columns, decode
 from kafkasafe.testing.broker import ClusterError, LostRecords, PartitionState
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.desk import Desk

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kafkasafe._core.batch import decode, encode_control, stamp_identity
+from kafkasafe.record.batch import decode, encode_control, stamp_identity
 from kafkasafe.testing.fake.checks import StoredBatch, store
 from kafkasafe.testing.fake.producers import Producers
 

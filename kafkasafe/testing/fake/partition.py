@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kafkasafe._core.batch import BatchHeader
+from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError, admit
 from kafkasafe.testing.fake.log import Aborted, ReplicaLog
 

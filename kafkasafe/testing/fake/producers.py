@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kafkasafe._core.batch import BatchHeader
+from kafkasafe.record.batch import BatchHeader
 from kafkasafe.testing.fake.checks import RefusedError
 
 __all__ = ["Producer", "Producers", "SeenBatch"]

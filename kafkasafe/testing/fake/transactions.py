@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkasafe._core.batch import BatchHeader, CorruptBatchError, read_header
+from kafkasafe.record.batch import BatchHeader, CorruptBatchError, read_header
 from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import Group, Offset, coordinator, numbered
 

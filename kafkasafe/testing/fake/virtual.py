@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from kafkasafe._io.transport import Transport
 from kafkasafe.cluster.api import Cluster
+from kafkasafe.cluster.client import Transport
 from kafkasafe.testing.broker import ClusterError
 from kafkasafe.testing.fake import desk as desks
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
@@ -135,7 +135,7 @@ class VirtualCluster(Control):
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """`host:port` of every broker; see `kafkasafe._io.connect.announced`."""
+        """`host:port` of every broker; see `kafkasafe.kafkapython.connect.announced`."""
         return [f"fake-{node}:9092" for node in self.brokers]
 
     def connect(self, options: Mapping[str, Any]) -> Cluster:

@@ -1,7 +1,7 @@
 """The network between a client and a `VirtualCluster`: requests and answers as plain data, in virtual time.
 
 It decides nothing: leaders, metadata, back-off, fences and what waits belong to the client, which is the product's own
-(`kafkasafe._io.transport`).
+(`kafkasafe.cluster.client`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""The file in which a consumer stores what it has read, for the next run of its process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kafkasafe.errors import LineageFileError
+from kafkasafe.history.memory import Remembered, decode, encode
+from kafkasafe.history.sealed import SealError
+from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
+
+__all__ = ["LineageMemory"]
+
+
+class LineageMemory:
+    """What was read of partitions that are not assigned now, or in an earlier run. Not thread-safe.
+
+    Args:
+        path: The file; None: remember it only during this run.
+        files: The disk, for tests.
+
+    Raises:
+        LineageFileError: The file cannot be used, or another consumer has it. It was not changed.
+        OSError: The file, or the lock next to it, cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, files: Files | None = None) -> None:
+        self._path = path
+        self._files = OsFiles() if files is None else files
+        self._known: dict[tuple[str, int], Remembered] = {}
+        self._saved = ""
+        self._lock: int | None = None
+        if path is None:
+            return
+        lock = path.with_name(path.name + ".lock")
+        self._lock = self._files.open(lock, write=True, create=True)
+        try:
+            self._claim(path, lock)
+            content = read_whole(self._files, path)
+            if content is not None:
+                self._saved = content.decode()
+                self._known = decode(self._saved)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SealError | UnicodeDecodeError):
+                raise LineageFileError(
+                    f"{path} cannot be used: {error}. Replace it by an intact copy, or move it away. Without it, the"
+                    " consumer cannot find out whether the records that it has read are still in the log. So compare"
+                    " them with the log yourself, from positions that you have stored."
+                ) from None
+            raise
+
+    def _claim(self, path: Path, lock: Path) -> None:
+        if self._lock is None or not self._files.lock(self._lock):
+            raise LineageFileError(
+                f"{path} is in use by another consumer (which holds {lock}): give each consumer its own file"
+            )
+
+    def get(self, topic: str, partition: int) -> Remembered | None:
+        """Returns what is remembered of a partition."""
+        return self._known.get((topic, partition))
+
+    def keep(self, topic: str, partition: int, known: Remembered) -> None:
+        """Remembers what was read of a partition. Not written to disk yet."""
+        if known.lineage.entries:
+            self._known[topic, partition] = known
+
+    def save(self) -> bool:
+        """Writes everything that is remembered. Durable on return. Returns whether there was anything new.
+
+        Raises:
+            OSError: It could not be written. The previous content has not changed.
+        """
+        if self._path is None or self._lock is None:
+            return False
+        text = encode(self._known)
+        if text == self._saved or not self._known:
+            return False
+        replace_whole(self._files, self._path, text.encode())
+        self._saved = text
+        return True
+
+    def close(self) -> None:
+        """Releases the file without saving. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            self._files.close(lock)

@@ -1,0 +1,95 @@
+"""What is asked of a certain broker, or of any: each request and what its answer means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import Failure, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.client.calls import QuestionCall
+from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.router import Router
+from kafkasafe.cluster.coordinators import Node, Question, metadata_question
+from kafkasafe.cluster.leaders import topic_at, topics_listed
+from kafkasafe.cluster.network import Network
+from kafkasafe.cluster.terms import not_sent, safely
+
+__all__ = ["BrokerQuestions"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """A broker's address, as FindCoordinator gives it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class BrokerQuestions:
+    """Requests to a certain broker, or to any.
+
+    Args:
+        network: The addresses of brokers, and the time limit of requests.
+        mailbox: The way in for other threads.
+        links: The ways to the brokers.
+        router: Finds the best broker.
+    """
+
+    def __init__(self, network: Network, mailbox: Mailbox, links: Links, router: Router) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._links = links
+        self._router = router
+
+    def list_topics(self, reply: Reply[TopicsListed]) -> None:
+        """Asks any broker for all topics. They are not watched.
+
+        Args:
+            reply: Gets `TopicsListed` or `Failure`.
+        """
+        self.ask(metadata_question(None, topics_listed), reply)
+
+    def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """Asks one broker what it knows of a topic; see `Cluster`."""
+
+        def parse(response: Any) -> TopicInfo:
+            return topic_at(response, topic, version=response.API_VERSION)
+
+        def run() -> None:
+            if node not in self._network.addresses():
+                error = kafka_errors.NodeNotReadyError(f"Node {node} is not known")
+                safely(reply, Failure(error, sent=False))
+                return
+            self._links.link(node).submit(
+                QuestionCall(
+                    metadata_question([topic], parse), reply, timeout_s=self._network.request_timeout_s
+                )
+            )
+
+        self._mailbox.post(run, not_sent(reply))
+
+    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
+        """Asks a certain broker, or whichever one is there.
+
+        Args:
+            question: What it is asked. What `parse` raises is the `Failure`.
+            reply: Gets the result of `parse`, or `Failure`.
+            node: (node id, host, port) of the broker, as another broker said; None: any.
+        """
+
+        def make() -> QuestionCall:
+            return QuestionCall(question, reply, timeout_s=self._network.request_timeout_s)
+
+        def run() -> None:
+            if node is None:
+                self._router.route_any(make, final=False, reply=reply)
+            else:
+                self._network.learn_broker(_Endpoint(*node))
+                self._links.link(node[0]).submit(make())
+
+        self._mailbox.post(run, not_sent(reply))

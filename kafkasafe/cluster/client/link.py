@@ -1,0 +1,371 @@
+"""The way to one broker.
+
+All that is about one connection: when it is made, what waits for it, what is in flight on it, when it is given up.
+Which broker a request is for is not decided here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import Failure
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.cluster.client.calls import Call, PartitionQuestion, QuestionCall, QuestionsCall, Wanted
+from kafkasafe.cluster.coordinators import metadata_question
+from kafkasafe.cluster.network import Connection, Network
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
+
+__all__ = ["Link"]
+
+_MAX_QUESTIONS: Final = 500  # in one request
+
+_PAUSE_POLL_S: Final = 0.02
+
+
+class Link:
+    """The way to one broker: its connection, what waits for it, its back-off.
+
+    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
+
+    Args:
+        node_id: The broker.
+        network: Makes the connection.
+        pin: Which cluster it must lead to.
+        backoff: Pauses between attempts to connect.
+        want_metadata: Called when the connection is lost or cannot be made.
+        watch_silence: Called when a request is in flight.
+    """
+
+    __slots__ = (
+        "_backoff", "_network", "_pin", "_want_metadata", "_watch_silence", "conn", "failures", "gathered",
+        "identifying", "in_flight", "node_id", "not_before", "ready_once", "suspect_until", "timer", "timer_at",
+        "waiting", "watch", "watch_at",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        network: Network,
+        pin: ClusterPin,
+        backoff: Backoff,
+        *,
+        want_metadata: Callable[[], None],
+        watch_silence: Callable[[], None],
+    ) -> None:
+        self.node_id = node_id
+        self._network = network
+        self._pin = pin
+        self._backoff = backoff
+        self._want_metadata = want_metadata
+        self._watch_silence = watch_silence
+        self.conn: Connection | None = None
+        self.ready_once = False  # whether `conn` has been usable: connected, and to the right cluster
+        self.identifying = False  # whether the request that tells which cluster it is was written
+        self.waiting: collections.deque[Call] = collections.deque()
+        self.gathered: dict[Wanted, list[PartitionQuestion]] = {}  # in this turn of the loop
+        self.in_flight: dict[Call, float] = {}  # in the order they were written, with the time
+        self.failures = 0  # connection attempts that failed since the last success
+        self.not_before = 0.0
+        self.suspect_until = 0.0
+        self.timer: Any = None
+        self.timer_at = 0.0
+        self.watch: Any = None
+        self.watch_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be written at once."""
+        conn = self.conn
+        return (
+            conn is not None
+            and conn.connected
+            and self.ready_once
+            and conn.resumes_at is None
+            and not self.waiting
+        )
+
+    def alive(self, now: float) -> bool:
+        """Whether there is a usable connection to a broker that is not suspected to hang."""
+        return self.usable and self.suspect_until <= now
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection, and to the right cluster."""
+        conn = self.conn
+        return conn is not None and conn.connected and self.ready_once
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.in_flight)
+
+    def submit(self, call: Call) -> None:
+        """Writes the request, or holds it back until the connection can take it."""
+        self._collect()
+        call.begin(self._network.now())
+        self.waiting.append(call)
+        self.pump()
+
+    def gather(self, kind: Wanted, question: PartitionQuestion) -> None:
+        """Keeps a question for `ask_gathered`, to go out together with others of its kind."""
+        self.gathered.setdefault(kind, []).append(question)
+
+    def ask_gathered(self) -> None:
+        """Sends what was gathered, at the end of a turn of the loop."""
+        if self.gathered:
+            self._collect()
+            self.pump()
+
+    def _collect(self) -> None:
+        """Makes requests of the questions that were gathered, to go out after what waits already."""
+        if not self.gathered:
+            return
+        gathered, self.gathered = self.gathered, {}
+        now = self._network.now()
+        for kind, questions in gathered.items():
+            # Brokers refuse a partition that is asked about twice in one request.
+            calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
+            for question in questions:
+                if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
+                    calls.append({})
+                calls[-1][question.target] = question
+            for asked in calls:
+                call = QuestionsCall(kind, asked, self._network.request_timeout_s)
+                call.begin(now)
+                self.waiting.append(call)
+
+    def pump(self) -> None:
+        now = self._network.now()
+        while self.waiting:
+            call = self.waiting[0]
+            if call.deadline <= now:
+                self.waiting.popleft()
+                error = kafka_errors.KafkaTimeoutError(f"Node {self.node_id} was not ready in time")
+                call.fail(error, sent=False)
+                continue
+            conn = self.conn
+            if conn is None or conn.closed:
+                if self.not_before > now:
+                    self._arm(min(self.not_before, call.deadline))
+                    return
+                self._connect()
+                continue
+            if not conn.connected:
+                self._arm(call.deadline)
+                return
+            resumes_at = conn.resumes_at
+            if resumes_at is not None:
+                # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
+                self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
+                return
+            if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
+                self._identify(conn, now)
+                self._arm(call.deadline)
+                return
+            self.waiting.popleft()
+            self._write(conn, call, now)
+
+    def _identify(self, conn: Connection, now: float) -> None:
+        """Ask the connection which cluster it leads to, once."""
+        if self.identifying:
+            return
+
+        def answered(result: Any) -> None:
+            if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
+                return
+            if isinstance(result.error, kafka_errors.UnsupportedVersionError):
+                self._admit(conn)  # too old to say, and to be sent a batch
+            else:
+                self.hang_up(result.error)
+
+        # Without topics: it needs no permission, and what is known of topics stays as it is.
+        question = metadata_question([], lambda response: response)
+        timeout_s = self._network.request_timeout_s
+        self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
+
+    def _admit(self, conn: Connection) -> None:
+        """The connection leads where it should: what waits may go out on it."""
+        if conn is self.conn and not self.ready_once:
+            self.ready_once = True
+            self.failures = 0
+            self.suspect_until = 0.0
+            self._pin.admitted()
+            self.pump()
+
+    def _write(self, conn: Connection, call: Call, now: float) -> None:
+        try:
+            request = call.request(conn)
+        except Exception as error:  # nothing may leave a caller without an answer
+            call.fail(error, sent=False)
+            return
+        if request is None:
+            return
+
+        def answered(response: Any) -> None:
+            self.in_flight.pop(call, None)
+            if call.identifies:
+                stranger = self._pin.stranger(response.cluster_id)
+                if stranger is not None:
+                    call.fail(stranger, sent=True)
+                    if conn is self.conn:
+                        self.hang_up(stranger)
+                    return
+                self._admit(conn)
+            call.succeed(response)
+
+        def failed(error: BaseException, sent: bool) -> None:
+            self.in_flight.pop(call, None)
+            call.fail(error, sent=sent)
+
+        self.in_flight[call] = now
+        conn.send(request, call, answered, failed)
+        if call in self.in_flight:
+            self._watch(now + call.timeout_s)
+            self.identifying = self.identifying or call.identifies
+            self._watch_silence()
+
+    def _watch(self, due: float) -> None:
+        """One timer for all that is in flight: it stays where it is when what it was for is answered."""
+        if self.watch is not None:
+            if self.watch_at <= due:
+                return
+            self._network.cancel(self.watch)
+        self.watch_at = due
+        self.watch = self._network.call_at(due, self._look_for_overdue)
+
+    def _look_for_overdue(self) -> None:
+        self.watch = None
+        conn = self.conn
+        if not self.in_flight or conn is None or conn.closed:
+            return
+        now, next_due = self._network.now(), float("inf")
+        for call, began in self.in_flight.items():
+            due = (call.written_at or max(began, conn.last_write)) + call.timeout_s
+            if due <= now:
+                what = "answer" if call.written_at else "take the request"
+                conn.close(
+                    kafka_errors.RequestTimedOutError(
+                        f"Node {self.node_id} did not {what} within {call.timeout_s:.1f} s"
+                    )
+                )
+                return
+            next_due = min(next_due, due)
+        self._watch(next_due)
+
+    def _connect(self) -> None:
+        try:
+            conn = self._network.connect(self.node_id)
+        except Exception as error:  # no such broker any more, or options that cannot work
+            self._back_off()
+            self._want_metadata()
+            self.drop(error)
+            return
+        self.conn = conn
+        self.ready_once = self.identifying = False
+        conn.watch(lambda: self._on_ready(conn), lambda error: self._on_closed(conn, error))
+
+    def _on_ready(self, conn: Connection) -> None:
+        if not self._pin.guarded:
+            self._admit(conn)
+        elif conn is self.conn:
+            self.pump()
+
+    def _on_closed(self, conn: Connection, error: BaseException | None) -> None:
+        if conn is not self.conn:
+            return
+        self.conn = None
+        if not self.ready_once:
+            self._back_off()
+        elif error is not None:
+            # A connection that broke may be made again at once, but not in a tight circle.
+            self.not_before = self._network.now() + self._backoff.pause_s(1)
+        if error is not None or not self.ready_once:
+            self._want_metadata()
+        self.drop(
+            error or kafka_errors.KafkaConnectionError(f"The connection to node {self.node_id} was closed")
+        )
+
+    def _back_off(self) -> None:
+        self.failures += 1
+        self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
+
+    def drop(self, error: BaseException) -> None:
+        """All that waits fails, in order: none of it may overtake what was lost with the connection."""
+        self._collect()
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            call.fail(error, sent=False)
+
+    def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
+        """Waiting requests whose partition has another leader by now fail, and later ones of those partitions."""
+        self._collect()
+        if not self.waiting:
+            return
+        moved: set[TopicPartition] = set()
+
+        def is_gone(target: TopicPartition) -> bool:
+            return target in moved or leader_of(target) != self.node_id
+
+        kept: collections.deque[Call] = collections.deque()
+        waiting, self.waiting = self.waiting, collections.deque()
+        for call in waiting:
+            error = kafka_errors.NotLeaderForPartitionError(f"Node {self.node_id} is not the leader any more")
+            if isinstance(call, QuestionsCall):
+                if call.drop(is_gone, error):
+                    kept.append(call)
+            elif any(is_gone(target) for target in call.targets):
+                moved.update(call.targets)
+                call.fail(error, sent=False)
+            else:
+                kept.append(call)
+        kept.extend(self.waiting)
+        self.waiting = kept
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the node should have said something, 0 if it owes nothing."""
+        if not self.in_flight or self.conn is None:
+            return 0.0
+        call, since = next(iter(self.in_flight.items()))
+        # As long as it takes what is written, it has nothing to say.
+        since = max(since, call.written_at or self.conn.last_write)
+        heard: float = self.conn.last_read
+        return max(0.0, now - max(since, heard))
+
+    def hang_up(self, error: BaseException | None = None) -> None:
+        """Closes the connection at once; unsent bytes are dropped."""
+        if self.conn is not None:
+            self.conn.close(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """The loop has ended: what waits fails, and so does what is in flight."""
+        self.drop(error)
+        in_flight, self.in_flight = list(self.in_flight), {}
+        for call in in_flight:
+            call.fail(error, sent=True)
+        with contextlib.suppress(Exception):  # a crashed network may raise
+            self.hang_up()
+
+    def suspect(self, now: float) -> None:
+        """The broker may hang: others are asked first for a while."""
+        self.suspect_until = now + 2 * SILENCE_S
+
+    def connect_at_once(self) -> None:
+        """No back-off holds the next connection back."""
+        self.not_before = 0.0
+
+    def _arm(self, at: float) -> None:
+        if self.timer is not None:
+            if self.timer_at <= at:
+                return
+            self._network.cancel(self.timer)
+        self.timer_at = at
+        self.timer = self._network.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.timer = None
+        self.pump()

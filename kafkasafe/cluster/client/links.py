@@ -1,0 +1,173 @@
+"""The links to brokers, and which of them have been silent too long.
+
+What is sent on a link, and when metadata are asked for, is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.cluster.client.calls import PartitionQuestion, Wanted
+from kafkasafe.cluster.client.link import Link
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.schedule import RefreshSchedule
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.preference import preference
+from kafkasafe.cluster.terms import SILENCE_S, NodeId
+
+__all__ = ["Links"]
+
+_TICK_S: Final = 0.5
+
+
+class Links:
+    """One link to each broker.
+
+    Args:
+        network: Makes the connections.
+        mailbox: The questions that a look into it gathered are sent at its end.
+        schedule: Is asked for metadata when a broker is lost or silent.
+        pin: Which cluster connections must lead to.
+        leaders: Of partitions, by the latest metadata.
+    """
+
+    def __init__(
+        self, network: Network, mailbox: Mailbox, schedule: RefreshSchedule, pin: ClusterPin, leaders: Leaders
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._pin = pin
+        self._leaders = leaders
+        self._backoff = Backoff.around(
+            network.reconnect_backoff_s, network.reconnect_backoff_max_s, dice=network.dice
+        )
+        self._links: dict[NodeId, Link] = {}
+        self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
+        self._ticking = False
+        mailbox.at_end_of_look(self.ask_gathered)
+
+    def link(self, node_id: NodeId) -> Link:
+        """The link to a broker."""
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = Link(
+                node_id,
+                self._network,
+                self._pin,
+                self._backoff,
+                want_metadata=self._schedule.want,
+                watch_silence=self._watch_silence,
+            )
+        return link
+
+    def best(self, links: Iterable[Link], now: float) -> Link:
+        """The one of these that is best to send to."""
+        return min(links, key=lambda link: self.preference(link, now))
+
+    def preference(self, link: Link, now: float) -> tuple[object, ...]:
+        """Orders links: lowest is best to send to."""
+        order = preference(
+            suspect=link.suspect_until > now,
+            ready=link.ready,
+            failures=link.failures,
+            bootstrap=isinstance(link.node_id, str),
+            in_flight=len(link.in_flight),
+        )
+        return (*order, self._network.dice())
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection to the right cluster. From any thread."""
+        return any(link.usable for link in list(self._links.values()))
+
+    def alive(self, now: float) -> bool:
+        """Whether there is a usable connection to a broker that is not suspected to hang."""
+        return any(link.alive(now) for link in self._links.values())
+
+    def ask(self, node_id: NodeId, kind: Wanted, question: PartitionQuestion) -> None:
+        """Sends the question, together with others of its kind, at the end of this turn of the loop."""
+        link = self.link(node_id)
+        link.gather(kind, question)
+        self._asking.append(link)
+
+    def ask_gathered(self) -> None:
+        """The end of the turn."""
+        asking, self._asking = self._asking, []
+        for link in asking:
+            link.ask_gathered()
+
+    # -- Giving up -----------------------------------------------------------------------------------------------
+
+    def drop_moved(self) -> None:
+        """Waiting requests whose partition has another leader by now fail."""
+        for link in list(self._links.values()):
+            link.drop_moved(self._leaders.leader_id)
+
+    def drop_hung(self) -> None:
+        """Cuts silent connections whose requests have a new leader to go to."""
+        now = self._network.now()
+        for link in list(self._links.values()):
+            if link.silent_for(now) <= SILENCE_S:
+                continue
+            leaders = {self._leaders.leader_id(target) for call in link.in_flight for target in call.targets}
+            if leaders - {link.node_id, None}:
+                link.hang_up(
+                    kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")
+                )
+
+    def drop_bootstrap(self) -> None:
+        """Closes idle connections that were for the first contact only."""
+        for node, link in list(self._links.items()):
+            if isinstance(node, str) and not link.busy:
+                link.hang_up()
+
+    def close(self, error: BaseException) -> None:
+        """What waits fails, and all connections close."""
+        for link in list(self._links.values()):
+            link.drop(error)
+            link.hang_up()
+
+    def abandon(self, error: BaseException) -> None:
+        """The loop has ended: what waits and what is in flight fails."""
+        for link in list(self._links.values()):
+            link.abandon(error)
+
+    def begin_anew(self) -> None:
+        """Another loop, with connections of its own."""
+        self._links = {}
+        self._asking = []
+        self._ticking = False
+
+    def connect_at_once(self) -> None:
+        """No back-off holds the next connections back."""
+        for link in self._links.values():
+            link.connect_at_once()
+
+    # -- Silence -------------------------------------------------------------------------------------------------
+
+    def _watch_silence(self) -> None:
+        if not self._ticking and not self._mailbox.closing:
+            self._ticking = True
+            self._network.call_at(self._network.now() + _TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
+        self._ticking = False
+        if self._mailbox.closing:
+            return
+        now = self._network.now()
+        busy = False
+        for link in self._links.values():
+            busy = busy or bool(link.in_flight)
+            if link.silent_for(now) > SILENCE_S:
+                link.suspect(now)
+                self._schedule.want()
+        if busy:
+            self._watch_silence()

@@ -1,0 +1,404 @@
+"""What is asked of a partition's leader: each request and what its answer means, as `kafkasafe.cluster.api` has it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster.api import (
+    Buffer,
+    EpochEnd,
+    HeadersFetched,
+    OffsetListed,
+    ProducersDescribed,
+    ProducerState,
+    Reached,
+    RecordsFetched,
+    Reply,
+)
+from kafkasafe.cluster.client.calls import EpochsWanted, OffsetsCall, OffsetsWanted, ReachCall
+from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.router import Router
+from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network, OffsetRow
+from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, absurd, not_sent, plausible, safely
+from kafkasafe.record.batch import iter_headers
+
+__all__ = ["LeaderQuestions"]
+
+# Oldest version that carries RecordBatch v2 (brokers from 0.11).
+_MIN_FETCH: Final = 4
+
+_MAX_OFFSETS: Final = 500  # partitions in one request
+
+# Of a batch: offset and length, then what `length` counts; the magic byte; the last offset's delta (v2).
+_LOG_OVERHEAD: Final = 12
+_MAGIC_AT: Final = 16
+_LAST_DELTA_AT: Final = 23
+
+
+class LeaderQuestions:
+    """Requests to leaders but for Produce.
+
+    Args:
+        network: The time limit of requests.
+        mailbox: The way in for other threads.
+        leaders: Of partitions, by the latest metadata.
+        links: The ways to the brokers.
+        router: Finds the leader of a partition.
+    """
+
+    def __init__(
+        self, network: Network, mailbox: Mailbox, leaders: Leaders, links: Links, router: Router
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._leaders = leaders
+        self._links = links
+        self._router = router
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """Makes a connection to the leader, if there is none, without a request; see `Cluster`."""
+
+        def submit(leader: int) -> None:
+            self._links.link(leader).submit(
+                ReachCall(leader, reply, self._network.request_timeout_s, (topic, partition))
+            )
+
+        self._router.to_leader(topic, partition, submit, not_sent(reply))
+
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
+        """Asks the leader which producers it remembers (KIP-664).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `ProducersDescribed`, or `Failure`; with `UnsupportedVersionError` from brokers < 2.8.
+        """
+
+        def parse(response: Any) -> ProducersDescribed:
+            answer = _only(response.topics, "partitions", "partition_index", topic, partition)
+            producers = {
+                producer.producer_id: ProducerState(
+                    producer.producer_epoch, producer.last_sequence, producer.last_timestamp
+                )
+                for producer in answer.active_producers
+            }
+            return ProducersDescribed(answer.error_code, producers, answer.error_message)
+
+        fields = {"topics": [{"name": topic, "partition_indexes": [partition]}]}
+        self._router.ask_leader(topic, partition, Question("DescribeProducers", fields, parse), reply)
+
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
+        """Reads batch headers from a log, isolation read_uncommitted, without waiting for new ones.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `HeadersFetched` or `Failure`. A batch that is damaged on its way is a `Failure`.
+        """
+
+        def parse(response: Any) -> HeadersFetched:
+            if response.error_code:
+                return HeadersFetched(response.error_code, -1, -1, -1, [], offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            records = answer.records or b""
+            headers = [header for _, header in iter_headers(records)]
+            return HeadersFetched(
+                error_code=answer.error_code,
+                high_watermark=answer.high_watermark,
+                last_stable_offset=answer.last_stable_offset,
+                log_start_offset=answer.log_start_offset,
+                headers=headers,
+                next_offset=_next_offset(records, offset),
+            )
+
+        fields = _fetch_fields(
+            topic,
+            max_bytes,
+            {"partition": partition, "fetch_offset": offset},
+            max_wait_ms=0,
+            min_bytes=0,
+            isolation_level=0,
+        )
+        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
+
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply[RecordsFetched],
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """Reads whole batches from a log.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            offset: Where to begin; the batch that holds it comes first.
+            max_bytes: About how many bytes of batches to transfer. A larger first batch is transferred whole.
+            reply: Gets `RecordsFetched` or `Failure`.
+            isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
+            max_wait_ms: How long the broker may wait for a first byte.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+            last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
+                there says so (Kafka 2.7 and later).
+        """
+
+        def parse(response: Any) -> RecordsFetched:
+            if response.error_code:
+                return RecordsFetched(response.error_code, -1, -1, -1, b"", (), offset)
+            answer = _only(
+                response.responses, "partitions", "partition_index", topic, partition, name="topic"
+            )
+            records = answer.records or b""
+            diverging = answer.diverging_epoch
+            diverges = diverging is not None and diverging.end_offset >= 0
+            return RecordsFetched(
+                error_code=answer.error_code,
+                high_watermark=plausible(answer.high_watermark, MAX_OFFSET),
+                last_stable_offset=plausible(answer.last_stable_offset, MAX_OFFSET),
+                log_start_offset=plausible(answer.log_start_offset, MAX_OFFSET),
+                records=records,
+                aborted=tuple(
+                    (entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()
+                ),
+                next_offset=_next_offset(records, offset),
+                diverging=(diverging.epoch, diverging.end_offset) if diverges else None,
+            )
+
+        fields = _fetch_fields(
+            topic,
+            max_bytes,
+            {
+                "partition": partition,
+                "current_leader_epoch": current_leader_epoch,
+                "fetch_offset": offset,
+                "last_fetched_epoch": last_fetched_epoch,
+            },
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            isolation_level=isolation_level,
+        )
+        self._router.ask_leader(topic, partition, Question("Fetch", fields, parse, _MIN_FETCH), reply)
+
+    def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """Asks the leader for an offset.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: -1 for the end (the high watermark), -2 for the start of the log, -3 for the record with the
+                largest timestamp (Kafka 3.0 and later, else UnsupportedVersionError), -4 for the start of what the
+                leader has on its own disk (3.4 and later), -5 for the last offset in remote storage (3.9 and later),
+                else ms since the epoch.
+            reply: Gets `OffsetListed` or `Failure`.
+            isolation_level: 1 (read_committed): the end is the last stable offset.
+        """
+        self._list_offset(topic, partition, timestamp, reply, replica_id=-1, isolation_level=isolation_level)
+
+    def list_offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        timestamp: int,
+        reply: Reply[Mapping[TopicPartition, OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """Asks leaders about many partitions in few requests; see `Cluster`."""
+
+        def run() -> None:
+            by_leader: dict[int, list[TopicPartition]] = {}
+            for target in partitions:
+                leader = self._leaders.leader(*target)
+                if isinstance(leader, int):
+                    by_leader.setdefault(leader, []).append(target)
+            shares = [
+                (leader, asked[at : at + _MAX_OFFSETS])
+                for leader, asked in by_leader.items()
+                for at in range(0, len(asked), _MAX_OFFSETS)
+            ]
+            gathered = _Offsets(len(shares), reply)
+            if not shares:
+                safely(reply, {})
+            for leader, asked in shares:
+                numbers: dict[str, list[int]] = {}
+                for topic, number in asked:
+                    numbers.setdefault(topic, []).append(number)
+                timeout_s = self._network.request_timeout_s
+                self._links.link(leader).submit(
+                    OffsetsCall(numbers, timestamp, isolation_level, gathered.add, timeout_s=timeout_s)
+                )
+
+        self._mailbox.post(run, not_sent(reply))
+
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
+        """Asks the leader where its log ends, which may be beyond the high watermark.
+
+        Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
+        leader epoch in the request makes one that leads no more answer 74 instead.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            reply: Gets `OffsetListed` or `Failure`.
+        """
+        self._list_offset(topic, partition, -1, reply, replica_id=-2)
+
+    def _list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        replica_id: int,
+        isolation_level: int = 0,
+    ) -> None:
+        def parse(answer: Any) -> OffsetListed:
+            if not answer.error_code and not -1 <= answer.offset < MAX_OFFSET:
+                raise absurd(answer.offset)
+            time_ms = -1 if answer.timestamp is None else answer.timestamp
+            return OffsetListed(answer.error_code, answer.offset, plausible(answer.leader_epoch), time_ms)
+
+        def wanted() -> dict[str, int]:
+            info = self._leaders.topics.get(topic)
+            known = info.partitions.get(partition) if info is not None and replica_id == -2 else None
+            return {
+                "partition_index": partition,
+                "current_leader_epoch": -1 if known is None else known.leader_epoch,
+                "timestamp": timestamp,
+            }
+
+        kind = OffsetsWanted(replica_id, isolation_level, min(timestamp, 0))
+        self._router.question(topic, partition, kind, wanted, parse, reply)
+
+    def offset_for_leader_epoch(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
+    ) -> None:
+        """Asks the leader where an epoch ends in its log (KIP-279).
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            leader_epoch: The epoch.
+            reply: Gets `EpochEnd` or `Failure`.
+            current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
+                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+        """
+
+        def parse(answer: Any) -> EpochEnd:
+            end_offset = plausible(answer.end_offset, MAX_OFFSET)
+            return EpochEnd(answer.error_code, plausible(answer.leader_epoch), end_offset)
+
+        def wanted() -> dict[str, int]:
+            return {
+                "partition": partition,
+                "current_leader_epoch": current_leader_epoch,
+                "leader_epoch": leader_epoch,
+            }
+
+        self._router.question(topic, partition, EpochsWanted(), wanted, parse, reply)
+
+
+def _fetch_fields(
+    topic: str,
+    max_bytes: int,
+    wanted: dict[str, int],
+    *,
+    max_wait_ms: int,
+    min_bytes: int,
+    isolation_level: int,
+) -> Mapping[str, Any]:
+    """Of a Fetch request for one partition, without a session."""
+    unknown = {"current_leader_epoch": -1, "last_fetched_epoch": -1}
+    return {
+        "replica_id": -1,
+        "max_wait_ms": max_wait_ms,
+        "min_bytes": min_bytes,
+        "max_bytes": max_bytes,
+        "isolation_level": isolation_level,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": [unknown | wanted | {"partition_max_bytes": max_bytes}]}],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
+
+
+class _Offsets:
+    """Gathers the answers of several brokers. Leaves out what is no plain offset."""
+
+    __slots__ = ("_found", "_left", "_reply")
+
+    def __init__(self, left: int, reply: Reply[Mapping[TopicPartition, OffsetListed]]) -> None:
+        self._found: dict[TopicPartition, OffsetListed] = {}
+        self._left = left
+        self._reply = reply
+
+    def add(self, answered: Sequence[tuple[str, Sequence[OffsetRow]]]) -> None:
+        """Takes the answer of one broker, which is empty after a failure. The last one completes the reply."""
+        for topic, rows in answered:
+            for number, code, time_ms, offset, epoch in rows:
+                if not code and 0 <= offset < MAX_OFFSET:
+                    self._found[topic, number] = OffsetListed(0, offset, plausible(epoch), time_ms)
+        self._left -= 1
+        if not self._left:
+            safely(self._reply, self._found)
+
+
+def _next_offset(records: Buffer, offset: int) -> int:
+    """Where complete batches, of old formats as well, end."""
+    at = 0
+    while len(records) - at > _MAGIC_AT:
+        base, length = struct.unpack_from(">qi", records, at)
+        if length < 0 or length > len(records) - at - _LOG_OVERHEAD:
+            break
+        last_delta = (
+            struct.unpack_from(">i", records, at + _LAST_DELTA_AT)[0] if records[at + _MAGIC_AT] > 1 else 0
+        )
+        offset = max(offset, base + last_delta + 1)
+        at += _LOG_OVERHEAD + length
+    return offset
+
+
+def _only(topics: Any, group: str, number: str, topic: str, partition: int, *, name: str = "name") -> Any:
+    """The answer for one partition among a response's topics."""
+    for entry in topics:
+        if getattr(entry, name) == topic:
+            for answer in getattr(entry, group):
+                if getattr(answer, number) == partition:
+                    return answer
+    raise kafka_errors.KafkaProtocolError(f"The response left {topic}-{partition} out")

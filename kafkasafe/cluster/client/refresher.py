@@ -1,0 +1,369 @@
+"""Metadata: of which topics, from which broker, and what an answer changes.
+
+What cannot be routed before the next answer waits here, and so do replies about metadata.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import kafka.errors as kafka_errors
+from kafka.util import ensure_valid_topic_name
+
+from kafkasafe.cluster.api import (
+    Failure,
+    MetadataRefreshed,
+    Reply,
+    TopicInfo,
+    in_words,
+)
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.cluster.client.calls import QuestionCall
+from kafkasafe.cluster.client.link import Link
+from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.schedule import RefreshSchedule
+from kafkasafe.cluster.coordinators import metadata_question
+from kafkasafe.cluster.leaders import Leaders, check_metadata
+from kafkasafe.cluster.network import Network
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.terms import (
+    LEADERLESS_POLL_MAX_S,
+    METADATA_PATIENCE_S,
+    MISSING_TOPIC_POLL_MAX_S,
+    UNKNOWN_TOPIC,
+    not_sent,
+    safely,
+)
+from kafkasafe.logs import EventLog
+
+__all__ = ["Refresher"]
+
+_LOG_EVERY_S: Final = 30.0
+
+# (route again: whether this is the last try, fail instead)
+_Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """A metadata request under way. `waiters` and `parked` are those who asked before it began.
+
+    One that is `of_new` asks only about topics that no request has named yet.
+    """
+
+    link: Link
+    of_new: bool
+    waiters: list[Reply[Any]]
+    parked: list[_Parked]
+
+
+class Refresher:
+    """Asks for metadata, and keeps what cannot be routed before the next answer.
+
+    Args:
+        network: Gets the addresses of brokers.
+        mailbox: The way in for other threads.
+        schedule: When a request is due.
+        pin: Which cluster answers.
+        leaders: Get what an answer says of topics.
+        links: The ways to the brokers.
+        options: `retry_backoff_ms`, `allow_auto_create_topics`.
+        log: Outages and their ends are logged here.
+
+    Attributes:
+        connected: Whether the cluster answered the latest metadata request.
+        last_error: Why no broker can be used, as of the latest try; None while the cluster answers, and before any try.
+        answered: The cluster has answered before.
+        failed: Requests that failed since the last answer.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        mailbox: Mailbox,
+        schedule: RefreshSchedule,
+        pin: ClusterPin,
+        leaders: Leaders,
+        links: Links,
+        *,
+        options: Mapping[str, Any],
+        log: EventLog,
+    ) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._schedule = schedule
+        self._pin = pin
+        self._leaders = leaders
+        self._links = links
+        self._log = log
+        retry_backoff_s: float = options.get("retry_backoff_ms", 100) / 1000
+        self._leaderless_backoff = Backoff(retry_backoff_s, LEADERLESS_POLL_MAX_S, least_s=0.0, jitter=0.0)
+        self._missing_backoff = Backoff(retry_backoff_s, MISSING_TOPIC_POLL_MAX_S, least_s=0.0, jitter=0.0)
+        self._auto_create: bool = options.get("allow_auto_create_topics", True)
+        self._watched: set[str] = set()
+        self._new: set[str] = set()  # watched topics that no metadata request has named yet
+        self._may_create: Callable[[str], bool] = lambda _: True
+        self._listeners: list[Callable[[MetadataRefreshed], None]] = []
+        self._parked: list[_Parked] = []
+        self._waiters: list[Reply[Any]] = []
+        self._new_waiters: list[Reply[Any]] = []
+        """Those who asked only about new topics."""
+        self._attempt: _Attempt | None = None
+        self._patience: Any = None
+        """Timer: the broker that was asked answers too late."""
+        self._bad_refreshes = 0
+        self.failed = 0
+        self.connected = False
+        self.last_error: BaseException | None = None
+        self.answered = False
+        self._logged_at = -1e9
+        self._unreachable_since: float | None = None
+        """When it was first logged that no broker can be used."""
+        self._schedule.on_due(self._refresh)
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
+        """Watches these topics from now on and asks for metadata.
+
+        Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
+
+        Args:
+            topics: Names to watch, besides those that are watched already.
+            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
+        """
+        try:
+            for topic in topics:
+                ensure_valid_topic_name(topic)
+        except (TypeError, ValueError) as error:
+            safely(reply, Failure(kafka_errors.InvalidTopicError(str(error)), sent=False))
+            return
+
+        def run() -> None:
+            self._new.update(topic for topic in topics if topic not in self._watched)
+            self._watched.update(topics)
+            new = [topic in self._new for topic in topics]
+            if new and all(new):
+                self._new_waiters.append(reply)
+                self._schedule.want_new()
+            else:
+                self._waiters.append(reply)
+                self._schedule.want(urgent=any(new))
+
+        self._mailbox.post(run, not_sent(reply))
+
+    def unwatch(self, topic: str) -> None:
+        """Forgets a topic. A request for it watches it again."""
+
+        def run() -> None:
+            self._watched.discard(topic)
+            self._new.discard(topic)
+            self._leaders.forget(topic)
+
+        self._mailbox.post(run, lambda _: None)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
+
+        Args:
+            may_create: Called with a topic's name on the network thread, when the topic is missing.
+        """
+        self._may_create = may_create
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """Calls `callback` on the network thread after each answer about metadata."""
+        self._listeners.append(callback)
+
+    def watch(self, topic: str) -> BaseException | None:
+        """Sees to it that metadata of the topic will come. Returns why it cannot."""
+        if topic not in self._watched:
+            try:
+                ensure_valid_topic_name(topic)
+            except (TypeError, ValueError) as error:
+                invalid: BaseException = kafka_errors.InvalidTopicError(str(error))
+                return invalid
+            self._watched.add(topic)
+            self._new.add(topic)
+        if topic in self._new:
+            self._schedule.want_new()
+        else:
+            self._schedule.want()
+        return None
+
+    def _refresh(self) -> None:
+        now = self._network.now()
+        of_new = not self._schedule.all_overdue(now)
+        if of_new and not self._new:
+            self._schedule.resume()  # the new ones are not watched any more
+            return
+        links = [
+            self._links.link(node) for node in (*self._network.nodes(), *self._network.bootstrap_nodes())
+        ]
+        able = [link for link in links if link.not_before <= now or link.ready]
+        if not able:
+            # All are backing off: wait for the first to be over.
+            self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
+            return
+        link = self._links.best(able, now)
+        waiters, self._new_waiters = self._new_waiters, []
+        parked: list[_Parked] = []
+        names = sorted(self._new if of_new else self._watched)
+        self._new = set()
+        if not of_new:
+            waiters, self._waiters = self._waiters + waiters, []
+            parked, self._parked = self._parked, []
+        attempt = _Attempt(link, of_new, waiters, parked)
+        self._attempt = attempt
+        self._schedule.begun(now, of_all=not of_new)
+        self._patience = self._network.call_at(
+            now + METADATA_PATIENCE_S, lambda: self._on_slow_metadata(attempt)
+        )
+        link.submit(
+            QuestionCall(
+                metadata_question(names, self._parse_metadata),
+                functools.partial(self._on_metadata, attempt),
+                timeout_s=self._network.request_timeout_s,
+                identifies=True,
+            )
+        )
+
+    def _on_slow_metadata(self, attempt: _Attempt) -> None:
+        if attempt is self._attempt:
+            self._patience = None
+            attempt.link.suspect(self._network.now())
+            error = kafka_errors.KafkaTimeoutError(f"Node {attempt.link.node_id} did not answer in time")
+            self._on_metadata(attempt, Failure(error, sent=True))
+
+    def _on_metadata(self, attempt: _Attempt, result: MetadataRefreshed | Failure) -> None:
+        if attempt is not self._attempt:
+            return
+        if self._patience is not None:
+            self._network.cancel(self._patience)
+            self._patience = None
+        self._attempt = None
+        self._schedule.over()
+        now = self._network.now()
+        parked, self._parked = self._parked, []
+        if isinstance(result, Failure):
+            self.failed += 1
+            if not self._links.alive(now):
+                self.connected = False
+                self.last_error = result.error
+                self._log_unreachable(result.error, now)
+            for reply in attempt.waiters:
+                safely(reply, result)
+            # Those that came later as well: they must not get ahead of the ones that fail now.
+            for _, fail in (*attempt.parked, *parked):
+                fail(result.error)
+            self._schedule.want()
+            return
+        if self.failed and not self.connected:
+            if self._unreachable_since is not None:
+                self._log.warning(
+                    "The cluster answers again, after %.0f s",
+                    now - self._unreachable_since,
+                    outage_s=round(now - self._unreachable_since, 1),
+                    event="cluster_reachable",
+                )
+            self._unreachable_since = None
+            self._logged_at = -1e9
+        self.failed = 0
+        self.connected = True
+        self.last_error = None
+        self.answered = True
+        for reply in attempt.waiters:
+            safely(reply, result)
+        for route, _ in attempt.parked:
+            route(True)
+        for route, _ in parked:
+            route(False)  # the request may have been made before their topic was known of
+        self._links.ask_gathered()
+        self._links.drop_moved()
+        self._links.drop_hung()
+        for callback in list(self._listeners):
+            safely(callback, result)
+        self._create_missing(attempt.link, result)
+        self._links.drop_bootstrap()
+        self._plan_refresh(now, result.topics if attempt.of_new else None)
+
+    def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
+        """Brokers create topics that a metadata request names: so one names only those that are wanted."""
+        if not self._auto_create:
+            return
+        missing = [
+            name
+            for name, info in result.topics.items()
+            if info.error_code == UNKNOWN_TOPIC and name in self._watched and self._may_create(name)
+        ]
+        if missing:
+            link.submit(
+                QuestionCall(
+                    metadata_question(sorted(missing), lambda _: None, create=True),
+                    lambda _: self._schedule.want(),
+                    timeout_s=self._network.request_timeout_s,
+                )
+            )
+
+    def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
+        """After an answer; `of_new` is what it said where it was about new topics only."""
+        infos = (self._leaders.topics if of_new is None else of_new).values()
+        missing = any(info.error_code for info in infos)
+        leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
+        if of_new is None:
+            self._schedule.all_no_later(now + self._network.metadata_max_age_s)
+            self._bad_refreshes = self._bad_refreshes + 1 if missing or leaderless else 0
+        if missing or leaderless:
+            backoff = self._leaderless_backoff if leaderless else self._missing_backoff
+            self._schedule.all_no_later(now + backoff.pause_s(max(1, self._bad_refreshes)))
+        if self._new:
+            self._schedule.no_later(now)
+        else:
+            self._schedule.resume()
+
+    def _log_unreachable(self, error: BaseException, now: float) -> None:
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+            self._log.warning(
+                "Brokers cannot be used yet (%s); trying again until they can",
+                in_words(error),
+                error=type(error).__name__,
+                event="cluster_unreachable",
+            )
+
+    def _parse_metadata(self, response: Any) -> MetadataRefreshed:
+        check_metadata(response)
+        cluster_id = self._pin.answered(response.cluster_id)
+        nodes = self._network.learn_brokers(response.brokers)
+        learned = self._leaders.learn(response.topics, self._watched, version=response.API_VERSION)
+        return MetadataRefreshed(cluster_id, nodes, learned)
+
+    def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
+        """Puts a request aside until the next answer about metadata, or failure to get one.
+
+        Args:
+            route: Called to route it again, with whether this is the last try.
+            fail: Called instead with the reason.
+        """
+        self._parked.append((route, fail))
+
+    def fail_all(self, error: BaseException) -> None:
+        """The loop ends: all that was put aside fails."""
+        self.connected = False
+        attempt, self._attempt = self._attempt, None
+        self._patience = None
+        self._schedule.over()
+        parked, self._parked = self._parked, []
+        waiters, self._waiters = self._waiters + self._new_waiters, []
+        self._new_waiters = []
+        if attempt is not None:
+            parked = attempt.parked + parked
+            waiters = attempt.waiters + waiters
+        for _, fail in parked:
+            fail(error)
+        for reply in waiters:
+            safely(reply, Failure(error, sent=False))

@@ -1,0 +1,101 @@
+"""When metadata are asked for next. Whom to ask, and of which topics, is not decided here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.network import Network
+
+__all__ = ["RefreshSchedule"]
+
+_LONG_AGO: Final = -1e9
+
+
+class RefreshSchedule:
+    """One timer for the next request for metadata. At most one such request is under way.
+
+    Args:
+        network: Has the timer.
+        mailbox: Once it is closing, nothing is due any more.
+        retry_backoff_s: The least time between two requests about all topics that are not urgent.
+    """
+
+    def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:
+        self._network = network
+        self._mailbox = mailbox
+        self._retry_backoff_s = retry_backoff_s
+        self._on_due: Callable[[], None] = lambda: None
+        self._under_way = False
+        self._begun_at = _LONG_AGO
+        self._all_due = math.inf
+        """When a request about all watched topics is due."""
+        self._timer: Any = None
+        self._timer_at = 0.0
+
+    def on_due(self, callback: Callable[[], None]) -> None:
+        """Sets what is called whenever a request is due and none is under way."""
+        self._on_due = callback
+
+    def want(self, *, urgent: bool = False) -> None:
+        """Asks for a request about all topics: as soon as possible, or `retry_backoff_ms` after the last one."""
+        if self._mailbox.closing:
+            return
+        now = self._network.now()
+        self.all_no_later(now if urgent else max(now, self._begun_at + self._retry_backoff_s))
+        if not self._under_way:
+            self.no_later(self._all_due)
+
+    def want_new(self) -> None:
+        """Asks for a metadata request about the new topics, as soon as possible.
+
+        It does not ask about the others: a program that meets thousands of topics one after the other would have the
+        metadata of all of them parsed again for each (KIP-526).
+        """
+        if not self._mailbox.closing and not self._under_way:
+            self.no_later(self._network.now())
+
+    def all_no_later(self, at: float) -> None:
+        """Notes when the next request about all topics is due at the latest."""
+        self._all_due = min(self._all_due, at)
+
+    def all_overdue(self, now: float) -> bool:
+        """Whether a request about all topics is due."""
+        return now >= self._all_due
+
+    def resume(self) -> None:
+        """Sets the timer for the next request about all topics."""
+        self.no_later(self._all_due)
+
+    def no_later(self, at: float) -> None:
+        """Sets the timer, unless it is set for an earlier time."""
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._network.cancel(self._timer)
+        self._timer_at = at
+        self._timer = self._network.call_at(at, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if not self._under_way and not self._mailbox.closing:
+            self._on_due()
+
+    def begun(self, now: float, *, of_all: bool) -> None:
+        """A request is under way."""
+        self._begun_at = now
+        self._under_way = True
+        if of_all:
+            self._all_due = math.inf
+
+    def over(self) -> None:
+        """The request that was under way has its answer, or failed."""
+        self._under_way = False
+
+    def begin_anew(self) -> None:
+        """Another loop, without timers: the next request may go out at once."""
+        self._timer = None
+        self._begun_at = _LONG_AGO
+        self._all_due = math.inf

@@ -1,0 +1,281 @@
+"""`Transport`: the `Cluster` over a `Network`, made of the objects of the modules below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafkasafe.cluster.api import (
+    Broker,
+    EpochEnd,
+    HeadersFetched,
+    MetadataRefreshed,
+    OffsetListed,
+    ProduceCallback,
+    ProduceRequest,
+    ProducersDescribed,
+    Reached,
+    RecordsFetched,
+    Reply,
+    TopicInfo,
+    TopicsListed,
+)
+from kafkasafe.cluster.client.broker_questions import BrokerQuestions
+from kafkasafe.cluster.client.links import Links
+from kafkasafe.cluster.client.mailbox import Mailbox
+from kafkasafe.cluster.client.produce_call import ProduceShared
+from kafkasafe.cluster.client.produce_router import ProduceRouter
+from kafkasafe.cluster.client.questions import LeaderQuestions
+from kafkasafe.cluster.client.refresher import Refresher
+from kafkasafe.cluster.client.router import Router
+from kafkasafe.cluster.client.schedule import RefreshSchedule
+from kafkasafe.cluster.client.service import ClientService
+from kafkasafe.cluster.coordinators import Coordinated, Node, Question
+from kafkasafe.cluster.leaders import Leaders
+from kafkasafe.cluster.network import Network
+from kafkasafe.cluster.pin import ClusterPin
+from kafkasafe.cluster.terms import TopicPartition, log
+
+__all__ = ["Transport"]
+
+
+class Transport(Coordinated):
+    """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply.
+
+    `kafkapython.connect.over_sockets` makes one for brokers, and `VirtualCluster.connect` one in virtual time.
+
+    Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
+    broker is spoken to meanwhile. After `close` (and in a forked child) requests fail at once, on the caller's
+    thread. Failures of the network are no errors of a method: they come as `Failure`.
+
+    Not usable in a child after `os.fork`: the thread stays with the parent.
+
+    Args:
+        network: Connections and time.
+        options: `KafkaProducer`'s options that do not concern the network: `retry_backoff_ms`, `max_request_size`,
+            `allow_auto_create_topics`.
+    """
+
+    def __init__(self, network: Network, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._network = network
+        bound = log.bind(client_id=network.client_id)
+        mailbox = self._mailbox = Mailbox(network)
+        schedule = self._schedule = RefreshSchedule(
+            network, mailbox, options.get("retry_backoff_ms", 100) / 1000
+        )
+        leaders = self._leaders = Leaders()
+        pin = self._pin = ClusterPin(bound)
+        links = self._links = Links(network, mailbox, schedule, pin, leaders)
+        refresher = self._refresher = Refresher(
+            network, mailbox, schedule, pin, leaders, links, options=options, log=bound
+        )
+        router = self._router = Router(network, mailbox, schedule, leaders, links, refresher)
+        shared = self._produce_shared = ProduceShared(network, schedule, leaders, links)
+        self._produce_router = ProduceRouter(
+            mailbox, leaders, links, refresher, shared, options.get("max_request_size", 1048576)
+        )
+        self._leader_questions = LeaderQuestions(network, mailbox, leaders, links, router)
+        self._broker_questions = BrokerQuestions(network, mailbox, links, router)
+        self._life = network.serve(ClientService(network, mailbox, schedule, links, refresher, shared.order))
+
+    def __repr__(self) -> str:
+        connected = "connected" if self.connected else "not connected"
+        state = "closed" if self.closed else connected
+        return f"<Transport {self._network.client_id} {state} topics={len(self._leaders.topics)}>"
+
+    # -- Lifecycle -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the network thread and goes looking for a broker, for as long as it takes. Idempotent."""
+        self._life.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """See `Cluster`, and `NetworkThread.close` for the thread."""
+        return self._life.close(timeout_s)
+
+    @property
+    def connected(self) -> bool:
+        """See `Cluster`."""
+        return self._refresher.connected
+
+    @property
+    def closed(self) -> bool:
+        """See `Cluster`."""
+        return self._mailbox.ended
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """See `Cluster`."""
+        return self._refresher.last_error
+
+    @property
+    def broker_version(self) -> tuple[int, ...] | None:
+        """Kafka version, from `api_version` or from the first broker reached; None before that."""
+        return self._network.broker_version
+
+    # -- Which cluster -------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str | None:
+        """See `Cluster`."""
+        return self._pin.cluster_id
+
+    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
+        """See `Cluster`."""
+        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
+
+    def move(self, cluster_id: str) -> None:
+        """See `Cluster`."""
+
+        def run() -> None:
+            self._pin.move(cluster_id)
+            self._links.connect_at_once()
+            self._schedule.want(urgent=True)
+
+        self._mailbox.post(run, lambda _: None)
+
+    @property
+    def at_home(self) -> bool:
+        """See `Cluster`."""
+        return self._links.usable
+
+    # -- Metadata ------------------------------------------------------------------------------------------------
+
+    def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
+        """See `Cluster`."""
+        self._refresher.on_metadata(callback)
+
+    def create_only(self, may_create: Callable[[str], bool]) -> None:
+        """See `Cluster`."""
+        self._refresher.create_only(may_create)
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """See `Cluster`."""
+        return self._leaders.topics.get(name)
+
+    def topics(self) -> list[str]:
+        """See `Cluster`."""
+        return [name for name, info in self._leaders.topics.items() if info.partitions]
+
+    def brokers(self) -> list[Broker]:
+        """See `Cluster`."""
+        return self._network.brokers()
+
+    def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
+        """See `Cluster`."""
+        self._refresher.refresh_metadata(topics, reply)
+
+    def unwatch(self, topic: str) -> None:
+        """See `Cluster`."""
+        self._refresher.unwatch(topic)
+
+    # -- Requests ------------------------------------------------------------------------------------------------
+
+    def list_topics(self, reply: Reply[TopicsListed]) -> None:
+        """See `Cluster`."""
+        self._broker_questions.list_topics(reply)
+
+    def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """See `Cluster`."""
+        self._broker_questions.topic_at(node, topic, reply)
+
+    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
+        """Asks a certain broker, or any; see `BrokerQuestions.ask`."""
+        self._broker_questions.ask(question, reply, node=node)
+
+    def _ask_coordinator(self, node: Node | None, question: Question, reply: Reply[Any]) -> None:
+        self._broker_questions.ask(question, reply, node=node)
+
+    def produce(
+        self,
+        requests: Sequence[ProduceRequest[Any]],
+        acks: int,
+        timeout_ms: int,
+        reply: ProduceCallback[Any],
+    ) -> None:
+        """See `Cluster`."""
+        self._produce_router.produce(requests, acks, timeout_ms, reply)
+
+    def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.reach(topic, partition, reply)
+
+    def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.describe_producers(topic, partition, reply)
+
+    def fetch_headers(
+        self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.fetch_headers(topic, partition, offset, max_bytes, reply)
+
+    def fetch_records(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        reply: Reply[RecordsFetched],
+        *,
+        isolation_level: int = 0,
+        max_wait_ms: int = 0,
+        current_leader_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.fetch_records(
+            topic,
+            partition,
+            offset,
+            max_bytes,
+            reply,
+            isolation_level=isolation_level,
+            max_wait_ms=max_wait_ms,
+            current_leader_epoch=current_leader_epoch,
+            last_fetched_epoch=last_fetched_epoch,
+        )
+
+    def list_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        reply: Reply[OffsetListed],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.list_offset(
+            topic, partition, timestamp, reply, isolation_level=isolation_level
+        )
+
+    def list_offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        timestamp: int,
+        reply: Reply[Mapping[TopicPartition, OffsetListed]],
+        *,
+        isolation_level: int = 0,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.list_offsets(partitions, timestamp, reply, isolation_level=isolation_level)
+
+    def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
+        """See `Cluster`."""
+        self._leader_questions.log_end_offset(topic, partition, reply)
+
+    def offset_for_leader_epoch(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        reply: Reply[EpochEnd],
+        *,
+        current_leader_epoch: int = -1,
+    ) -> None:
+        """See `Cluster`."""
+        self._leader_questions.offset_for_leader_epoch(
+            topic, partition, leader_epoch, reply, current_leader_epoch=current_leader_epoch
+        )

@@ -1,0 +1,247 @@
+"""The driver of procedures for a thread that waits for them (`Desk`), and requests that are repeated.
+
+Threads: a `Desk` belongs to the thread that calls it. The network thread passes answers to it in a queue.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from kafka.errors import for_code
+
+from kafkasafe.classification import Verdict, classify
+from kafkasafe.cluster.api import Cluster, Failure, Reply
+from kafkasafe.cluster.at_once import at_once
+from kafkasafe.cluster.backoff import PAUSES
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Step, Together
+from kafkasafe.stats import ConsumerStats
+
+__all__ = ["Desk", "Inquiry", "insist", "pause_s"]
+
+T = TypeVar("T")
+
+
+def pause_s(failures: int) -> float:
+    """Seconds to wait after this many failures."""
+    return PAUSES.pause_s(failures + 1)
+
+
+class Inquiry(Generic[T]):
+    """A running procedure. When it is `done`, either `error` is set, or `result` is its return value."""
+
+    def __init__(self, procedure: Procedure[T]) -> None:
+        self.procedure = procedure
+        self.done = False
+        self.result: T | None = None
+        self.error: Exception | None = None
+        self._parent: Inquiry[Any] | None = None
+        self._parts: list[Inquiry[Any]] = []
+
+    def cancel(self) -> None:
+        """Cancels the procedure. A late answer is discarded."""
+        self.done = True
+        for part in self._parts:
+            part.cancel()
+        self.procedure.close()
+
+    def split(self, procedures: Sequence[Procedure[Any]]) -> list[Inquiry[Any]]:
+        """Makes the procedure wait for these parts."""
+        self._parts = [Inquiry(procedure) for procedure in procedures]
+        for part in self._parts:
+            part._parent = self
+        return self._parts
+
+    def ended(self, *, result: T | None = None, error: Exception | None = None) -> Inquiry[Any] | None:
+        """Ends the procedure. Returns the inquiry that waited for it and can continue now, if there is one."""
+        self.done, self.result, self.error = True, result, error
+        parent = self._parent
+        if parent is None or parent.done:
+            return None
+        if error is not None:
+            for part in parent._parts:
+                if not part.done:
+                    part.cancel()
+            return parent
+        return parent if all(part.done for part in parent._parts) else None
+
+    def joined(self) -> Step:
+        """Returns the next step, after the parts have ended."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            if part.error is not None:
+                return self.procedure.throw(part.error)
+        return self.procedure.send([part.result for part in parts])
+
+
+class Desk:
+    """Runs procedures.
+
+    First all procedures advance to their next step, then their requests are sent together. So the transport can combine
+    requests of the same kind.
+
+    Args:
+        wake: Called on the network thread when an answer has arrived. For owners that do not wait in `wait`.
+    """
+
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self._wake = wake
+        self._arrived: collections.deque[tuple[Inquiry[Any], Any]] = collections.deque()
+        self._event = threading.Event()
+        self._pauses: list[tuple[float, int, Inquiry[Any]]] = []
+        self._numbers = itertools.count()
+        self._unsent: collections.deque[tuple[Inquiry[Any], Callable[[Reply[Any]], None]]] = (
+            collections.deque()
+        )
+
+    def retire(self) -> None:
+        """Stops calling `wake`."""
+        self._wake = None
+
+    def begin(self, procedure: Procedure[T]) -> Inquiry[T]:
+        """Starts a procedure, and runs it to its first step."""
+        return self.begin_all([procedure])[0]
+
+    def begin_all(self, procedures: Iterable[Procedure[T]]) -> list[Inquiry[T]]:
+        """Starts procedures, and runs each to its first step."""
+        inquiries = [Inquiry(procedure) for procedure in procedures]
+        for inquiry in inquiries:
+            self._advance(inquiry, None)
+        self._send()
+        return inquiries
+
+    def work(self) -> None:
+        """Continues procedures whose answer has arrived or whose pause has ended. Does not wait."""
+        self._event.clear()
+        while self._arrived:
+            self._advance(*self._arrived.popleft())
+        now = time.monotonic()
+        while self._pauses and self._pauses[0][0] <= now:
+            self._advance(heapq.heappop(self._pauses)[2], None)
+        self._send()
+
+    def _send(self) -> None:
+        with at_once():
+            while self._unsent:
+                inquiry, send = self._unsent.popleft()
+                if not inquiry.done:
+                    send(functools.partial(self._arrive, inquiry))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an answer has arrived that `work` has not processed."""
+        return bool(self._arrived)
+
+    def due_s(self) -> float | None:
+        """Seconds until the next pause ends; None if no procedure pauses."""
+        return max(0.0, self._pauses[0][0] - time.monotonic()) if self._pauses else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until there is work, at most `timeout_s`."""
+        self._send()  # in case a procedure itself has called this
+        due = self.due_s()
+        self._event.wait(timeout_s if due is None else min(due, timeout_s))
+
+    def _advance(self, inquiry: Inquiry[Any], value: Any) -> None:
+        if inquiry.done:
+            return
+        self._run(inquiry, lambda: inquiry.procedure.send(value))
+
+    def _run(self, inquiry: Inquiry[Any], go_on: Callable[[], Step]) -> None:
+        try:
+            step = go_on()
+        except StopIteration as stop:
+            waiting = inquiry.ended(result=stop.value)
+        except Exception as error:
+            # The caller that began the procedure handles its error.
+            waiting = inquiry.ended(error=error)
+        else:
+            self._take(inquiry, step)
+            return
+        if waiting is not None:
+            self._run(waiting, waiting.joined)
+
+    def _take(self, inquiry: Inquiry[Any], step: Step) -> None:
+        match step:
+            case Pause(seconds):
+                heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), inquiry))
+            case Ask(send):
+                self._unsent.append((inquiry, send))
+            case Together(procedures):
+                parts = inquiry.split(procedures)
+                for part in parts:
+                    self._advance(part, None)
+                if not parts:
+                    self._run(inquiry, inquiry.joined)
+
+    def _arrive(self, inquiry: Inquiry[Any], answer: Any) -> None:
+        self._arrived.append((inquiry, answer))
+        if not self._event.is_set():  # `work` clears it before it reads the queue
+            self._event.set()
+        wake = self._wake
+        if wake is not None:
+            wake()
+
+
+def insist(
+    transport: Cluster,
+    topic: str,
+    api: str,
+    send: Callable[[Reply[Any]], None],
+    on_failure: Callable[[Exception, Verdict], None] | None = None,
+    *,
+    stats: ConsumerStats,
+) -> Procedure[Any]:
+    """Repeats a request until the answer has no error, as long as the verdict on the error says to retry.
+
+    Args:
+        transport: Refreshes the metadata if the verdict says so.
+        topic: The topic of the request.
+        api: Request kind, for the verdict.
+        send: Sends the request.
+        on_failure: Called for each failed attempt. If it raises, the procedure ends with this error.
+        stats: Counts retries.
+
+    Raises:
+        KafkaError: An error that is not retriable.
+    """
+    failures = 0
+    while True:
+        answer = yield Ask(send)
+        error: Any
+        if isinstance(answer, Failure):
+            error = answer.error
+        elif answer.error_code:
+            error = _error(answer.error_code, topic)
+        else:
+            return answer
+        verdict = classify(error, api)
+        if on_failure is not None:
+            on_failure(error, verdict)
+        if not verdict.retriable:
+            raise error
+        if verdict.refresh_metadata:
+            transport.refresh_metadata([topic], _ignore)
+        pause = pause_s(failures)
+        stats.retries[api, verdict.name] += 1
+        stats.backoff_s[api] += pause
+        yield Pause(pause)
+        failures += 1
+
+
+def _error(code: int, topic: str) -> Exception:
+    error: Any = for_code(code)(topic)
+    # kafka-python has no class for some codes. Keep the number for those too.
+    error.errno = code
+    shown: Exception = error
+    return shown
+
+
+def _ignore(_: object) -> None:
+    """Ignores the answer, because the metadata have it. The caller's own request shows errors."""

@@ -1,0 +1,518 @@
+"""Look-ups of offsets that verify the answers, for `SafeConsumer` and the planner of the Spark source.
+
+Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It asks the leader again as long as
+this helps, and returns the offset to use. An answer without an error can be wrong in two ways:
+
+- A new leader may know less than its predecessor (KIP-207). So `end`, `start` and `at_time` pass each answer through
+  the tracker's rules, and obtain the proof that these rules require. `listed` returns an answer unchecked.
+- A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
+  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If it has, `at_time` reads the
+  last remote batch, and then asks again: see `_beside_remote`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka.errors import IllegalStateError, KafkaError, for_code
+
+from kafkasafe.classification import Verdict
+from kafkasafe.cluster.api import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    Cluster,
+    EpochEnd,
+    Failure,
+    OffsetListed,
+    RecordsFetched,
+    Reply,
+    TopicInfo,
+)
+from kafkasafe.cluster.inquiry import insist, pause_s
+from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
+from kafkasafe.errors import RemoteStorageNotReadyError
+from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
+from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.offsets import (
+    EndOffsetTracker,
+    Held,
+    HeldReason,
+    IsolationLevel,
+    Regressed,
+    Result,
+    Unproven,
+    Value,
+)
+from kafkasafe.record.batch import iter_headers
+from kafkasafe.stats import ConsumerStats
+
+__all__ = ["OUT_OF_RANGE", "REMOTE", "End", "LeaderChangedError", "LookUps", "Note", "id_of"]
+
+OUT_OF_RANGE: Final = 1
+REQUEST_TIMED_OUT: Final = 7
+REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
+"""Errors of remote storage that is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
+REPLICA_NOT_AVAILABLE; and OUT_OF_RANGE for an offset that the log has. Each also has other causes. The start of the
+leader's own part of the log distinguishes them."""
+
+Note = Callable[[Exception], None]
+"""Gets the error of each failed attempt."""
+
+# LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE (KIP-207).
+_NOT_AVAILABLE: Final = frozenset({5, 78})
+# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
+_OTHER_LEADER: Final = frozenset({6, 74, 75})
+_OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
+# How many answers of a former leader or topic to tolerate before giving up.
+_OLD_ANSWERS: Final = 3
+_NOWHERE: Final = 2**63  # larger than any offset
+# How long a broker may take to read one remote batch. If it takes longer, it answers without records.
+_REMOTE_READ_MS: Final = 1000
+
+
+class LeaderChangedError(Exception):
+    """All answers of a walk must come from one leader, but the leader has changed.
+
+    It never leaves the package. It is not a KafkaError, so that code which retries those does not catch it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A verified end offset.
+
+    Attributes:
+        offset: The end.
+        leader_epoch: The leader's epoch; -1 if it does not report it.
+    """
+
+    offset: int
+    leader_epoch: int
+
+
+def id_of(info: TopicInfo | None) -> bytes | None:
+    """The topic's id; None if the brokers have no topic ids."""
+    return info.topic_id if info is not None and any(info.topic_id) else None
+
+
+class LookUps:
+    """Asks leaders, retries, and passes answers through the tracker's rules.
+
+    Args:
+        network: Returns the connections; called for each request.
+        tracker: Knows earlier answers.
+        stats: Counts retries, and the time during which leaders were not ready.
+        emit: Gets events.
+        isolation: 1 (read_committed): an end is the last stable offset.
+        note: Gets the errors of failed attempts, if the call has no `note` of its own.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], Cluster],
+        tracker: EndOffsetTracker,
+        stats: ConsumerStats,
+        emit: Callable[[EndOffsetHeld | EndOffsetRegressed], None],
+        isolation: int,
+        note: Note,
+    ) -> None:
+        self._network = network
+        self._tracker = tracker
+        self._stats = stats
+        self._emit = emit
+        self._isolation = isolation
+        self._level: IsolationLevel = "read_committed" if isolation else "read_uncommitted"
+        self._note = note
+        self._given: dict[tuple[str, int, int], OffsetListed] = {}
+
+    def ask_at_once(
+        self, partitions: Sequence[tuple[str, int]], timestamp: int
+    ) -> Procedure[Mapping[tuple[str, int], OffsetListed]]:
+        """Asks about many partitions with one request for each leader. Leaves out partitions without an offset."""
+        transport = self._network()
+        answer: Mapping[tuple[str, int], OffsetListed] | Failure = yield Ask(
+            lambda reply: transport.list_offsets(
+                partitions, timestamp, reply, isolation_level=self._isolation
+            )
+        )
+        return {} if isinstance(answer, Failure) else answer
+
+    def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
+        """Uses each of these answers once, instead of the next request for it."""
+        for (topic, partition), answer in answers.items():
+            self._given[topic, partition, timestamp] = answer
+
+    def forget_given(self) -> None:
+        """Drops the given answers that were not used."""
+        self._given.clear()
+
+    def listed(
+        self, topic: str, partition: int, timestamp: int, note: Note | None = None
+    ) -> Procedure[OffsetListed]:
+        """The leader's unchecked answer to ListOffsets.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: See `Cluster.list_offset`.
+            note: Gets the error of each failed attempt.
+
+        Raises:
+            KafkaError: An error that is not retriable.
+        """
+        if self._given:
+            given = self._given.pop((topic, partition, timestamp), None)
+            if given is not None:
+                return given
+        transport = self._network()
+        since: float | None = None
+
+        def send(reply: Reply[Any]) -> None:
+            transport.list_offset(topic, partition, timestamp, reply, isolation_level=self._isolation)
+
+        def failed(error: Exception, verdict: Verdict) -> None:
+            nonlocal since
+            if (
+                verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL
+            ):  # that one is an auxiliary request
+                since = time.monotonic() if since is None else since
+            self._noted(note, error, verdict)
+
+        try:
+            answer: OffsetListed = yield from insist(
+                transport, topic, "list_offsets", send, failed, stats=self._stats
+            )
+        finally:  # also if the procedure is cancelled at a timeout
+            if since is not None:
+                self._stats.unavailable_s[topic] += time.monotonic() - since
+        if answer.offset < 0 and timestamp in {EARLIEST, LATEST}:
+            wrong: Exception = for_code(-1)(
+                f"{topic}-{partition}: the broker answered offset {answer.offset} without an error"
+            )
+            raise wrong
+        return answer
+
+    def _noted(self, note: Note | None, error: Exception, verdict: Verdict) -> None:
+        if verdict.retriable:  # otherwise it is raised
+            (self._note if note is None else note)(error)
+
+    def epoch_end(
+        self, topic: str, partition: int, epoch: int, current: int, note: Note | None = None
+    ) -> Procedure[EpochEnd]:
+        """Asks where an epoch ends in the log of the leader with epoch `current`.
+
+        Raises:
+            LeaderChangedError: The leader has another epoch, or the broker is no longer the leader.
+            KafkaError: An error that is not retriable.
+        """
+        transport = self._network()
+
+        def send(reply: Reply[Any]) -> None:
+            transport.offset_for_leader_epoch(topic, partition, epoch, reply, current_leader_epoch=current)
+
+        def failed(error: Exception, verdict: Verdict) -> None:
+            self._noted(note, error, verdict)
+            if verdict.code in _OTHER_LEADER:
+                raise LeaderChangedError
+
+        answer: EpochEnd = yield from insist(
+            transport, topic, "offset_for_leader_epoch", send, failed, stats=self._stats
+        )
+        return answer
+
+    # --- through the tracker's rules ----------------------------------------------------------------------------
+
+    def end(self, topic: str, partition: int, note: Note | None = None) -> Procedure[End]:
+        """The verified end of the log. Reports answers that needed verification."""
+        tries = 0
+        while True:
+            answer = yield from self.listed(topic, partition, LATEST, note)
+            result = self._tracker.observe(
+                topic,
+                partition,
+                answer.offset,
+                leader_epoch=answer.leader_epoch,
+                topic_id=id_of(self._network().topic(topic)),
+                isolation_level=self._level,
+            )
+            if isinstance(result, Held) and result.ask_epoch is not None:
+                try:
+                    proof = yield from self.epoch_end(
+                        topic, partition, result.ask_epoch, answer.leader_epoch, note
+                    )
+                except LeaderChangedError:
+                    yield Pause(pause_s(tries))
+                    tries += 1
+                    continue
+                result = self._tracker.prove(
+                    topic,
+                    partition,
+                    requested_epoch=result.ask_epoch,
+                    reply_epoch=proof.leader_epoch,
+                    end_offset=proof.end_offset,
+                    leader_epoch=answer.leader_epoch,
+                    isolation_level=self._level,
+                )
+            tries += 1
+            offset = self._settled(topic, partition, "latest", answer.offset, result, tries)
+            if offset is not None:
+                return End(offset, answer.leader_epoch)
+            yield from self._elsewhere(topic, tries)
+
+    def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
+        """The verified start of the log. Reports answers that needed verification.
+
+        A lower start that cannot be proven is finally accepted. Its records can be read, whereas keeping the old start
+        of a log that has been replaced would hide records.
+        """
+        tries = 0
+        is_fresh = False
+        while True:
+            answer = yield from self.listed(topic, partition, EARLIEST, note)
+            info = self._network().topic(topic)
+            result = self._tracker.observe_start(
+                topic,
+                partition,
+                answer.offset,
+                leader_epoch=answer.leader_epoch,
+                topic_id=id_of(info),
+                isolation_level=self._level,
+            )
+            tries += 1
+            if isinstance(result, Held) and not is_fresh:
+                # With old metadata, the start of a recreated topic looks like a start of this topic.
+                yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
+                is_fresh = True
+                continue
+            if isinstance(result, Held) and result.ask_epoch is not None:
+                # The answer has the epoch of the first record, not that of the leader.
+                partition_info = None if info is None else info.partitions.get(partition)
+                current = UNDEFINED if partition_info is None else partition_info.leader_epoch
+                try:
+                    proof = yield from self.epoch_end(topic, partition, result.ask_epoch, current, note)
+                except LeaderChangedError:
+                    yield from self._elsewhere(topic, tries)
+                    continue
+                except IllegalStateError:  # the client was closed meanwhile
+                    raise
+                except KafkaError:
+                    # Brokers before 2.3 do not permit every client to ask about epochs.
+                    proof = EpochEnd(0, UNDEFINED, UNDEFINED)
+                result = self._tracker.prove_start(
+                    topic,
+                    partition,
+                    requested_epoch=result.ask_epoch,
+                    reply_epoch=proof.leader_epoch,
+                    end_offset=proof.end_offset,
+                    leader_epoch=current,
+                    isolation_level=self._level,
+                )
+            if isinstance(result, Unproven):
+                accepted = self._tracker.accept_start(topic, partition, isolation_level=self._level)
+                result = result if accepted is None else accepted
+            offset = self._settled(topic, partition, "earliest", answer.offset, result, tries)
+            if offset is not None:
+                return offset
+            yield from self._elsewhere(topic, tries)
+
+    def at_time(
+        self, topic: str, partition: int, timestamp: int, note: Note | None = None
+    ) -> Procedure[OffsetListed]:
+        """The verified first record at or after a time. Reports answers that needed verification.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: Ms since the epoch.
+            note: Gets the error of each failed attempt.
+
+        Returns:
+            The record's offset, timestamp and leader epoch; offset -1 if there is no such record.
+        """
+        tries = misses = 0
+        while True:
+            answer = yield from self.listed(topic, partition, timestamp, note)
+            local, start = yield Together(
+                (
+                    self.local_start(topic, partition, note),
+                    self.listed(topic, partition, EARLIEST, note),
+                )
+            )
+            # Even if the answer is below `local`, which may have moved past it since then.
+            if local is not None and start.offset < local:
+                sure = yield from self._beside_remote(
+                    topic, partition, timestamp, answer, range(start.offset, local), note
+                )
+                if sure is None:
+                    yield Pause(pause_s(misses))
+                    misses += 1
+                    continue
+                answer = sure
+            result = self._observe_time(topic, partition, timestamp, answer)
+            if isinstance(result, Held) and result.reason is HeldReason.NOT_FOUND:
+                # Retention or a truncation may have removed the record. These two calls find out which.
+                yield from self.start(topic, partition, note)
+                yield from self.end(topic, partition, note)
+                result = self._observe_time(topic, partition, timestamp, answer)
+            tries += 1
+            if isinstance(result, Value):
+                return answer
+            offset = self._settled(topic, partition, "timestamp", answer.offset, result, tries)
+            if offset is not None:
+                return OffsetListed(0, offset, result.leader_epoch, result.timestamp_ms)
+            yield from self._elsewhere(topic, tries)
+
+    def _beside_remote(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        answer: OffsetListed,
+        remote: range,
+        note: Note | None,
+    ) -> Procedure[OffsetListed | None]:
+        """A verified answer to a look-up by time in a log with a remote part; None: no answer can be trusted now.
+
+        1. Records 2 to 5 are remote, and the leader cannot find them. A look-up for record 2 returns 6, the first
+        record
+           on the leader's own disk, without an error.
+        2. Remote storage becomes ready.
+        3. A fetch of offset 5 succeeds.
+
+        The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
+        after the fetch, and the lower answer counts. An outage that falsifies both answers must last from one to the
+        other, and so include the fetch. If there are two outages, one for each answer, the fetched batch reveals them:
+        if it has a record that is at least as new as `timestamp`, the first such record cannot come after it. This
+        check needs a complete batch, and shows nothing if timestamps are out of order.
+
+        Args:
+            topic: Topic name.
+            partition: Partition number.
+            timestamp: The requested time, ms since the epoch.
+            answer: The answer to the first look-up.
+            remote: Offsets that are in remote storage only.
+            note: Gets the error of each failed attempt.
+        """
+        fetched = yield from self._read_remote(topic, partition, remote[-1], note)
+        if fetched is None:
+            return None
+        again = yield from self.listed(topic, partition, timestamp, note)
+        answer = min(answer, again, key=lambda found: found.offset if found.offset >= 0 else _NOWHERE)
+        for _, header in iter_headers(fetched.records):
+            is_whole = header.base_offset in remote and header.last_offset in remote
+            if (
+                is_whole
+                and header.max_timestamp >= timestamp
+                and not 0 <= answer.offset <= header.last_offset
+            ):
+                problem = f"the look-up by time missed a record in remote storage, at or before {header.last_offset}"
+                self._not_ready(topic, partition, problem, OUT_OF_RANGE, note)
+                return None
+        return answer
+
+    def _observe_time(self, topic: str, partition: int, timestamp: int, answer: OffsetListed) -> Value | Held:
+        return self._tracker.observe_timestamp(
+            topic,
+            partition,
+            timestamp,
+            None if answer.offset < 0 else answer.offset,
+            leader_epoch=answer.leader_epoch,
+            found_timestamp_ms=answer.timestamp,
+            topic_id=id_of(self._network().topic(topic)),
+            isolation_level=self._level,
+        )
+
+    def _settled(
+        self, topic: str, partition: int, look_up: LookUp, answered: int, result: Result, tries: int
+    ) -> int | None:
+        """The offset to use; None: ask again. Reports answers that needed verification."""
+        match result:
+            case Value(offset=int(offset), recreated=recreated, previous=previous):
+                if recreated and previous is not None and offset < previous:
+                    self._emit(EndOffsetRegressed(topic, partition, offset, previous, "recreated", look_up))
+                return offset
+            case Regressed(offset=offset, previous=previous, reason=reason):
+                self._emit(EndOffsetRegressed(topic, partition, offset, previous, reason.value, look_up))
+                return offset
+            case Held(offset=int(offset), reason=reason) if reason not in _OLD or tries >= _OLD_ANSWERS:
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, reason.value, look_up))
+                return offset
+            case Unproven(offset=offset):
+                self._emit(EndOffsetHeld(topic, partition, offset, answered, "unproven", look_up))
+                return offset
+            case _:
+                return None
+
+    def _elsewhere(self, topic: str, tries: int) -> Procedure[None]:
+        """Refreshes the metadata, because a former leader or the leader of a former topic has answered."""
+        self._network().refresh_metadata([topic], _ignore)
+        yield Pause(pause_s(tries))
+
+    # --- remote storage -----------------------------------------------------------------------------------------
+
+    def local_start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int | None]:
+        """Asks where the leader's own part of the log begins; None: all of it is local. Does not use remote storage."""
+        try:
+            answer = yield from self.listed(topic, partition, EARLIEST_LOCAL, note)
+        except IllegalStateError:  # the client was closed meanwhile
+            raise
+        except KafkaError:
+            return None  # brokers before 3.4 have no remote storage
+        return answer.offset if answer.offset >= 0 else None
+
+    def has_remote_part(self, topic: str, partition: int) -> Procedure[bool | None]:
+        """Whether a part of the log is in remote storage only; None: the leader did not answer. Asks once."""
+        local = yield from self._asked_once(topic, partition, EARLIEST_LOCAL)
+        if local is None or local <= 0:
+            return None if local is None else False
+        start = yield from self._asked_once(topic, partition, EARLIEST)
+        return None if start is None else start < local
+
+    def _asked_once(self, topic: str, partition: int, timestamp: int) -> Procedure[int | None]:
+        transport = self._network()
+        answer: OffsetListed | Failure = yield Ask(
+            lambda reply: transport.list_offset(topic, partition, timestamp, reply)
+        )
+        return None if isinstance(answer, Failure) or answer.error_code else answer.offset
+
+    def _read_remote(
+        self, topic: str, partition: int, offset: int, note: Note | None
+    ) -> Procedure[RecordsFetched | None]:
+        """The batch in remote storage that contains an offset; None: it cannot be read now."""
+        transport = self._network()
+
+        def send(reply: Reply[Any]) -> None:
+            transport.fetch_records(topic, partition, offset, 1, reply, max_wait_ms=_REMOTE_READ_MS)
+
+        answer: RecordsFetched | Failure = yield Ask(send)
+        if not isinstance(answer, Failure) and not answer.error_code and answer.records:
+            return answer
+        noted = self._note if note is None else note
+        if isinstance(answer, Failure):
+            problem: Any = answer.error
+            noted(problem)
+        elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
+            noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
+        else:
+            # No records and no error: the broker did not receive them in time.
+            code = answer.error_code or REQUEST_TIMED_OUT
+            reason = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
+            self._not_ready(topic, partition, reason, code, note)
+        return None
+
+    def _not_ready(self, topic: str, partition: int, what: str, code: int, note: Note | None) -> None:
+        noted = self._note if note is None else note
+        noted(
+            RemoteStorageNotReadyError(
+                f"{topic}-{partition}: {what}", topic=topic, partition=partition, code=code
+            )
+        )
+
+
+def _ignore(_: object) -> None:
+    """Ignores the answer, because the metadata have it."""

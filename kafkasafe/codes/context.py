@@ -1,0 +1,158 @@
+"""What the facts about a failed request change in the verdict on its error code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.codes.rows import NOT_READY, Cell, ErrorAction
+
+__all__ = ["NO_CONTEXT", "ErrorContext", "in_context"]
+
+_MAX_OFFSET: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorContext:
+    """Further facts about the failed request. None: unknown.
+
+    Attributes:
+        last_acked_offset: Last offset of the partition that was acknowledged to this producer; None (or, as some
+            clients write it, a negative number): nothing ever was.
+        log_start_offset: First offset of the partition's log, as the answer gave it; −1: the broker's protocol cannot
+            say.
+        resend: This batch had been sent before; False: this was the first time.
+        tiered: The topic keeps older segments in remote storage.
+        position: The offset that was to be read (Fetch).
+        in_log: The broker's answer to a query (DescribeProducers, or a scan of the log). True: the log has the batch.
+            False: it has neither the batch nor its predecessors.
+    """
+
+    last_acked_offset: int | None = None
+    log_start_offset: int | None = None
+    resend: bool | None = None
+    tiered: bool | None = None
+    position: int | None = None
+    in_log: bool | None = None
+
+
+NO_CONTEXT: Final = ErrorContext()
+
+
+def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) -> Cell | None:
+    """The verdict that the context decides; None if it decides nothing."""
+    if api in {None, "produce"}:
+        if context.in_log is True and cell.action is not ErrorAction.FENCE:
+            return Cell(ErrorAction.SUCCESS, "Nothing to do: the broker's log has this batch.")
+        if code == 45:
+            return _out_of_order(context)
+        if code == 46 and context.in_log is False:
+            return Cell(
+                ErrorAction.FATAL,
+                "Stop and find out which client shares this producer id: the broker calls the batch a duplicate of one"
+                " that its log does not have.",
+                at_risk=True,
+            )
+        if code == 59:
+            return _unknown_producer(context)
+    if api in {None, "fetch"} and code == 1:
+        return _out_of_range(context)
+    if api in {None, "fetch", "list_offsets"} and code == 9 and context.tiered:
+        # The leader is the right one: asking for metadata each time only adds load (KAFKA-19599).
+        return Cell(
+            ErrorAction.RETRY,
+            f"Retry this partition alone, at the same leader, with back-off, and keep the position: {NOT_READY}.",
+            note="Kafka: refresh. Of a tiered partition 9 speaks of remote storage, not of leadership.",
+        )
+    return None
+
+
+def _out_of_order(context: ErrorContext) -> Cell | None:
+    """45: on a resend it comes for batches that are in the log as well (brokers remember five, one after a restart)."""
+    if context.in_log is False:
+        return Cell(
+            ErrorAction.FATAL,
+            "Data loss: records before this batch are missing from the log; put them back in order from where they"
+            " are kept, then send this batch.",
+            at_risk=True,
+        )
+    if context.resend is None:
+        return None
+    if context.resend:
+        return Cell(
+            ErrorAction.ASK_BROKER,
+            "Ask DescribeProducers (or read the log) before sending again: the batch is mostly committed already; if"
+            " it is not there, records before it are missing.",
+        )
+    return Cell(
+        ErrorAction.ASK_BROKER,
+        "Ask DescribeProducers (or read the log): it was not appended, because records before it are missing; unless"
+        " they failed unacknowledged and are still to be sent, that is data loss.",
+        at_risk=True,
+    )
+
+
+def _unknown_producer(context: ErrorContext) -> Cell | None:
+    """59, KAFKA-5793: has retention removed the producer's records, or were they lost? (brokers before 2.5)
+
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. With nothing ever acknowledged nothing that was
+    acknowledged can be lost: whatever this producer sent is still its own to send.
+    """
+    start, acked = context.log_start_offset, context.last_acked_offset
+    if start is None:
+        return None
+    if not 0 <= start <= _MAX_OFFSET:
+        return Cell(
+            ErrorAction.RETRY,
+            "Retry the same bytes under the same sequence: the answer does not say where the log starts (Produce"
+            " before v5); if it stays, treat it as data loss.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+        )
+    if acked is None or acked < 0:
+        return Cell(
+            ErrorAction.RESET_SEQUENCE,
+            "Send all that is unacknowledged again, in order, under a new epoch from sequence 0, once no older request"
+            " can still arrive: nothing was acknowledged, so nothing acknowledged can be lost.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+        )
+    if start > acked:
+        return Cell(
+            ErrorAction.RESET_SEQUENCE,
+            f"Send it again under a new epoch from sequence 0: retention removed everything up to offset {acked}, the"
+            f" last acknowledged, for the log starts at {start}; nothing was lost.",
+            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+        )
+    return Cell(
+        ErrorAction.FATAL,
+        f"Data loss: the log starts at {start}, so the record acknowledged at offset {acked} should be in it, and the"
+        " broker does not know its producer; put the lost records back from where they are kept.",
+        at_risk=True,
+    )
+
+
+def _out_of_range(context: ErrorContext) -> Cell | None:
+    """1 in Fetch: deleted by retention, truncated, or (tiered) a segment that remote storage does not find yet."""
+    start, position = context.log_start_offset, context.position
+    if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:
+        if position < start:
+            return Cell(
+                ErrorAction.FATAL,
+                f"Offsets {position} to {start - 1} were deleted unread: seek to {start} knowingly, and let somebody"
+                " know what was skipped.",
+                at_risk=True,
+            )
+        if context.tiered:
+            return Cell(
+                ErrorAction.RETRY,
+                f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
+                " has the record but does not find it yet (KIP-1007); do not reset.",
+                note="Kafka: not retriable. In front of the log's end of a tiered topic it passes (KIP-1007).",
+            )
+    if context.tiered:
+        return Cell(
+            ErrorAction.ASK_BROKER,
+            "Keep the position and ask for the log start: unless it is beyond the position, remote storage is not"
+            " ready (KIP-1007) and a retry will do; do not reset.",
+            at_risk=True,
+        )
+    return None

@@ -1,0 +1,237 @@
+"""What an error code of Kafka means for a request, and for a batch that was sent.
+
+`classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
+Both read the same rows, those of `rows`. How a verdict is found, first match wins:
+
+1. the context (`context`): last acked offset, log start, resend, tiered topic, the log's contents;
+2. the cell of the request kind, `BY_API`;
+3. the row's Produce cell, if the request is one;
+4. the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from kafkasafe.codes.context import NO_CONTEXT, ErrorContext, in_context
+from kafkasafe.codes.rows import (
+    BY_API,
+    DESTINATION_CODES,
+    MISSING_CODES,
+    TABLE,
+    UNKNOWN,
+    Action,
+    Cell,
+    ErrorAction,
+    Produce,
+    Scope,
+)
+
+__all__ = [
+    "DESTINATION_CODES",
+    "MISSING_CODES",
+    "NO_CONTEXT",
+    "Action",
+    "ErrorAction",
+    "ErrorContext",
+    "ProduceVerdict",
+    "Scope",
+    "Verdict",
+    "classify_code",
+    "classify_produce",
+    "latest_timestamp",
+]
+
+
+# --- any request ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an error means, and what to do.
+
+    Attributes:
+        code: Kafka's error code; None for an exception that has no code.
+        name: Kafka's name of the code, `ERROR_<code>` for one that this version does not know, or the exception's.
+        api: The request kind it was judged for, `"list_offsets"`; None: any.
+        action: What to do.
+        data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
+            error must reach an operator or a repair, never only a retry.
+        explanation: The fix, in one sentence.
+        note: Why it differs from Kafka's own exception class, or what "refresh" means here; often empty.
+    """
+
+    code: int | None
+    name: str
+    api: str | None
+    action: ErrorAction
+    data_at_risk: bool
+    explanation: str
+    note: str = ""
+
+    @property
+    def retriable(self) -> bool:
+        """The request may be sent again, in the way that `action` names, and may then succeed."""
+        return self.action in _RETRIABLE
+
+    @property
+    def refresh_metadata(self) -> bool:
+        """Metadata (of a group or transaction: the coordinator) has to be looked up before the retry."""
+        return self.action is ErrorAction.RETRY_AFTER_REFRESH
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: all attributes and flags by name."""
+        return {
+            "code": self.code,
+            "name": self.name,
+            "api": self.api,
+            "action": self.action.value,
+            "retriable": self.retriable,
+            "refresh_metadata": self.refresh_metadata,
+            "data_at_risk": self.data_at_risk,
+            "explanation": self.explanation,
+            "note": self.note,
+        }
+
+
+_RETRIABLE: Final = frozenset(
+    {ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH, ErrorAction.RESET_SEQUENCE}
+)
+
+
+_JOURNAL: Final = "Differs from the code's row: this is what SafeProducer does about an answer to Produce."
+_SAME_BYTES: Final = "; it may have been appended, so send the same bytes under the same sequence"
+
+
+def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_CONTEXT) -> Verdict:
+    """The verdict on an error code. Total: no number makes it fail.
+
+    Args:
+        code: Kafka's error code.
+        api: One of `names.APIS`; None: whatever was asked.
+        context: What else is known.
+    """
+    row = TABLE.get(code)
+    if row is None:
+        cell, name = UNKNOWN, f"ERROR_{code}"
+    else:
+        cell, name = Cell(row.action, row.fix, row.at_risk, row.note), row.name
+        if api == "produce" and row.produce is not None:
+            cell = _in_produce(cell, row.produce)
+        elif api is not None:
+            cell = BY_API.get((api, code), cell)
+    cell = in_context(code, cell, api, context) or cell
+    # A note speaks of the difference between a row and Kafka's class; where the action is another, of nothing.
+    note = cell.note or (row.note if row is not None and cell.action is row.action else "")
+    return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
+
+
+def _in_produce(cell: Cell, produce: Produce) -> Cell:
+    """The row as an answer to Produce: what the journal does, in the words of a verdict."""
+    match produce.action:
+        case Action.ACK:
+            return cell
+        case Action.RETRY:
+            fix = cell.fix
+            # KAFKA_STORAGE_ERROR and its kin: the leader may have failed before or after the append.
+            if not produce.absent and "same sequence" not in fix:
+                fix = fix.removesuffix(".") + _SAME_BYTES + "."
+            action = ErrorAction.RETRY_AFTER_REFRESH if produce.refresh else ErrorAction.RETRY
+            return Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
+        case Action.ASK_BROKER:
+            # The meaning of 46, 47 and 90 is clear. The journal asks first as a precaution.
+            return cell
+        case Action.REJECT_BATCH:  # pragma: no branch - the last
+            return Cell(
+                ErrorAction.REJECT_RECORD,
+                cell.fix,
+                cell.at_risk,
+                "" if cell.action is ErrorAction.REJECT_RECORD else _JOURNAL,
+            )
+
+
+# --- the journal's view -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceVerdict:
+    """What an answer to Produce means for the batch.
+
+    Attributes:
+        code: Kafka's error code.
+        name: Kafka's name of it.
+        action: What to do.
+        absent: The answer proves that the batch was not appended by this request.
+        refresh_metadata: The leader may have moved.
+        splittable: A batch of several records may hold good ones: divide it before rejecting.
+        explanation: Human-readable text.
+        scope: What the journal rejects if RETRY does not help for long.
+    """
+
+    code: int
+    name: str
+    action: Action
+    absent: bool
+    refresh_metadata: bool
+    splittable: bool
+    explanation: str
+    scope: Scope = Scope.NONE
+
+
+_PRODUCE: Final[Mapping[int, ProduceVerdict]] = MappingProxyType(
+    {
+        row.code: ProduceVerdict(
+            row.code,
+            row.name,
+            row.produce.action,
+            row.produce.absent,
+            row.produce.refresh,
+            row.produce.split,
+            row.produce.meaning,
+            row.produce.scope,
+        )
+        for row in TABLE.values()
+        if row.produce is not None
+    }
+)
+
+_RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
+
+
+def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
+    """The latest timestamp that a broker that answered 32 takes now, ms since the epoch.
+
+    Args:
+        messages: The broker's messages about the records. From 3.6 on they name the accepted range, by its own clock.
+        now_ms: Our own clock, which is used if the broker names no range.
+    """
+    for message in messages:
+        named = _RANGE.search(message)
+        if named is not None:
+            return int(named[2])
+    return now_ms
+
+
+def classify_produce(code: int) -> ProduceVerdict:
+    """The verdict on a Produce answer, for the journal.
+
+    Args:
+        code: Kafka's error code; one that brokers do not answer to Produce is retried, and nothing is concluded from
+            it.
+    """
+    row = _PRODUCE.get(code)
+    if row is None:
+        return ProduceVerdict(
+            code,
+            f"ERROR_{code}",
+            Action.RETRY,
+            absent=False,
+            refresh_metadata=True,
+            splittable=False,
+            explanation="an error code this version does not know",
+        )
+    return row

@@ -1,0 +1,300 @@
+"""Lets coroutines wait for the threads of a producer. Each loop is woken once for all events that occur at a time.
+
+A thread that notifies (`Waiting.notify_all`) rings the bell of each loop on which coroutines wait. It skips a bell that
+is ringing already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then checks the waiting
+coroutines in slices, so that no iteration takes longer than a few hundred checks.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import types
+from collections.abc import Callable, Generator, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.waits import Waiting
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
+
+_SLICE: Final = 256
+"""Maximum number of checks and wake-ups in one iteration of the loop."""
+_FEW: Final = 8
+"""If at most this many items are awaited, the thread that rings checks them itself."""
+
+
+class Progress(enum.Enum):
+    """The result of checking a `Subject`."""
+
+    NONE = enum.auto()
+    """No coroutine can continue that could not before."""
+    SOME = enum.auto()
+    """Some coroutines may continue. Each must be checked."""
+    ALL = enum.auto()
+    """All coroutines that wait for the subject can continue."""
+
+
+class Subject(Protocol):
+    """Something for which many coroutines wait together."""
+
+    def stirred(self) -> bool:
+        """Whether `look` may find progress. May be called from any thread. Once True, it stays True."""
+
+    def look(self) -> Progress:
+        """Returns the progress since the previous call. Must be called on the loop's thread."""
+
+    def is_ready(self, entry: Any) -> bool:
+        """Whether one of the waiting coroutines can continue. Called after `Progress.SOME`."""
+
+
+class Chunk(Protocol):
+    """Records that were accepted together.
+
+    Attributes:
+        parcels: The parcels that contain them, after encoding.
+    """
+
+    parcels: list[Parcel] | None
+
+    def locate(self, index: int, /) -> tuple[Parcel, Any]:
+        """The parcel that contains a record."""
+
+
+class _Plain:
+    """A subject for coroutines that check their own condition each time."""
+
+    def stirred(self) -> bool:
+        return True
+
+    def look(self) -> Progress:
+        return Progress.SOME
+
+    def is_ready(self, entry: Callable[[], bool]) -> bool:
+        return entry()
+
+
+class Fates:
+    """The outcomes of records that were accepted together. A `Subject`.
+
+    Args:
+        chunk: The records.
+        ledger: The ledger of their producer.
+        durable: Wait only until the records are on disk.
+    """
+
+    __slots__ = ("_chunk", "_durable", "_ledger", "_seen")
+
+    def __init__(self, chunk: Chunk, ledger: Ledger, *, durable: bool) -> None:
+        self._chunk = chunk
+        self._ledger = ledger
+        self._durable = durable
+        self._seen: object = ()
+
+    def stirred(self) -> bool:
+        """See `Subject`."""
+        parcels, ledger = self._chunk.parcels, self._ledger
+        if ledger.failure is not None or ledger.wrong_cluster is not None:
+            return True
+        if parcels is None:  # the thread that seals the chunk rings if there is something to see
+            return False
+        if len(parcels) > _FEW:
+            return True
+        durable = self._durable
+        return any(parcel.done or parcel.children or (durable and parcel.durable) for parcel in parcels)
+
+    def look(self) -> Progress:
+        """See `Subject`."""
+        parcels, ledger, durable = self._chunk.parcels, self._ledger, self._durable
+        if ledger.failure is not None:
+            return Progress.ALL
+        if parcels is not None and all(parcel.done or (durable and parcel.durable) for parcel in parcels):
+            return Progress.ALL
+        now = [list(map(list, map(self._state, parcels or ()))), ledger.wrong_cluster]
+        seen, self._seen = self._seen, now
+        return Progress.NONE if now == seen else Progress.SOME
+
+    def is_ready(self, entry: int) -> bool:
+        """Whether the record with this number has an outcome; see `Subject`."""
+        parcels, ledger = self._chunk.parcels, self._ledger
+        if ledger.failure is not None or (ledger.wrong_cluster is not None and not self._durable):
+            return True
+        if parcels is None:
+            return False
+        parcel, _ = self._chunk.locate(entry)
+        return parcel.done or (self._durable and parcel.durable)
+
+    def _state(self, parcel: Parcel) -> Iterator[object]:
+        yield parcel.done
+        yield parcel.durable
+        for child, _ in parcel.children or ():
+            yield from self._state(child)
+
+
+class _Group:
+    """Coroutines that wait for the same subject. They are checked only after it has changed."""
+
+    __slots__ = ("again", "all", "entries", "left", "subject")
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.entries: dict[asyncio.Future[bool], Any] = {}
+        self.left: list[tuple[asyncio.Future[bool], Any]] = []
+        self.all = False
+        """The remaining ones can continue without a check of their own."""
+        self.again = False
+
+    def look(self, most: int) -> int:
+        """Wakes coroutines that can continue, with at most `most` checks. Returns the number of checks."""
+        if not self.left:
+            if not self.again:
+                return 0
+            self.again = False
+            progress = self.subject.look()
+            if progress is Progress.NONE:
+                return 1
+            self.all = progress is Progress.ALL
+            self.left = list(self.entries.items())
+            self.left.reverse()
+        left, is_ready = self.left, self.subject.is_ready
+        now = min(most, len(left))
+        for _ in range(now):
+            waiter, entry = left.pop()
+            if not waiter.done() and (self.all or is_ready(entry)):
+                waiter.set_result(True)
+        return 1 + now
+
+    @property
+    def due(self) -> bool:
+        return bool(self.left) or self.again
+
+
+class LoopWaits:
+    """The coroutines of one loop that wait for one producer. This is a bell for `Waiting`.
+
+    Use `of`. All methods but `set` must be called on the loop's own thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, waiting: Waiting) -> None:
+        self._loop = loop
+        self._waiting = waiting
+        self._groups: dict[Hashable, _Group] = {}
+        self._todo: collections.deque[_Group] = collections.deque()
+        self._rung = False
+        self._working = False
+
+    @classmethod
+    def of(cls, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> LoopWaits:
+        """The instance for this loop. It exists as long as a coroutine waits."""
+        for bell in waiting.bells():
+            if isinstance(bell, LoopWaits) and bell._loop is loop:
+                return bell
+        return cls(loop, waiting)
+
+    def set(self) -> None:
+        """Rings, from any thread: all waiting coroutines are checked soon."""
+        if self._rung or not self._stirred():
+            return
+        self._rung = True
+        try:
+            self._loop.call_soon_threadsafe(self._look)
+        except RuntimeError:  # the loop is closed, so no coroutine waits on it any more
+            self._waiting.remove(self)
+
+    def _stirred(self) -> bool:
+        """Whether to wake the loop. A wake-up takes the interpreter away from the thread that rings."""
+        if len(self._groups) > _FEW:
+            return True
+        try:
+            return any(group.subject.stirred() for group in self._groups.values())
+        except RuntimeError:  # the loop is changing them at this moment
+            return True
+
+    async def wait(
+        self, ready: Callable[[], bool], timeout_s: float | None = None, *, about: Hashable = None
+    ) -> bool:
+        """Waits until `ready()` returns True. Returns False if the time ends first. Cancelling leaves nothing behind.
+
+        Args:
+            ready: A check without side effects.
+            timeout_s: None: no limit.
+            about: Key of the subject. Coroutines with the same key are checked together.
+        """
+        if ready():
+            return True
+        key = ready if about is None else about
+        return await self.until(key, ready, _Plain, timeout_s) or ready()
+
+    @types.coroutine
+    def until(
+        self,
+        about: Hashable,
+        entry: Any,
+        subject: Callable[[], Subject],
+        timeout_s: float | None = None,
+    ) -> Generator[Any, None, bool]:
+        """Waits until `is_ready(entry)` of a subject. False if the time ends first. To be awaited, or yielded from.
+
+        Threads may undo the condition meanwhile, so the caller must check it again.
+
+        Args:
+            about: Key of the subject. Coroutines with the same key are checked together.
+            entry: What this coroutine waits for.
+            subject: Makes the subject; called for the first of them.
+            timeout_s: None: no limit.
+        """
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        known = group = self._groups.get(about)
+        if group is None:
+            if not self._groups:
+                self._waiting.add(self)
+            group = self._groups[about] = _Group(subject())
+        group.entries[waiter] = entry
+        timer = None
+        try:
+            # Without an earlier waiter for it, no wake-up for it may have been sent.
+            if known is None and group.subject.is_ready(entry):
+                return True
+            if timeout_s is not None:
+                timer = self._loop.call_later(timeout_s, _end, waiter)
+            return (yield from waiter)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del group.entries[waiter]
+            if not group.entries and self._groups.get(about) is group:
+                del self._groups[about]
+                if not self._groups:
+                    self._waiting.remove(self)
+
+    def _look(self) -> None:
+        # Reset the flag before the check: a thread that rings from here on makes the loop check again.
+        self._rung = False
+        for group in self._groups.values():
+            if not group.due:
+                self._todo.append(group)
+            group.again = True
+        if not self._working:
+            self._work()
+
+    def _work(self) -> None:
+        left = _SLICE
+        while self._todo and left > 0:
+            group = self._todo[0]
+            left -= max(group.look(left), 1)
+            if not group.due:
+                self._todo.popleft()
+        self._working = bool(self._todo)
+        if self._working:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon(self._work)
+
+
+def _end(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

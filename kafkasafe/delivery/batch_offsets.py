@@ -1,0 +1,162 @@
+"""Decides whether a consumer's offsets can be part of an atomic batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.delivery.readings import Claim, Fate, Numbers, Readings
+from kafkasafe.errors import BatchDroppedError, UsageError
+
+__all__ = ["BatchFate", "GivenOffsets", "check_settings"]
+
+_FATES = {j.Fate.COMMITTED: Fate.COMMITTED, j.Fate.REJECTED: Fate.REJECTED, j.Fate.DROPPED: Fate.DROPPED}
+
+
+class BatchFate:
+    """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
+
+    Args:
+        decided: The batch's decision: its unit, None if it was dropped; empty while it is open.
+    """
+
+    __slots__ = ("_decided", "_head", "_late", "_replaced")
+
+    def __init__(self, decided: Mapping[str, Any]) -> None:
+        self._decided: Mapping[str, Any] | None = decided
+        self._head: Any = None
+        self._replaced = False
+        self._late = False
+
+    def forget(self) -> None:
+        """Notes that the batch has other offsets of the group now, or none."""
+        self._replaced = True
+
+    def miss(self) -> None:
+        """Notes that the batch came too late: the consumer has gone back in one of its partitions.
+
+        1. A batch has records 5 to 9 of one partition, and 100 to 104 of another. 2. The consumer goes back in the
+        first partition, so the batch is not sent, and the program discards all of its records. 3. The next batch would
+        move the group past 104, and records 100 to 104 would be in no output. So the second partition is read again, as
+        after a batch that the group refused.
+        """
+        self._late = True
+
+    def __call__(self) -> Fate:
+        """Returns the current outcome."""
+        if self._decided is not None:
+            if self._replaced:
+                return Fate.FORGOTTEN
+            if not self._decided:
+                return Fate.OPEN
+            [unit] = self._decided.values()
+            if unit is None:
+                return Fate.DROPPED if self._late else Fate.FORGOTTEN
+            # The unit may refer to the producer, which a consumer must not keep alive.
+            self._head, self._decided = unit.head, None
+        if not self._head.done:
+            return Fate.WAITING
+        fate = None if self._head.slip is None else self._head.slip.fate
+        return Fate.LEFT if fate is None else _FATES[fate]
+
+
+class GivenOffsets:
+    """Offsets that a program gave a producer directly, and those of a KafkaConsumer. Detects where they continue from.
+
+    Such a consumer cannot be moved back from here. So after a batch was dropped, the next batch with offsets of one of
+    its partitions is refused once. Later batches are assumed to contain records that were read again.
+
+    Args:
+        numbers: Numbers of readings.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._readings: Readings[u.GroupPartition] = Readings(numbers)
+        # Earlier incarnations may have left offsets that are committed before the first offsets are given.
+        self._first = numbers.draw()
+
+    def moves(self, given: m.GroupOffsets) -> bool:
+        """Whether an offset differs from that of the previous batch, or is the first one."""
+        runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
+        return any(
+            run is None or run.handed != at.offset for run, at in zip(runs, given.positions, strict=True)
+        )
+
+    def offer(
+        self, fate: Callable[[], Fate], given: m.GroupOffsets, *, informed: bool
+    ) -> tuple[dict[u.GroupPartition, u.Reading], list[Claim]]:
+        """Registers a batch that is about to move the group.
+
+        Args:
+            fate: The batch's outcome.
+            given: The offsets.
+            informed: Whether the program was informed of all dropped batches before this one.
+
+        Returns:
+            The offsets' readings, and the batch's claims.
+
+        Raises:
+            BatchDroppedError: The batch continues from a dropped one.
+        """
+        found = {}
+        claims = []
+        broken = False
+        for at in given.positions:
+            line = given.group, at.topic, at.partition
+            run = self._readings.get(line) or self._readings.begin(line, self._first, None)
+            run.look()
+            if run.broken:
+                broken = True
+                run = self._readings.begin(line, self._readings.draw(), None)
+            found[line] = run
+        if broken and not informed:
+            raise BatchDroppedError(
+                "An earlier atomic batch with offsets of this group was dropped. seek() each partition to the offset"
+                " that committed() returns, discard the collected records, and continue with poll()."
+                " kafkasafe.SafeConsumer does this automatically"
+            )
+        for at in given.positions:
+            claim = Claim(at.offset, fate)
+            found[given.group, at.topic, at.partition].claim(claim)
+            claims.append(claim)
+        return {line: run.reading for line, run in found.items()}, claims
+
+
+def check_settings(consumer: Any) -> None:
+    """Raises for a consumer whose settings break the promise of atomic batches.
+
+    A consumer with automatic commits may commit before batches that wait in the spool. 1. It polls records 0 to 9, and
+    a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine is lost. 4. The
+    group continues at 10, and records 0 to 9 are in no output.
+
+    A consumer that does not require stable offsets may start before records that are in a batch. 1. The batch with
+    records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The partition moves here,
+    and the group has no offset yet. 3. The records are read again, and are in the output twice. (KIP-447: OffsetFetch
+    with `require_stable`; kafka-python sets it if `isolation_level` is "read_committed".)
+
+    Args:
+        consumer: KafkaConsumer or SafeConsumer.
+
+    Raises:
+        UsageError: A setting is wrong. The message names the option.
+    """
+    if consumer.config.get("group_id") is None:
+        raise UsageError(
+            "This consumer has no group (group_id), so it has no offsets that a batch could commit"
+        )
+    if consumer.config.get("enable_auto_commit"):
+        raise UsageError(
+            "This consumer commits automatically, before batches that wait in the spool. If one of them is dropped, the"
+            " group would skip its records. Open the consumer with enable_auto_commit=False"
+        )
+    asks = getattr(
+        consumer, "_asks_for_stable_offsets", consumer.config.get("isolation_level") == "read_committed"
+    )
+    if not asks:
+        raise UsageError(
+            "This consumer accepts offsets that open transactions are about to change, and may read records again that"
+            ' are in a pending batch. Open it with isolation_level="read_committed", or use kafkasafe.SafeConsumer'
+        )

@@ -1,0 +1,90 @@
+"""A clock that includes the time during which the machine is suspended, and times that a later incarnation understands.
+
+On Linux, `time.monotonic` stops while a laptop or a virtual machine is suspended. But the brokers' timeouts continue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.journal import Clock
+
+__all__ = ["SleepingClock", "SystemClock", "elapsed_s", "read_clock"]
+
+_CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_LEAST_S: Final = 0.1  # smaller differences arise because the two clocks are not read at the same moment
+
+
+def elapsed_s() -> float:
+    """Seconds since an arbitrary moment, including suspensions if the system has a clock that counts them."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+
+
+class SleepingClock:
+    """A clock that includes suspensions, and reports them.
+
+    Args:
+        on_sleep: Called with (seconds suspended, the time that `now` returns), before `now` first returns a time that
+            includes this suspension.
+        elapsed: A clock that includes suspensions.
+        awake: A clock that does not.
+    """
+
+    def __init__(
+        self,
+        on_sleep: Callable[[float, float], None],
+        *,
+        elapsed: Callable[[], float] = elapsed_s,
+        awake: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_sleep = on_sleep
+        self._elapsed = elapsed
+        self._awake = awake
+        self._slept = elapsed() - awake()
+
+    def now(self) -> float:
+        """The time in seconds."""
+        now = self._elapsed()
+        slept = now - self._awake()
+        if slept - self._slept > _LEAST_S:
+            seconds, self._slept = slept - self._slept, slept
+            self._on_sleep(seconds, now)
+        return now
+
+
+class SystemClock:
+    """This machine's time: `kafkasafe.cluster.api.Clock`."""
+
+    monotonic = staticmethod(time.monotonic)
+    elapsed = staticmethod(elapsed_s)
+
+    @staticmethod
+    def wall_ms() -> int:
+        """Ms since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    @staticmethod
+    def boot_id() -> bytes:
+        """Id of the running kernel; zeros if it has none."""
+        return _boot_id()
+
+
+def read_clock() -> Clock:
+    """The current time. From it, a later incarnation can compute how much time has passed."""
+    return Clock(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
+
+
+@functools.cache
+def _boot_id() -> bytes:
+    """Id of the running kernel; zeros if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        return uuid.UUID(_BOOT_ID.read_text(encoding="ascii").strip()).bytes
+    return bytes(16)

@@ -1,0 +1,73 @@
+"""Finds partitions that the cluster does not have, though records wait for them, by asking each broker."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkasafe.cluster.absence import Absence
+from kafkasafe.cluster.api import Failure, TopicInfo
+from kafkasafe.cluster.procedures import Ask, Procedure
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.running import RunningInquiry
+
+__all__ = ["Absences"]
+
+_GRACE_S: Final = 60.0
+"""How long one broker of several must deny a partition, if no other broker answers."""
+
+
+class Absences:
+    """See the module; what proves it is decided in `kafkasafe.cluster.absence`."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._cases: dict[tuple[str, int], Absence] = {}
+
+    def look(self) -> None:
+        """Ask brokers, and draw conclusions. Called each second, and after each metadata answer."""
+        found = [
+            (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
+            for lane in self._ground.lanes
+        ]
+        if not any(destinations for _, destinations in found):
+            self._cases.clear()
+            return
+        cluster = self._ground.cluster
+        brokers = [broker.node_id for broker in cluster.brokers()]
+        now = self._ground.now()
+        open_ = set()
+        for lane, destinations in found:
+            missing = lane.journal.missing
+            for destination in destinations:
+                address = topic, partition = lane.journal.views.address(destination)
+                info = cluster.topic(topic)
+                if info is None or info.error_code:
+                    continue  # the topic itself is unknown or missing
+                if partition in info.partitions:
+                    lane.journal.present(destination)
+                    continue
+                if missing.reason(destination):
+                    continue
+                open_.add(address)
+                case = self._cases.get(address)
+                if case is None:
+                    case = self._cases[address] = Absence(partition, now, _GRACE_S)
+                proof = case.proven(brokers, now)
+                if proof:
+                    self._ground.progressed()
+                    lane.journal.absent(destination, f"{topic} has no partition {partition}: {proof}")
+                    continue
+                for node in case.due(brokers, now):
+                    name = f"_Witness({self._ground.own.name} {topic}--1)"
+                    RunningInquiry(self._ground, name, self._ask(case, topic, node)).go_on()
+        for address in self._cases.keys() - open_:
+            del self._cases[address]
+
+    def _ask(self, case: Absence, topic: str, node: int) -> Procedure[None]:
+        """Ask one broker about a topic."""
+        cluster = self._ground.cluster
+        result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
+        # If the broker denies the topic itself, the metadata soon do so too.
+        if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
+            case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._ground.now())
+            self.look()

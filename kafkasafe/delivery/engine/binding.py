@@ -1,0 +1,161 @@
+"""Binds the spool directory to its cluster: records for one cluster never go to another."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Final
+
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue
+from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
+from kafkasafe.spool.inspection import inspect
+
+__all__ = ["Binding"]
+
+_ASTRAY_S: Final = 2.0
+"""How long only another cluster must answer until the engine believes that it replaced ours. Until then, a single
+address may lead to a wrong cluster, and the transport tries other brokers."""
+
+
+class Binding:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._disk = disk
+        self._astray_since: float | None = None
+
+    def bind(self, cluster_id: str) -> None:
+        """Check that the records in the spool directory are for this cluster, before anything is sent to it."""
+        attempt = 0
+        while True:
+            try:
+                bound, ours = self._ground.directory.bind_cluster(cluster_id, drained=self._drained)
+                break
+            except SpoolCorruptError as error:
+                self._refuse(cluster_id, f"{error}. Nothing was sent; all accepted records are safe and wait")
+                return
+            except SpoolError as error:
+                if self._ground.stop:
+                    raise
+                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
+                # writes no records meanwhile either.
+                attempt += 1
+                self._ledger.disk_failed(str(error), full=_is_full(error))
+                if isinstance(error.__cause__, OSError):
+                    self._ground.own.spool.give_room(error.__cause__)
+                # The directory may be deleted. Nothing else on this thread would restore it meanwhile.
+                self._disk.look_at_places()
+                self._log.limited(
+                    logging.WARNING,
+                    "cluster_not_bound",
+                    "",
+                    "The spool directory cannot be bound to the cluster, so nothing is sent. kafkasafe tries again: %s",
+                    error,
+                    attempt=attempt,
+                    error=type(error).__name__,
+                )
+                self._ground.sleep(self._ground.backoff.pause_s(attempt))
+        if attempt:
+            self._ledger.disk_works()
+        if not ours:
+            holds = (
+                f"{self._ground.directory.path} holds records for cluster {bound}, but these brokers are cluster"
+                f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
+            )
+            remedy = (
+                "They are lost when this producer ends before (spool='never')"
+                if self._ground.config.in_memory
+                else "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls"
+                " shows what waits)"
+            )
+            self._refuse(
+                cluster_id,
+                f"{holds} {remedy}",
+                f"{holds} They are delivered when theirs answers again. {remedy}",
+            )
+            return
+        if self._ground.cluster_id is None:
+            self._ground.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
+        else:
+            self._ground.cluster.move(cluster_id)
+        self._ground.bind(cluster_id)
+        self._astray_since = None
+        self._ledger.accept_cluster()
+        if bound is not None and bound != cluster_id:
+            self._log.warning(
+                "%s was used for cluster %s until now, and had no pending records for it",
+                self._ground.directory.path,
+                bound,
+                path=str(self._ground.directory.path),
+                event="cluster_changed",
+            )
+        for lane in self._ground.lanes:
+            lane.bind(cluster_id, bound)
+
+    def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
+        """Refuse a cluster. At the first contact the producer ends; later it waits for its own cluster."""
+        if self._ground.cluster_id is None:
+            self._ground.meet_stranger(WrongClusterError(message))
+        else:
+            self._go_astray(cluster_id, later or message)
+
+    def on_stranger(self, cluster_id: str) -> None:
+        """Handle a connection to another cluster. The transport has closed it without sending anything."""
+        if self._ground.cluster_id in {None, cluster_id} or self._ground.cluster.at_home:
+            return
+        now = self._ground.clock.monotonic()
+        if self._astray_since is None:
+            self._astray_since = now
+        elif now - self._astray_since >= _ASTRAY_S:
+            self.bind(cluster_id)
+
+    def _go_astray(self, cluster_id: str, message: str) -> None:
+        self._log.limited(
+            logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._ground.directory.path)
+        )
+        if self._ledger.wrong_cluster is None:
+            self._ledger.refuse_cluster(WrongClusterError(message))
+
+    def on_home(self) -> None:
+        """Handle a new connection to our cluster."""
+        self._astray_since = None
+        if self._ledger.wrong_cluster is None:
+            return
+        self._ledger.accept_cluster()
+        self._log.info("Cluster %s answers again", self._ground.cluster_id, event="right_cluster")
+
+    def _drained(self) -> bool:
+        """Whether the spool directory has no pending records for the cluster that it is bound to.
+
+        Records that this process accepted before it met any cluster are not for a particular one.
+        """
+        ours = {lane.lock.path for lane in self._ground.lanes}
+        met = self._ground.cluster_id is not None
+        if any(
+            met or batch.former_life
+            for lane in self._ground.lanes
+            for _, _, batch in lane.journal.views.batches()
+        ):
+            return False
+        with self._ledger.lock:
+            if met and self._ledger.unfinished:
+                return False
+        for number in self._ground.directory.lanes():
+            path = self._ground.directory.lane_path(number)
+            if path in ours:
+                continue
+            if self._ground.directory.is_owned(number) or inspect(path, files=self._ground.files).waiting:
+                return False
+        return True
+
+
+def _is_full(error: SpoolError) -> bool:
+    """Whether the error is a lack of disk space."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}

@@ -1,0 +1,536 @@
+"""Writes groups to disk with one fsync each, retries on a failing disk, and deletes segments that are done."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import BACKLOG_BYTES, Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue, WriteDue
+from kafkasafe.delivery.engine.parcels import Parcel, leaves
+from kafkasafe.delivery.engine.places import PlaceKeeper
+from kafkasafe.errors import SpoolError, SpoolWriteError
+from kafkasafe.history.identity import BatchId
+from kafkasafe.limits.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
+from kafkasafe.limits.uplink import MEMORY_BYTES
+from kafkasafe.record import batch as codec
+
+__all__ = ["DiskWriter"]
+
+_MEMORY_BYTES: Final = MEMORY_BYTES // 2
+"""Bytes of durable, unfinished batches that stay in memory; the engine reads others back before it sends them. More if
+`run_ahead_bytes` is above its default."""
+_MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
+"""More bytes than wait until the first answer about a topic: they wait for the end of an outage."""
+SPILL_EVERY_S: Final = 0.05
+
+
+class DiskWriter:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, places: PlaceKeeper) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._places = places
+        self._withheld: dict[Lane, list[Parcel]] = {}
+        """Parcels on disk, but in a lane that the next start would not find."""
+        self.memory = 0
+        """Bytes of durable, unfinished batches in memory, without those that were read back."""
+        more_bytes = max(0, (ground.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
+        self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
+        self._looked_at = 0.0
+        self.keeps = True
+        """Whether durable batches stay in memory. False while no broker can be reached."""
+        self._spill_due = False
+
+    def persist(self, lane: Lane, persist: j.Persist) -> None:
+        """Write one group and make it durable, now or once the disk works again."""
+        backlog = lane.write_backlog
+        backlog.extend(_apart(persist) if backlog else (persist,))
+        if backlog.attempt == 0 or persist.marks or persist.after:
+            self.write_out(lane)
+
+    def write_out(self, lane: Lane) -> bool:
+        """Write all pending groups, decisions first: on a full disk they free space. False: a write failed."""
+        looked = False
+        backlog = lane.write_backlog
+        while backlog and not lane.lock.lost:
+            index, unit = backlog.take()
+            try:
+                self._write_unit(lane, unit)
+            except SpoolWriteError as error:
+                backlog.restore(index, _apart(unit, smaller=True))
+                if not looked and self._was_displaced(lane):
+                    looked = True
+                    continue
+                self._stall(lane, error)
+                return False
+            backlog.succeed()
+        return not backlog
+
+    def _was_displaced(self, lane: Lane) -> bool:
+        """Whether a write failed because the lane was displaced, and the lane is in its place again."""
+        return self._places.is_displaced(lane) and self.look_at_place(lane)
+
+    def look_at_places(self) -> None:
+        """Check that each lane is in its place, and restore those that are not."""
+        for lane in list(self._ground.lanes):
+            self.look_at_place(lane)
+        self._places.look_at_link()
+
+    def look_at_place(self, lane: Lane) -> bool:
+        """Check that a lane is in its place, and restore it if not. Returns whether it is in its place now."""
+        try:
+            stands = self._places.look(lane)
+        except SpoolWriteError as error:
+            # Another process owns this adopted lane now.
+            self._stall(lane, error)
+            return False
+        if stands:
+            self._promise(self._withheld.pop(lane, []))
+        return stands
+
+    def forget(self, lane: Lane) -> None:
+        """Drop the state of a lane that is closed."""
+        self._withheld.pop(lane, None)
+        self._places.forget(lane)
+
+    def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
+        attempt = lane.write_backlog.fail()
+        if lane.own and not self._places.in_trouble(lane):
+            self._ledger.disk_failed(str(error), full=error.full)
+        self._ground.stats.spool_write_errors.add()
+        self._log.limited(
+            logging.WARNING,
+            "spool_write_failed",
+            lane.name,
+            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. If the disk is full, free space",
+            lane.name,
+            error,
+            lane=lane.name,
+            attempt=attempt,
+            error=type(error).__name__,
+        )
+        self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
+        now = self._ground.clock.monotonic()
+        if not lane.write_backlog.has_retry(now):
+            pause_s = self._ground.backoff.pause_s(attempt)
+            lane.write_backlog.pause(now + pause_s)
+            self._ground.timer(pause_s, WriteDue(lane))
+
+    def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
+        """Report that a division waits for space."""
+        if lane.own:
+            self._ledger.disk_failed(why, full=True)
+        self._log.limited(
+            logging.WARNING,
+            "division_waits_for_room",
+            lane.name,
+            "%s: %s. Nothing is lost, and other partitions continue",
+            lane.name,
+            why,
+            lane=lane.name,
+            attempt=attempt,
+        )
+        self._ground.emit(events.SpoolWriteFailed(lane.name, why, attempt))
+
+    def retry_write(self, lane: Lane) -> None:
+        """Write again after the pause that followed a failed write."""
+        lane.write_backlog.end_pause()
+        if lane in self._ground.lanes:
+            self.write_out(lane)
+
+    def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
+        persist.leave_out_void()
+        if self._config.spool_sync == "each" and len(persist.everything) > 1 and persist.units:
+            parts = _apart(persist)
+            while parts:
+                self._write_unit(lane, parts[0])
+                parts.pop(0)
+                # After a failure, `persist` holds what is not durable yet.
+                persist.keep_rest(parts)
+            return
+        if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
+            self._write_group(lane, persist)
+            return
+        # One fsync for each batch. After a failure, `persist` holds what is not durable yet.
+        while persist:
+            first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
+            self._write_group(lane, first)
+            persist.keep_batches(1)
+
+    def _write_group(self, lane: Lane, persist: j.Persist) -> None:
+        batches = persist.everything
+        promised = True
+        parcels = [lane.parcels[batch.handle] for batch in batches]
+        positions: list[int] = []
+        if parcels or persist.marks or persist.units:
+            data = [
+                (batch.destination, self._stamped(parcel, batch))
+                for parcel, batch in zip(parcels, batches, strict=True)
+            ]
+            started = self._ground.clock.monotonic()
+            waits = self._keep_room(lane, batches)
+            try:
+                groups = _groups(persist, data)
+                for number, (marks, part, atomic) in enumerate(groups, 1):
+                    positions += lane.spool.write_group(
+                        marks,
+                        part,
+                        atomic=atomic,
+                        makes_room=atomic and not persist.units,
+                        divisible=waits > _MANY_TO_DIVIDE_BYTES,
+                        more=number < len(groups),
+                    )
+                lane.spool.sync()
+            finally:
+                # Also after a failure: with spool="on_error" the same bytes may go over the wire next.
+                for parcel in parcels:
+                    if parcel.data is not None:
+                        codec.stamp_address(parcel.data, 0, -1)
+            if not self._config.in_memory:
+                promised = self._places.confirm(lane)
+                if promised and lane.own:
+                    self._ledger.disk_works()
+                self._ground.stats.fsync.observe(self._ground.clock.monotonic() - started)
+            lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
+        if persist.atomic:
+            lane.divisions.written()
+        self.publish_used()  # before callers see that the backlog is smaller
+        lane.journal.persisted(persist, positions, lane.spool.next_position)
+        if persist.units and not self._config.in_memory:
+            heads = [lane.heads.get(group.unit.unit_id, ()) for group in persist.units]
+            parcels = [*itertools.chain(*heads), *parcels]
+        # In memory nothing became durable, so the parcels keep their bytes.
+        if self._config.in_memory:
+            return
+        if promised:
+            self._promise([*self._withheld.pop(lane, []), *parcels])
+        else:
+            # Parts of a batch that was durable before are durable already.
+            self._promise([parcel for parcel in parcels if parcel.durable])
+            self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
+
+    @staticmethod
+    def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
+        """Reserve space for dividing batches that have no partitions yet, before they are written.
+
+        Returns:
+            Bytes that wait for their division, these batches included; 0 if none of these does.
+        """
+        size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
+        if size:
+            size += lane.divisions.waiting_bytes
+            lane.spool.keep_room(size)
+        return size
+
+    def count_to_divide(self, lane: Lane) -> None:
+        """Count the bytes that wait for their partitions again: they changed other than by a write."""
+        if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
+            lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
+            lane.spool.keep_room(lane.divisions.waiting_bytes)
+
+    def _promise(self, parcels: Sequence[Parcel]) -> None:
+        """Release callers that wait for these parcels to be durable: the next start finds them on disk."""
+        if not parcels:
+            return
+        self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
+        self._ledger.made_durable(parcels)
+        if self.memory > self._memory_bytes:
+            self._drop_silent()
+        if self.memory > self._memory_bytes or not self.keeps:
+            for parcel in parcels:
+                self.drop(parcel)
+
+    def _drop_silent(self) -> None:
+        """Free the memory of batches whose partitions do not answer: others can be sent sooner."""
+        now = self._ground.clock.monotonic()
+        if now < self._looked_at:
+            return
+        self._looked_at = now + PATIENCE_S
+        with self._ledger.lock:
+            self._ledger.ahead.expire()
+            silent = self._ledger.ahead.silent
+        for lane in self._ground.lanes if silent else ():
+            for parcel in lane.parcels.values():
+                if _is_written(parcel) and (parcel.topic, parcel.partition) in silent:
+                    self.drop(parcel)
+
+    def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch's bytes, stamped with its id, as the spool writes them."""
+        data = parcel.writable()
+        if data is None:
+            raise AssertionError(f"The bytes of {batch} are gone before they were written")
+        _stamp(data, batch.identity)
+        return data
+
+    def drop(self, parcel: Parcel) -> None:
+        """Forget the bytes; the spool has them."""
+        if parcel.data is not None:
+            if parcel.durable:
+                self.memory -= parcel.size_bytes
+            parcel.drop()
+
+    def can_send(self) -> None:
+        """Keep durable batches in memory again, because a broker can be reached."""
+        self.keeps = True
+
+    def cannot_send(self) -> None:
+        """Drop durable batches from memory, because no broker can be reached."""
+        self.keeps = False
+        if self.memory and not self._config.in_memory:
+            for lane in self._ground.lanes:
+                for parcel in lane.parcels.values():
+                    if _is_written(parcel):
+                        self.drop(parcel)
+
+    def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
+        """The batch's bytes as they are sent to the broker."""
+        data = parcel.data
+        if data is None:
+            data = lane.spool.read(batch.position)
+            parcel.reread()
+            codec.stamp_address(data, 0, -1)
+        if _differs(data, batch.identity):
+            if parcel.loose:
+                data = bytearray(data)
+            _stamp(data, batch.identity)
+            if parcel.data is not None:
+                parcel.replace(data)
+        return data
+
+    def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
+        """A copy of the batch's bytes with its current id, to be written once more.
+
+        Raises:
+            SpoolError: It cannot be read, or is damaged.
+        """
+        parcel = lane.parcels.get(batch.handle)
+        if parcel is not None and parcel.data is not None:
+            data = bytearray(parcel.data)
+        else:
+            data = lane.spool.read(batch.position)
+        _stamp(data, batch.identity)
+        return data
+
+    def release(self, lane: Lane) -> None:
+        """Delete segments whose batches are all done, unless `retain_acked_*` keeps them and there is space."""
+        if lane.lock.lost:
+            return
+        position = lane.journal.views.release_position
+        excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
+        more = self._config.spool_segment_bytes // 8
+        if not lane.release.is_due(position, excess, more):
+            return
+        self.tell_newest(lane, position)
+        lane.release.note(position, excess)
+        try:
+            freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
+            lane.journal.released(lane.spool.first_position)
+            if excess > freed:
+                # Pending batches need the space more than delivered ones, so these are deleted even during an outage.
+                freed += self._give_way(lane, position, excess - freed)
+        except SpoolError as error:
+            self._log.limited(
+                logging.WARNING,
+                "segments_not_deleted",
+                lane.name,
+                "%s: old segments cannot be deleted: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+            )
+            return
+        if freed:
+            lane.divisions.end_pause()
+            if lane.undivided:
+                self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+            self.count_to_divide(lane)
+            lane.release.freed(freed)
+            lane.journal.released(lane.spool.first_position)
+            self.publish_used()
+
+    def tell_newest(self, lane: Lane, position: int) -> None:
+        """Write the journal's newest marks before segments up to this position are deleted.
+
+        Skipped while writes fail: they may need the space that the deletion frees.
+        """
+        starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
+        if starts and not lane.write_backlog.attempt:
+            marks = lane.journal.tell_newest(starts[-1])
+            if marks:
+                self.persist(lane, j.Persist(marks=marks))
+
+    def _give_way(self, lane: Lane, position: int, excess: int) -> int:
+        """Delete segments that only `retain_acked_*` keeps, the oldest first. Returns bytes freed."""
+        freed = lane.spool.release(position, at_most_bytes=excess)
+        gone = lane.journal.delivered_before(lane.spool.first_position)
+        records = sum(each.records for each in gone)
+        if not records:
+            return freed
+        first = gone[0]
+        self._log.limited(
+            logging.WARNING,
+            "retained_records_deleted",
+            lane.name,
+            "%s: the spool is more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms"
+            " kept were deleted (%d bytes). If the cluster loses these records, they cannot be sent again. They are of"
+            " %d partitions; the first is %s-%d, offsets %d to %d",
+            lane.name,
+            records,
+            freed,
+            len(gone),
+            first.topic,
+            first.partition,
+            first.first_offset,
+            first.last_offset,
+            lane=lane.name,
+            records=records,
+            bytes=freed,
+        )
+        for each in gone:
+            self._ground.emit(
+                events.RetainedRecordsDeleted(
+                    each.topic, each.partition, each.first_offset, each.last_offset, each.records
+                )
+            )
+        return freed
+
+    def retain_since_ms(self) -> int:
+        """The time since which acknowledged records are kept, ms since the epoch."""
+        retain_s = self._config.retain_acked_s
+        if not retain_s:
+            return 1 << 62
+        return self._ground.clock.wall_ms() - int(retain_s * 1000)
+
+    def publish_used(self) -> None:
+        """Publish the own lane's size and the disk's free bytes, and wake callers that wait for space.
+
+        Adopted lanes do not count: they get no new records.
+        """
+        more_room = self._measure()
+        self._ledger.publish_used(self._ground.own.spool.used_bytes, more_room=more_room)
+
+    def _measure(self) -> bool:
+        """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
+        if self._config.in_memory:
+            return False
+        free = float("inf")
+        with contextlib.suppress(OSError):
+            free = self._ground.files.free_bytes(self._ground.directory.path)
+        return self._ledger.measure_free(free)
+
+    def watch_undurable(self) -> None:
+        """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""
+        if self._config.spool == "on_error" and not self._spill_due:
+            self._spill_due = True
+            self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
+
+    def spill_late(self) -> None:
+        """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
+        self._spill_due = False
+        self.spill(self._config.spool_after_s)
+        # If a caller adds a parcel from now on, a message follows and starts the timer.
+        if self._ledger.undurable:
+            self.watch_undurable()
+
+    def spill(self, age_s: float) -> None:
+        """`spool="on_error"`: write parcels to disk that have waited this long; all, if they are too many bytes."""
+        before = self._ground.clock.monotonic() - age_s
+        with self._ledger.lock:
+            late = [
+                p
+                for p in self._ledger.undurable.values()
+                if p.sealed_at <= before or self._ledger.backlog > BACKLOG_BYTES // 2
+            ]
+        parts = (leaf for parcel in late for leaf in leaves(parcel))
+        self._ground.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
+
+
+def _is_written(parcel: Parcel) -> bool:
+    """Return whether the spool has the bytes of this parcel.
+
+    1. Small batches of a partition are durable. They are joined into one, whose records are therefore durable.
+    2. Before the joined batch is written, another group is, and the memory for batches is exceeded.
+    3. The bytes of the joined batch are in memory only, so they must not be dropped.
+    """
+    return parcel.durable and parcel.batch is not None and parcel.batch.durable
+
+
+def _differs(data: bytearray, identity: BatchId | None) -> bool:
+    wanted = (-1, -1, -1)
+    if identity is not None:
+        wanted = (identity.producer_id, identity.producer_epoch, identity.base_sequence)
+    return codec.identity_of(data) != wanted
+
+
+def _stamp(data: bytearray, identity: BatchId | None) -> None:
+    if not _differs(data, identity):
+        return
+    if identity is None:
+        codec.stamp_identity(data, -1, -1, -1)
+    else:
+        codec.stamp_identity(data, identity.producer_id, identity.producer_epoch, identity.base_sequence)
+
+
+def _groups(
+    persist: j.Persist, data: Sequence[tuple[int, bytearray]]
+) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
+    """(marks, batches, atomic) of each group.
+
+    If some records of a batch have a given partition, a mark says which, and the batch is the first of its group: the
+    spool splits a group that is too large, and writes the marks with the first batch. A unit is always one group.
+    """
+    groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
+    if persist.marks:
+        groups.append((list(persist.marks), [], persist.atomic))
+    contents = iter(data)
+    for unit, batches in persist.runs:
+        if unit is not None:
+            given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
+            groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))
+            continue
+        if not groups or groups[-1][1]:
+            groups.append(([], [], persist.atomic))
+        for batch in batches:
+            if batch.given is not None:
+                if groups[-1][1]:
+                    groups.append(([], [], persist.atomic))
+                groups[-1][0].append(m.Given(0, batch.given))
+            groups[-1][1].append(next(contents))
+    return groups
+
+
+def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
+    """Split a group that could not be written as a whole: its decisions first, then its batches.
+
+    With `smaller`, a group of batches alone is split in halves: together they may never fit on the disk.
+    """
+    if persist.units:
+        if persist.atomic:
+            decisions = [j.Persist(persist.batches, persist.marks, True, persist.after)]
+            return decisions + [j.Persist(units=[unit]) for unit in persist.units]
+        decisions = [j.Persist(marks=persist.marks, after=persist.after)]
+        runs = [
+            j.Persist(batches) if unit is None else j.Persist(units=[unit]) for unit, batches in persist.runs
+        ]
+        return (decisions if decisions[0] else []) + runs
+    if persist.atomic or not persist.batches:
+        return [persist]
+    if not (persist.marks or persist.after):
+        half = len(persist.batches) // 2
+        if not smaller or not half:
+            return [persist]
+        return [j.Persist(persist.batches[:half]), j.Persist(persist.batches[half:])]
+    return [j.Persist(marks=persist.marks, after=persist.after), j.Persist(persist.batches)]

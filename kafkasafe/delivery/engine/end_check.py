@@ -1,0 +1,150 @@
+"""Checks where a leader epoch and the log end, to find lost acknowledged records."""
+
+from __future__ import annotations
+
+import logging
+
+from kafkasafe import journal as j
+from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
+from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.delivery.engine.answers import NoAnswerError, good, unsupported
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.messages import EpochCheckDue
+from kafkasafe.delivery.engine.running import RunningInquiry
+from kafkasafe.events import LossCheckInconclusive
+from kafkasafe.history.loss import Cause
+
+__all__ = ["EndCheck"]
+
+_AGAIN_S = 1.0
+
+
+class EndCheck:
+    """See the module.
+
+    Args:
+        ground: See there.
+        lane: The lane.
+        check: The last acknowledged offset, and its leader epoch.
+        idle: The partition is idle: this is a routine check, dropped if the partition becomes active. Otherwise another
+            leader acknowledges, and the check repeats until there is an answer.
+        elected: Another leader was elected since: it matters whether its log can prove anything.
+    """
+
+    def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool) -> None:
+        self._ground = ground
+        self._lane = lane
+        self._topic, self._partition = lane.journal.views.address(check.destination)
+        self._leader = Leader(ground, lane, self._topic, self._partition)
+        self._check = check
+        self._idle = idle
+        self._elected = elected
+        self._last = f"though offset {check.last_acked_offset} was acknowledged"
+
+    def begin(self) -> None:
+        """Ask."""
+        RunningInquiry(self._ground, self._leader.name(self), self.run()).go_on()
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        try:
+            if not (yield from self._has_all()):
+                return
+            if not self._idle:
+                self._lane.journal.checked(self._check)
+        except NoAnswerError as failed:
+            self._failed(failed.code)
+            return
+        if self._elected:
+            # A log that begins after all acknowledged records proves as much as one that has them.
+            result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
+            try:
+                self._compare_begin(good(result).offset)
+            except NoAnswerError as failed:
+                if self._topic not in self._ground.gone:
+                    self._failed(failed.code)
+
+    def _has_all(self) -> Procedure[bool]:
+        """Whether nothing shows that the log lacks acknowledged records. Otherwise the journal knows of a suspicion."""
+        check, leader = self._check, self._leader
+        gone = self._lane.journal.missing.reason(check.destination)
+        if gone:
+            self._suspect(0, f"{gone}, {self._last}")
+            return False
+        if check.leader_epoch >= 0:
+            result: EpochEnd | Failure = yield leader.offset_for_leader_epoch(check.leader_epoch, "ended")
+            if not unsupported(result):
+                return (yield from self._has_epoch(good(result).end_offset))
+        listed: OffsetListed | Failure = yield leader.list_offset(LATEST, "listed")
+        end_offset = good(listed).offset
+        if not 0 <= end_offset <= check.last_acked_offset:
+            return True
+        self._suspect(end_offset, f"the log ends at {end_offset}, {self._last}")
+        return False
+
+    def _has_epoch(self, end_offset: int) -> Procedure[bool]:
+        """Whether the epoch of the last acknowledgement, which ends there, has all acknowledged records."""
+        check = self._check
+        if end_offset > check.last_acked_offset:
+            return True
+        if end_offset >= 0:
+            self._suspect(end_offset, f"leader epoch {check.leader_epoch} ends at {end_offset}, {self._last}")
+            return False
+        # The log lacks the epoch. If it starts after the last acknowledged offset, retention deleted the records.
+        started: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "started")
+        log_start = good(started).offset
+        if not 0 <= log_start <= check.last_acked_offset:
+            return True
+        unknown = f"leader epoch {check.leader_epoch} is unknown to the log, {self._last}"
+        self._suspect(log_start, f"{unknown} and the log starts at {log_start}")
+        return False
+
+    def _suspect(self, end_offset: int, what: str) -> None:
+        check, journal = self._check, self._lane.journal
+        if not self._idle:
+            journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset, check=check)
+        elif (check.destination, check.last_acked_offset) in journal.views.idle():
+            journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
+
+    def _compare_begin(self, log_start: int) -> None:
+        """Report that the log begins after all acknowledged records, so that nothing proves that it had them."""
+        check, lane = self._check, self._lane
+        if log_start <= check.last_acked_offset:
+            return
+        if not lane.checks.report_unproven(check.destination, check.last_acked_offset):
+            return
+        evidence = (
+            f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
+            f" was elected, and the log begins at {log_start}"
+        )
+        self._ground.stats.history_trimmed[self._topic] += 1
+        self._ground.log.limited(
+            logging.INFO,
+            "loss_check_inconclusive",
+            f"{self._topic}-{self._partition}",
+            "%s-%d: nothing proves that the log had all acknowledged records until they were deleted: %s",
+            self._topic,
+            self._partition,
+            evidence,
+            lane=lane.name,
+            topic=self._topic,
+            partition=self._partition,
+        )
+        self._ground.emit(
+            LossCheckInconclusive(
+                self._topic, self._partition, check.last_acked_offset + 1, log_start, evidence
+            )
+        )
+
+    def _failed(self, code: int) -> None:
+        if self._idle:
+            if self._elected:
+                # Forget that this election was checked: later checks of an idle partition ask less.
+                self._lane.checks.forget_leader(self._check.destination)
+        elif self._lane in self._ground.lanes and not self._ground.closing:
+            # Callers wait for the answer: the leader may have moved.
+            self._lane.journal.check_failed(self._check, code=code)
+            self._ground.refresh_topics([self._topic])
+            self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

@@ -1,0 +1,407 @@
+"""The engine: takes messages, lets the journal decide, and carries out its decisions: sends requests, writes groups.
+
+It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
+after them, and `shut` at the end, all on one thread. Other threads post messages with `Ground.post`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine.absences import Absences
+from kafkasafe.delivery.engine.binding import Binding
+from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
+from kafkasafe.delivery.engine.elsewhere import Elsewhere
+from kafkasafe.delivery.engine.endings import Endings
+from kafkasafe.delivery.engine.gathering import Gathering
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.inquiries import Inquiries
+from kafkasafe.delivery.engine.intake import Intake
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.losses import LossWatch
+from kafkasafe.delivery.engine.messages import (
+    AdoptAsked,
+    Answered,
+    AsideDue,
+    Chore,
+    ChoreDue,
+    Decided,
+    EpochCheckDue,
+    FoundDamaged,
+    HomeReached,
+    InquiryDue,
+    LaneRead,
+    LanesRead,
+    LinkAnswered,
+    LookAsked,
+    LookedAround,
+    Message,
+    MetadataChanged,
+    Preceded,
+    Produced,
+    ProducerIdAnswered,
+    ProducerIdDue,
+    RetryDue,
+    SpillAsked,
+    StrangerMet,
+    Submitted,
+    TakeOver,
+    UnitAnswered,
+    UnitDue,
+    WriteDue,
+)
+from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.packing import Packing
+from kafkasafe.delivery.engine.parcels import Choose
+from kafkasafe.delivery.engine.places import PlaceKeeper
+from kafkasafe.delivery.engine.predecessor import Predecessor
+from kafkasafe.delivery.engine.rejects import Rejects
+from kafkasafe.delivery.engine.room import RoomKeeper
+from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.surroundings import Surroundings
+from kafkasafe.delivery.engine.topics import TOPIC_POLL_S, Topics
+from kafkasafe.delivery.engine.transactor import Transactor
+from kafkasafe.errors import DeliveryTimeoutError, SpoolError
+from kafkasafe.limits.patience import Patience
+from kafkasafe.spool.lanes import LaneLock
+
+__all__ = ["Engine"]
+
+_LOOK_AGAIN_S: Final = 0.1
+"""How often the spool is checked while it is not in its place and a caller waits for that."""
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        ground: The state that all parts of the engine share.
+        choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
+            the topic was known.
+        on_topic: Called when a topic's partition count is known and no records wait for it any more.
+    """
+
+    def __init__(self, ground: Ground, *, choose: Choose, on_topic: Callable[[str, int], None]) -> None:
+        self._ground = ground
+        self._config = ground.config
+        self.ledger = ledger = Ledger(ground)
+        self.places = PlaceKeeper(ground, ledger)
+        self.disk = disk = DiskWriter(ground, ledger, self.places)
+        self._rejects = Rejects(ground, ledger, disk)
+        self._room = RoomKeeper(ground, ledger, disk, self.places)
+        self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
+        self._gathering = Gathering(ground, ledger, disk, intake)
+        self._losses = LossWatch(ground, ledger, intake)
+        self._packing = Packing(ground, ledger, disk)
+        self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
+        self._transactor = Transactor(ground, ledger, disk, self._rejects)
+        self._inquiries = Inquiries(ground, self._sender)
+        self._absences = Absences(ground)
+        self.endings = Endings(ground, ledger, disk, self._losses)
+        self._order = Order(ground)
+        self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
+        self.surroundings = Surroundings(ground, ledger, disk, self._lanes)
+        self._binding = Binding(ground, ledger, disk)
+        self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
+        self.left: Mapping[Path, int] = {}
+        """At the end: number of pending records on disk, by spool directory."""
+        self.left_elsewhere: Elsewhere | None = None
+        """At the end: where the own lane is, if it is not in its place."""
+        self.left_doubted: Sequence[tuple[str, int]] = ()
+        """At the end: partitions for which it is unknown whether they still have all acknowledged records."""
+        self.predecessor: Predecessor
+        """What other producers on the directory know of this one after it is dropped."""
+        self._dropped = False
+        self._look_asked = 0
+        self.looked = 0
+        """Number of the latest `LookAsked` that found the own lane in place. From any thread."""
+
+    def open(self, lock: LaneLock) -> None:
+        """Open the own lane.
+
+        Raises:
+            SpoolError: It cannot be opened.
+        """
+        own = self._lanes.open_lane(lock, own=True)
+        self._ground.open(own)
+        self.predecessor = Predecessor(lock.number, own.spool.lane_id)
+        self._lanes.expect(self._order.begin(own))
+        self._losses.publish_doubted(own)
+        # Pass a generator: a list would keep packed batches in memory.
+        self._packing.pack(own, (batch for _, _, batch in own.journal.views.batches()))
+        self.disk.publish_used()
+
+    def listen(self) -> None:
+        """Register for metadata and connections of the cluster. Call it before the cluster is started."""
+        ground = self._ground
+        ground.cluster.guard(
+            on_stranger=lambda cluster_id: ground.post(StrangerMet(cluster_id)),
+            on_home=lambda: ground.post(HomeReached()),
+        )
+        ground.cluster.create_only(self.topics.may_create)
+        ground.cluster.on_metadata(lambda refreshed: ground.post(MetadataChanged(refreshed)))
+
+    def begin(self) -> None:
+        """Set the first timers. Call it before the first turn."""
+        self.surroundings.begin()
+        config, timer = self._ground.config, self._ground.timer
+        timer(0.0, ChoreDue(Chore.ADOPT))
+        timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
+        timer(config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        if config.delivery_timeout_s is not None:
+            timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
+
+    def step(self, message: Message) -> None:
+        """Take a message. The next `turn` carries out what follows from it."""
+        match message:
+            case Submitted(parcels):
+                self.intake.take(parcels)
+            case Produced(sent, reply):
+                self._sender.produced(sent, reply)
+            case LinkAnswered():
+                self._sender.link_answered(message)
+            case Answered(inquiry, _, answer):
+                inquiry.resume(answer)
+            case InquiryDue(inquiry):
+                inquiry.go_on()
+            case UnitAnswered(lane, action, step, answer):
+                self._transactor.answered(lane, action, step, answer)
+            case UnitDue(lane, action):
+                lane.journal.units.again(action)
+            case TakeOver(transactional_id):
+                self._ground.own.journal.units.take_over(transactional_id)
+            case RetryDue():
+                self._sender.retry(message)
+            case AsideDue(lane, destination):
+                lane.journal.next_aside(destination)
+            case MetadataChanged(refreshed):
+                self.topics.on_metadata(refreshed)
+                self._absences.look()
+                self.endings.look_again()
+                self._sender.let_out()
+            case ProducerIdAnswered(lane, granted):
+                self._sender.granted(lane, granted)
+            case ProducerIdDue(lane):
+                self._sender.want_producer_id(lane)
+            case WriteDue(lane):
+                self.disk.retry_write(lane)
+            case EpochCheckDue(lane, check):
+                self._losses.check_epoch(lane, check)
+            case FoundDamaged(lane, batch, reason):
+                lane.journal.damaged(batch, reason)
+            case Decided(batches, resend):
+                self._decide(batches, resend=resend)
+            case SpillAsked():
+                self.disk.spill(0.0)
+            case LookAsked(number):
+                self._look_asked = max(self._look_asked, number)
+            case StrangerMet(cluster_id):
+                self._binding.on_stranger(cluster_id)
+            case HomeReached():
+                self._binding.on_home()
+            case LookedAround(found):
+                self.surroundings.looked_around(found)
+            case LanesRead(results):
+                self._order.read(results)
+            case Preceded(predecessor):
+                self._follow(predecessor)
+            case LaneRead(path):
+                failure = self._lanes.read(path)
+                if failure is not None:
+                    self.surroundings.refused(path.parent, failure)
+                if not self._lanes.reads(path.parent):
+                    self.surroundings.read(path.parent)
+            case AdoptAsked():
+                self._lanes.adopt_now()
+            case ChoreDue(chore):
+                self._do(chore)
+
+    def _do(self, chore: Chore) -> None:
+        match chore:
+            case Chore.ADOPT:
+                self._lanes.adopt()
+            case Chore.ADOPTED:
+                self._lanes.look_at_adopted()
+            case Chore.ORDER:
+                self._order.look_again()
+            case Chore.LOOK_AROUND:
+                self.surroundings.look_around()
+            case Chore.POLL_TOPICS:
+                self.topics.poll()
+                self._absences.look()
+            case Chore.CHECK_ACKED:
+                self._losses.check_acked()
+            case Chore.SPILL:
+                self.disk.spill_late()
+            case Chore.EXPIRE:
+                self.endings.expire()
+            case Chore.LOOK_AGAIN:
+                pass
+
+    def turn(self) -> None:
+        """Process due timers, and drive all lanes."""
+        timers = self._ground.timers
+        now = self._ground.clock.monotonic()
+        while timers and timers[0][0] <= now:
+            self.step(heapq.heappop(timers)[2])
+        for lane in list(self._ground.lanes):
+            self.drive(lane)
+        self._answer_looks()
+        if self._dropped and not self.ledger.undurable:
+            self._dropped = False
+            own = self._ground.own
+            end_position = own.spool.next_position
+            self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
+
+    def _answer_looks(self) -> None:
+        """Check once, for all callers that asked, whether the own lane is in its place."""
+        if self._look_asked <= self.looked:
+            return
+        if self.disk.look_at_place(self._ground.own):
+            self.looked = self._look_asked
+            if self.ledger.waiters:
+                self.ledger.waiters.notify_all()
+        else:
+            self._ground.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
+
+    def drop(self) -> None:
+        """Note that the program has dropped this producer: it accepts nothing more, and later producers wait for it."""
+        self._dropped = True
+
+    def _follow(self, predecessor: Predecessor) -> None:
+        self._order.follow(self._ground.own, predecessor)
+        if predecessor.over and predecessor.owes:
+            # Wait for its lane as for the lanes that were left when this producer began.
+            self._lanes.expect((predecessor.lane,))
+            if self.ledger.waiters:
+                self._lanes.adopt_now()
+
+    def patience_ends(self, patience: Patience, began: float) -> float:
+        """When a caller that waits for deliveries since `began` gives up, monotonic seconds. From any thread.
+
+        Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
+        """
+        reads = self._lanes.reads() or self.surroundings.looking
+        return self._ground.patience_ends(patience, began, paused=reads)
+
+    @property
+    def due(self) -> float:
+        """When the next turn is due if no message arrives, monotonic seconds."""
+        return self._ground.timers[0][0] if self._ground.timers else float("inf")
+
+    @staticmethod
+    def _decide(decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
+        for lane, batch in decided:
+            if batch.state is j.State.UNDECIDABLE:
+                lane.journal.decide(batch, resend=resend)
+
+    def shut(self) -> None:
+        """Close network and lanes. Parcels without a fate get an error; batches on disk stay for the next owner."""
+        lanes = self._ground.lanes
+        if not self._ground.config.in_memory:
+            with contextlib.suppress(SpoolError):
+                self.disk.look_at_places()
+            self.left_elsewhere = self.places.at_end(self._ground.own)
+            self.left = self._left_on_disk()
+        self.left_doubted = [
+            lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
+        ]
+        # The network closes first: lanes record when the last request was sent, and this must be true.
+        self._ground.cluster.close(2.0)
+        for lane in lanes:
+            with contextlib.suppress(Exception):
+                self._lanes.close_lane(lane)
+        self._lanes.end()
+        own = self._ground.own
+        self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
+        self.ledger.fail(
+            DeliveryTimeoutError(
+                "The producer was closed before the cluster acknowledged this record. If the record was durable, it is"
+                " in the spool, and the next producer on this spool directory delivers it: do not send it again"
+            ),
+            final=False,
+            elsewhere=self.left_elsewhere,
+        )
+
+    def _left_on_disk(self) -> Mapping[Path, int]:
+        left: collections.Counter[Path] = collections.Counter()
+        for lane in self._ground.lanes:
+            left[lane.lock.path.parent] += lane.journal.views.spooled_records
+        # For lanes that are not open yet, use the counts from when their directory was found.
+        for directory, records in self.surroundings.unread.items():
+            left[directory] = max(left[directory], records)
+        return {directory: records for directory, records in left.items() if records}
+
+    def drive(self, lane: Lane) -> None:
+        """Carry out the journal's decisions until there is nothing more to do now."""
+        self.intake.settle()
+        while (
+            not self._ground.abandon
+            and not lane.held
+            and self._ground.clock.monotonic() >= lane.divisions.unreadable_until
+        ):
+            if lane.journal.at_rest and not lane.undivided:
+                self._losses.publish_doubted(lane)
+                break
+            ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
+            if ready.unpacked:
+                self._packing.unpack(lane, ready.unpacked)
+            for notice in ready.notices:
+                self.endings.notice(lane, notice)
+            # Publish after the notices report a loss, and before callers see that a batch is done.
+            self._losses.publish_doubted(lane)
+            # A spill may include batches that this turn resolves or divides: write it before their bytes are dropped.
+            spilled = (
+                bool(ready.persist.batches or ready.persist.units)
+                and lane.own
+                and self._config.spool != "always"
+            )
+            if spilled:
+                written = ready.persist.batches.copy()
+                self.disk.persist(lane, ready.persist)
+                self._packing.pack(lane, written)
+            divided = self.intake.divide_all(lane, ready.divides)
+            divided |= self._gathering.gather_all(lane, ready.gathers.values())
+            for aside in ready.asides:
+                self._rejects.put_aside(lane, aside)
+            if self._ground.stranger is None:
+                if ready.sends:
+                    self._sender.send(lane, ready.sends)
+                for ask in ready.asks:
+                    self._inquiries.ask(lane, ask)
+                for survey in ready.surveys:
+                    self._inquiries.survey(lane, survey)
+                for check in ready.checks:
+                    self._losses.check_epoch(lane, check)
+                self._transactor.carry_out(lane, ready.units)
+            for wait in ready.waits:
+                self._sender.wait(lane, wait)
+            if ready.resolved:
+                self.endings.resolve(lane, ready.resolved)
+            if ready.ended:
+                self._transactor.resolve(lane, ready.ended)
+            if (
+                ready.wants_producer_id
+                and not lane.producer_id.is_open
+                and (lane.own or lane.journal.views.unfinished)
+            ):
+                self._sender.want_producer_id(lane)
+            if ready.persist and not spilled:
+                written = ready.persist.batches.copy()
+                self.disk.persist(lane, ready.persist)
+                self._packing.pack(lane, written)
+            elif not (spilled or divided or ready.resolved or ready.sends or ready.asides or ready.units):
+                break
+            if ready.persist.atomic:
+                # Segments of divided batches can be deleted, which makes space for the next division.
+                self.disk.release(lane)
+        self._room.keep(lane)
+        self.disk.release(lane)

@@ -1,0 +1,182 @@
+"""The state that all parts of the engine share: its ports, its lanes, its timers, and its counters."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe.cluster.api import Clock, Cluster
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.clock import SleepingClock
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.messages import Message
+from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
+from kafkasafe.errors import WrongClusterError
+from kafkasafe.journal import Clock as Moment
+from kafkasafe.limits.patience import Patience
+from kafkasafe.logs import EventLog
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.stats import Stats
+
+__all__ = ["Ground", "text"]
+
+log = EventLog("producer")
+
+_REFUSED_PAUSE_S: Final = 30.0
+"""Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
+
+
+class Ground:
+    """See the module.
+
+    Args:
+        config: Options.
+        cluster: The brokers.
+        directory: The opened spool directory.
+        files: The disk.
+        post: Puts a message into the inbox, from any thread.
+        is_own_thread: Whether the caller is the thread that runs the engine.
+        clock: The clock.
+        sleep: Waits for this many seconds, where nothing may continue before a write succeeds.
+        dice: A number in [0, 1), for the length of pauses.
+        beside: Runs a slow function on a thread of its own.
+        newest_reading: Number of the reading that a consumer of this process began last.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        cluster: Cluster,
+        directory: SpoolDirectory,
+        files: Files,
+        *,
+        post: Callable[[Message], None],
+        is_own_thread: Callable[[], bool],
+        clock: Clock,
+        sleep: Callable[[float], None],
+        dice: Callable[[], float],
+        beside: Callable[[Callable[[], None]], None],
+        newest_reading: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.directory = directory
+        self.files = files
+        self.post = post
+        self.is_own_thread = is_own_thread
+        self.log = log.bind(client_id=config.client_id)
+        self.clock = clock
+        self.sleep = sleep
+        self.beside = beside
+        self.newest_reading = newest_reading
+        self._sleeping = SleepingClock(self._slept, elapsed=clock.elapsed, awake=clock.monotonic)
+        self.backoff = Backoff(config.retry_backoff_s, 1.0, dice=dice)
+        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, dice=dice)
+        self.own: Lane
+        self.lanes: list[Lane] = []
+        self.timers: list[tuple[float, int, Message]] = []
+        self._timer_numbers = itertools.count()
+        self.stop = False
+        self.closing = False
+        self.abandon = False
+        self.close_by = float("inf")
+        """Until when the engine waits for a failing disk, monotonic seconds."""
+        self.cluster_id: str | None = None
+        self.stranger: WrongClusterError | None = None
+        """Set if the accepted records are for another cluster than the one that answers: the producer ends."""
+        self.gone: dict[str, float] = {}
+        """Deleted topics that no records wait for, and since when."""
+        self.stats = Stats()
+        self.sequence_errors = SequenceErrors(self.stats)
+        self.last_progress = self.clock.monotonic()
+        """Time of the last progress: a new answer about a batch, a grant, or a topic's metadata. Monotonic seconds."""
+        self.pause_until = 0.0
+        """When the longest pause with a known end is over, monotonic seconds."""
+
+    def now(self) -> float:
+        """The journal's time: seconds, including those during which the machine was suspended."""
+        return self._sleeping.now()
+
+    def moment(self) -> Moment:
+        """The current time, in a form that another incarnation can compare."""
+        return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
+
+    def timer(self, delay_s: float, message: Message) -> None:
+        """Process this message after a delay, in seconds."""
+        heapq.heappush(self.timers, (self.clock.monotonic() + delay_s, next(self._timer_numbers), message))
+
+    def open(self, own: Lane) -> None:
+        """Note the producer's own lane."""
+        self.own = own
+        self.lanes.append(own)
+
+    def hurry(self, close_by: float) -> None:
+        """Stop trying a failing disk after this time, monotonic seconds."""
+        self.close_by = close_by
+
+    def progressed(self) -> None:
+        """Note progress with a batch."""
+        self.last_progress = self.clock.monotonic()
+
+    def pause(self, until: float) -> None:
+        """Note a pause that ends at this time, monotonic seconds."""
+        self.pause_until = max(self.pause_until, until)
+
+    def bind(self, cluster_id: str) -> None:
+        """Note that the brokers and the spool directory belong to this cluster."""
+        self.cluster_id = cluster_id
+
+    def meet_stranger(self, error: WrongClusterError) -> None:
+        """End the producer: the brokers belong to another cluster than the spool directory."""
+        self.stranger = error
+
+    def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
+        """When a caller that waits for deliveries since `began` gives up, monotonic seconds.
+
+        Args:
+            patience: The caller's patience.
+            began: When the caller began to wait.
+            paused: A pause with an unknown end is under way. It counts if `patience` allows for pauses at all.
+        """
+        until = float("inf") if paused else self.pause_until
+        return patience.ends_at(began, self.last_progress, until)
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """A partition's leader epoch from the metadata, -1 if unknown."""
+        info = self.cluster.topic(topic)
+        return info.partitions[partition].leader_epoch if info and partition in info.partitions else -1
+
+    def refresh_topics(self, topics: Iterable[str]) -> None:
+        """Ask for the metadata of topics."""
+        self.cluster.refresh_metadata(sorted(set(topics)), lambda _: None)
+
+    def _slept(self, seconds: float, now: float) -> None:
+        for lane in list(self.lanes):
+            lane.journal.slept(seconds, now)
+        self.log.info("This machine slept for %.0f s", seconds, seconds=seconds, event="machine_slept")
+
+    def emit(self, event: events.Event) -> None:
+        """Call the user's hook."""
+        if self.config.on_event is None:
+            return
+        try:
+            self.config.on_event(event)
+        except BaseException as error:
+            self.raise_interrupt(error)
+            # An error in the user's hook must not stop delivery.
+            self.log.exception("on_event failed for %s", event, event="hook_failed")
+
+    def raise_interrupt(self, error: BaseException) -> None:
+        """Raise KeyboardInterrupt in the constructor, for its caller. On the own thread it would only end delivery."""
+        if not isinstance(error, Exception) and not self.is_own_thread():
+            raise error
+
+
+def text(error: BaseException) -> str:
+    """An error with its name."""
+    return f"{type(error).__name__}: {error}"

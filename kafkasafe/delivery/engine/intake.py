@@ -1,0 +1,336 @@
+"""Puts parcels into the journal, and divides batches whose partitions are now known, or that brokers refuse."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue
+from kafkasafe.delivery.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
+from kafkasafe.delivery.engine.rejects import Rejects
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+from kafkasafe.record import batch as codec
+
+__all__ = ["Intake"]
+
+
+_MOST_JOINED: Final = 5
+"""Maximum number of `delivery="transactional"` batches in a unit: brokers remember as many batches of a producer."""
+_MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
+_MARKS_BYTES: Final = 1024 * 1024
+"""Bytes that marks and the reserve take meanwhile, about."""
+_PART_BYTES: Final = 256
+"""Maximum bytes that the spool writes beside each part of a divided batch: entries of control batches."""
+
+
+@dataclass(slots=True, eq=False)
+class _Growing:
+    """The unit that was taken last, while it is not on its way to the disk.
+
+    Attributes:
+        lane: Its lane.
+        unit: The unit with the batches taken so far.
+        topic: Batches of this topic may still join the unit; empty: none may.
+        left: Maximum number of batches that may still join.
+        room: Maximum number of bytes that may still join.
+    """
+
+    lane: Lane
+    unit: u.Unit
+    topic: str
+    left: int
+    room: int = _MOST_JOINED_BYTES
+
+    def takes(self, slip: Slip, size: int) -> bool:
+        return bool(self.topic) and self.topic == slip.joins and self.left > 0 and size <= self.room
+
+    def add(self, size: int) -> None:
+        self.left -= 1
+        self.room -= size
+
+
+class Intake:
+    """See the module."""
+
+    def __init__(
+        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, *, choose: Choose
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+        self._choose = choose
+        self._growing: _Growing | None = None
+        # With an fsync for each batch, no batch waits for another one's fsync.
+        self._most_joined = 1 if ground.config.spool_sync == "each" else _MOST_JOINED
+
+    def take(self, parcels: Sequence[Parcel]) -> None:
+        """Take parcels from callers, and put each into the queue of its partition."""
+        lane = self._ground.own
+        parcels = self._ledger.take(parcels)
+        self._disk.watch_undurable()
+        for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
+            if slip is None:
+                self.settle()
+                self._take_all(lane, some)
+            else:
+                self._take_unit(lane, slip, list(some))
+
+    def settle(self) -> None:
+        """Close the unit that was taken last, before the journal decides anything."""
+        growing, self._growing = self._growing, None
+        if growing is not None:
+            growing.lane.journal.close_unit(growing.unit)
+
+    def _take_all(self, lane: Lane, parcels: Iterable[Parcel]) -> None:
+        for parcel in parcels:
+            for part in self._parts(lane, parcel):
+                self._seal(lane, part)
+
+    def _take_unit(self, lane: Lane, slip: Slip, parcels: Sequence[Parcel]) -> None:
+        """Take the parcels of a unit. The first parcel stands for the whole unit."""
+        size = sum(parcel.size_bytes for parcel in parcels)
+        growing = self._growing
+        if growing is None or not growing.takes(slip, size):
+            self.settle()
+            unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets, slip.readings)
+            growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
+        growing.add(size)
+        lane.heads.setdefault(growing.unit.unit_id, []).append(parcels[0])
+        for parcel in parcels[1:]:
+            for part in self._parts(lane, parcel):
+                self._seal(lane, part, growing.unit)
+
+    def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
+        """The parcel itself, or the parts that it is divided into at once."""
+        if parcel.count:
+            self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
+        topic = lane.journal.views.topic(parcel.topic)
+        if parcel.partition == UNCHOSEN:
+            if topic is None or topic.partition_count < 1:
+                self._ground.refresh_topics([parcel.topic])
+            elif not lane.journal.views.waiting(parcel.topic):
+                # It was sealed just before the topic became known. Divide it at once to keep the order.
+                return self._divide_in_memory(parcel, topic.partition_count)
+        return [parcel]
+
+    def _seal(self, lane: Lane, parcel: Parcel, unit: u.Unit | None = None) -> None:
+        destination = lane.journal.destination(parcel.topic, parcel.partition)
+        batch = lane.journal.seal(
+            destination,
+            count=parcel.count,
+            size_bytes=parcel.size_bytes,
+            max_timestamp=parcel.max_timestamp,
+            given=parcel.given,
+            unit=unit,
+        )
+        self.register(lane, parcel, batch)
+
+    def register(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> None:
+        """Assign a batch to a parcel."""
+        parcel.assign(batch)
+        lane.parcels[batch.handle] = parcel
+
+    def _divide_in_memory(self, parcel: Parcel, partitions: int) -> list[Parcel]:
+        data = parcel.data
+        if data is None:
+            raise AssertionError("A parcel that was just accepted has its bytes")
+        columns = codec.decode(data)
+        given = given_partitions(columns, parcel.given)
+        children = self._split_by_partition(parcel, columns, given, partitions)
+        parcel.adopt(children)
+        parcel.drop()
+        return [child for child, _ in children]
+
+    def _split_by_partition(
+        self, parcel: Parcel, columns: codec.Columns, given: Mapping[int, int], partitions: int
+    ) -> list[tuple[Parcel, Indexes]]:
+        rest = [i for i in range(columns.header.count) if i not in given]
+        chosen = np.empty(columns.header.count, np.int64)
+        if rest:
+            keys, values = [columns.keys[i] for i in rest], [columns.values[i] for i in rest]
+            chosen[rest] = self._choose(parcel.topic, partitions, keys, values)
+        for index, partition in given.items():
+            chosen[index] = partition
+        return [
+            (self._reencode(parcel, columns, indexes, int(partition)), indexes)
+            for partition in np.unique(chosen)
+            if (indexes := np.flatnonzero(chosen == partition)).size
+        ]
+
+    def _reencode(self, parcel: Parcel, columns: codec.Columns, indexes: Indexes, partition: int) -> Parcel:
+        order = indexes.tolist()
+        headers = {at: columns.headers[i] for at, i in enumerate(order) if i in columns.headers}
+        data = codec.encode(
+            [columns.keys[i] for i in order],
+            [columns.values[i] for i in order],
+            timestamps=[columns.timestamps[i] for i in order],
+            headers=headers or None,
+            compression=columns.header.compression,
+        )
+        stamp = max(columns.timestamps[i] for i in order)
+        return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
+
+    def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
+        """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
+
+        1. A disk is full of batches whose partitions only become known now.
+        2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
+        3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
+           next portion.
+        4. If there is no space for the next portion, divisions wait, and nothing else does.
+        """
+        if not divides and not lane.undivided:
+            return False
+        # The journal may have named an undivided batch again, sent it again, or given it up.
+        unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
+        todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
+        stuck: list[j.Divide] = []
+        if lane.divisions.is_blocked(self._ground.clock.monotonic()):
+            lane.divisions.leave(todo)
+            return False
+        stopped = lane.rejections.stopped(self._ground.clock.monotonic())
+        progress = False
+        for index, divide in enumerate(todo):
+            if divide.batch.destination in stopped:
+                stuck.append(divide)  # no batch overtakes a damaged one
+                continue
+            try:
+                missing = self._divide(lane, divide)
+                if missing:
+                    stuck += todo[index:]
+                    # The batches divided before it are written first, which may make space.
+                    if not lane.divisions.unwritten_bytes:
+                        self._wait_for_room(lane, stuck, missing)
+                    break
+                progress = True
+                if self._ledger.damage:
+                    self._ledger.damage.pop(lane.journal.views.address(divide.batch.destination), None)
+            except SpoolCorruptError as error:
+                if self._rejects.damaged(lane, divide.batch, error):
+                    lane.journal.damaged(divide.batch, str(error))
+                    progress = True
+                else:
+                    stopped.add(divide.batch.destination)
+                    stuck.append(divide)
+                continue
+            except SpoolError as error:
+                stuck += todo[index:]
+                attempt = lane.divisions.fail()
+                pause_s = self._ground.backoff.pause_s(attempt)
+                lane.divisions.wait(self._ground.clock.monotonic() + pause_s)
+                self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
+                self._log.limited(
+                    logging.WARNING,
+                    "spool_read_failed",
+                    lane.name,
+                    "%s: a read failed, kafkasafe tries again: %s",
+                    lane.name,
+                    error,
+                    lane=lane.name,
+                    attempt=attempt,
+                    error=type(error).__name__,
+                )
+                break
+            lane.divisions.succeed()
+        lane.divisions.leave(stuck)
+        if progress:
+            lane.divisions.find_room()
+            if lane.divisions.waiting_bytes and not lane.journal.views.has_unchosen:
+                self._disk.count_to_divide(lane)
+        return progress
+
+    def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
+        """Wait for space for the next division: the engine tries again after a pause, or when a segment is deleted."""
+        attempt = lane.divisions.miss_room()
+        pause_s = self._ground.backoff.pause_s(attempt)
+        lane.divisions.pause(self._ground.clock.monotonic() + pause_s)
+        self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
+        topic, partition = lane.journal.views.address(waiting[0].batch.destination)
+        if partition == UNCHOSEN:
+            views = lane.journal.views
+            enough = -(-views.unchosen_bytes * missing // waiting[0].batch.size_bytes) + _MARKS_BYTES
+            why = (
+                f"{views.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
+                f" the volume has no room to write the next one once more, by partition ({missing:,} bytes). Free"
+                f" {missing:,} bytes and it goes on; about {enough:,} are enough for all that waits"
+            )
+        else:
+            why = (
+                f"a batch for {topic}-{partition} has to be divided ({waiting[0].batch.message}), and the volume has no"
+                f" room for its parts. Free {missing:,} bytes and it goes on"
+            )
+        self._disk.has_no_room(lane, why, attempt)
+
+    def _divide(self, lane: Lane, divide: j.Divide) -> int:
+        """Divide one batch. Returns 0, or without dividing it the bytes of space that it needs."""
+        parent = lane.parcels[divide.batch.handle]
+        columns = codec.decode(self._disk.bytes_of(lane, parent, divide.batch))
+        if divide.refused:
+            topic, partition = lane.journal.views.address(divide.batch.destination)
+            bad = {index for index, _ in divide.batch.bad_records if 0 <= index < parent.count}
+            children = [
+                (self._reencode(parent, columns, indexes, partition), indexes)
+                for indexes in pieces(parent.count, bad, halves=divide.batch.code != j.TOO_SLOW)
+            ]
+        else:
+            known = lane.journal.views.topic(parent.topic)
+            given = given_partitions(columns, divide.batch.given)
+            partitions = known.partition_count if known else 1
+            children = self._split_by_partition(parent, columns, given, partitions)
+            bad = set()
+        size = sum(child.size_bytes + _PART_BYTES for child, _ in children)
+        if divide.batch.durable and not lane.spool.has_room(lane.divisions.unwritten_bytes + size):
+            return lane.divisions.unwritten_bytes + size
+        if divide.refused:
+            topic, partition = lane.journal.views.address(divide.batch.destination)
+            self._log.limited(
+                logging.INFO,
+                "batch_divided",
+                f"{topic}-{partition}",
+                "%s-%d: a batch of %d records is divided: %s",
+                topic,
+                partition,
+                parent.count,
+                divide.batch.message,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=parent.count,
+                code=divide.batch.code,
+            )
+        described = [
+            (
+                lane.journal.destination(child.topic, child.partition),
+                child.count,
+                child.size_bytes,
+                child.max_timestamp,
+                bool(bad) and int(indexes[0]) in bad,
+            )
+            for child, indexes in children
+        ]
+        self._ground.progressed()
+        del lane.parcels[divide.batch.handle]
+        made = lane.journal.replaced(divide.batch, described)
+        parent.adopt(children)
+        for (child, _), batch in zip(children, made, strict=True):
+            if parent.durable:
+                child.be_durable()
+            self.register(lane, child, batch)
+        self._disk.drop(parent)
+        if divide.batch.durable:
+            lane.divisions.add_unwritten(size)
+        return 0

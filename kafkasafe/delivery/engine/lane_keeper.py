@@ -1,0 +1,494 @@
+"""Opens lanes, adopts those whose owner died, and closes them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.endings import Endings
+from kafkasafe.delivery.engine.gathering import gather_bytes
+from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.intake import Intake
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LaneRead
+from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.packing import Rereading, packs
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
+from kafkasafe.spool.lanes import LaneLock
+from kafkasafe.spool.recovery import Entry
+from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
+from kafkasafe.spool.spool import Spool
+
+__all__ = ["LaneKeeper"]
+
+_ADOPT_EVERY_S: Final = 1.0
+_GRACE_S: Final = 3.0
+"""How long a lane has no owner before it is adopted, so that a restarted producer gets its own lane back."""
+_ADOPTED_EVERY_S: Final = 0.1
+_SLOW_FROM: Final = 3
+"""The first pause is as long as if this many failures had come before."""
+_MISSING_GRACE_S: Final = 60.0
+"""How long a missing topic may merely be unknown yet: brokers that have just started know no topics."""
+_LAST_WRITES: Final = 4
+"""How often a failing disk is tried at the very end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A lane that was read back.
+
+    Attributes:
+        lane: The lane, with a parcel for each unfinished batch.
+        lost: Number of damaged entries in its log.
+        waiting: Topic, partition and batch of each unfinished batch that is not packed.
+    """
+
+    lane: Lane
+    lost: int
+    waiting: Sequence[tuple[str, int, j.Batch]]
+
+
+class LaneKeeper:
+    """See the module."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        ledger: Ledger,
+        disk: DiskWriter,
+        intake: Intake,
+        endings: Endings,
+        order: Order,
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._intake = intake
+        self._endings = endings
+        self._order = order
+        self._hurried = False
+        self._watching = False
+        self._reading: set[Path] = set()
+        self._failures: dict[int, int] = {}
+        self._again: dict[int, float] = {}
+        """By number of a lane that could not be adopted, when the engine tries again."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._results: dict[Path, _Read | SpoolError] = {}
+
+    def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
+        """Read a lane back: its spool, its journal, and a parcel for each unfinished batch.
+
+        Raises:
+            SpoolError: It cannot be opened; the lock is released.
+        """
+        return self._opened(self._read(lock, own=own))
+
+    def _read(self, lock: LaneLock, *, own: bool) -> _Read:
+        """Read a lane back, which may take long. From any thread: no other thread uses the lane yet.
+
+        Raises:
+            SpoolError: It cannot be opened; the lock is released.
+        """
+        config = self._config
+        settings = j.Settings(
+            durable_first=config.spool == "always" or not own,
+            window=config.window,
+            state_age_s=config.state_age_s,
+            request_timeout_s=config.request_timeout_s,
+            blocked_timeout_s=config.blocked_timeout_s,
+            missing_grace_s=_MISSING_GRACE_S,
+            heal=config.on_data_loss == "restore",
+            heal_recreated=config.restore_recreated_topics,
+            gather_bytes=gather_bytes(config) if own else 0,
+            newest_reading=self._ground.newest_reading,
+        )
+        journal = j.Journal(settings)
+        rereading = Rereading(journal, self._ledger.numbers if own and packs(config) else None)
+        try:
+            spool, entries = Spool.open(
+                lock.path,
+                files=lock.files,
+                segment_bytes=config.spool_segment_bytes,
+                sync=config.spool_sync,
+                snapshot=journal.snapshot,
+                on_corrupt=config.on_corrupt,
+                clock_ms=self._ground.clock.wall_ms,
+                each=rereading.take,
+            )
+            for entry in _taken(entries):
+                rereading.take(entry)
+            rereading.end()
+            journal.released(spool.first_position)
+        except BaseException:
+            lock.release(drained=False)
+            raise
+        lane = Lane(
+            self._lane_name(lock.path),
+            lock,
+            spool,
+            journal,
+            own,
+            RejectedStore(lock.files, lock.path, spool.lane_id),
+        )
+        journal.units.name(f"kafkasafe-{spool.lane_id.hex()}")
+        if config.decide is not None:
+            journal.halt(halted=True)
+            journal.units.decide(config.decide.commit, config.decide.abort)
+        # Create parcels that stay first: mixed with many that are packed at once, they would fragment the memory.
+        waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
+        for topic, partition, batch in waiting:
+            parcel = Parcel(
+                topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
+            )
+            self._intake.register(lane, parcel, batch)
+        return _Read(lane, rereading.lost, waiting)
+
+    def _opened(self, read: _Read) -> Lane:
+        """Take a lane that was read back into use."""
+        lane, waiting = read.lane, read.waiting
+        self._ground.stats.corrupt.add(read.lost)
+        lane.journal.recovered(self._ground.now(), self._ground.moment())
+        if self._ground.cluster_id is not None:
+            lane.bind(self._ground.cluster_id, self._ground.cluster_id)
+        self._open_rejected(lane)
+        self._disk.count_to_divide(lane)
+        if lane.own:
+            with self._ledger.lock:
+                for parcel in lane.parcels.values():
+                    parcel.renumber(next(self._ledger.numbers))
+                    self._ledger.open[parcel.number] = parcel
+        packed = list(lane.journal.views.packed())
+        for each in packed:
+            self._ledger.pack_unseen(each)
+        for unit in lane.journal.units.unfinished if lane.own else ():
+            slip = Slip(unit.unit_id, unit.transactional_id, unit.offsets)
+            head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
+            lane.heads[unit.unit_id] = [head]
+            with self._ledger.lock:
+                head.renumber(next(self._ledger.numbers))
+                self._ledger.open[head.number] = head
+        if waiting:
+            batches = len(waiting) + sum(each.batches for each in packed)
+            records = sum(batch.count for _, _, batch in waiting) + sum(each.records for each in packed)
+            doubt = sum(batch.identity is not None for _, _, batch in waiting)
+            doubt += sum(each.with_id for each in packed)
+            self._ground.stats.replayed_records.add(records)
+            self._log.info(
+                "%s: %d batches (%d records) of an earlier incarnation are delivered",
+                lane.name,
+                batches,
+                records,
+                lane=lane.name,
+                batches=batches,
+                records=records,
+                event="spool_recovered",
+            )
+            if lane.own:
+                self._ground.emit(events.SpoolRecovered(lane.name, batches, records, doubt))
+            else:
+                self._ground.emit(events.LaneAdopted(lane.name, batches, records))
+            self._ground.refresh_topics(topic for topic, _, _ in waiting)
+        return lane
+
+    def _open_rejected(self, lane: Lane) -> None:
+        """Open the lane's `rejected/`. Errors in it are only logged, so that the lane opens nevertheless."""
+        self._retire(lane)
+        try:
+            troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
+        except OSError as error:
+            troubles = [f"{lane.name}/rejected: {error}"]
+        lane.disown()
+        for trouble in troubles:
+            self._log.warning(
+                "Rejected records cannot be read: %s", trouble, lane=lane.name, event="rejected_unreadable"
+            )
+        if lane.rejected.records:
+            self._log.warning(
+                "%s: %d rejected record%s in %s; `kafkasafe spool resend` sends them again",
+                lane.name,
+                lane.rejected.records,
+                " is" if lane.rejected.records == 1 else "s are",
+                lane.lock.path / "rejected",
+                lane=lane.name,
+                records=lane.rejected.records,
+                event="rejected_kept",
+            )
+
+    def _retire(self, lane: Lane) -> None:
+        """Delete files of rejected records that were resent into this lane. Their marks must stay until then."""
+        for mark in lane.journal.views.resent:
+            try:
+                retire(lane.lock.files, lane.lock.path.parent, mark)
+            except OSError as error:
+                self._log.limited(
+                    logging.WARNING,
+                    "resent_not_deleted",
+                    lane.name,
+                    "%s/rejected/%s was resent and cannot be deleted: %s",
+                    mark.lane,
+                    mark.file,
+                    error,
+                    lane=lane.name,
+                    error=type(error).__name__,
+                )
+                return
+            lane.journal.retired(mark)
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Make `flush` and `close` wait for these lanes of earlier producers."""
+        with self._ledger.lock:
+            self._ledger.left_behind.update(numbers)
+
+    def _expected(self, number: int) -> None:
+        """Stop waiting for a lane that is drained, or has another owner."""
+        if number in self._ledger.left_behind:
+            with self._ledger.lock:
+                self._ledger.left_behind.discard(number)
+                self._ledger.waiters.notify_all()
+
+    def adopt_now(self) -> None:
+        """Look for lanes of dead producers at once, because a caller waits for them."""
+        self._hurried = True
+        self._look_for_dead()
+
+    def adopt(self) -> None:
+        """Take lanes whose owner died, and let go of those that are drained."""
+        self._disk.look_at_places()
+        for lane in [lane for lane in self._ground.lanes if lane.lock.lost]:
+            self._let_go(lane)
+        for lane in self._ground.lanes:
+            self._retire(lane)
+            lane.rejected.refresh()
+        self._let_go_of_drained()
+        if self._ground.closing:
+            return
+        self._look_for_dead()
+        self._disk.publish_used()
+        self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
+
+    def _let_go_of_drained(self) -> None:
+        for lane in [lane for lane in self._ground.lanes if not lane.own]:
+            if not lane.journal.views.unfinished and not lane.journal.views.doubted:
+                self._let_go(lane)
+
+    def _let_go(self, lane: Lane) -> None:
+        self._ground.lanes.remove(lane)
+        self._endings.publish_refused()
+        self.close_lane(lane)
+        self._ledger.let_go(lane.lock.path)
+        if lane.lock.path.parent == self._ground.directory.path:
+            self._expected(lane.lock.number)
+
+    def _look_for_dead(self) -> None:
+        directory = self._ground.directory
+        now = self._ground.clock.monotonic()
+        for number in [each for each, at in self._again.items() if at <= now]:
+            del self._again[number]
+            directory.offer_again(number)
+        hurried = self._hurried and self._ledger.left_behind
+        try:
+            found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
+            there = set(directory.lanes())
+            gone = [n for n in self._ledger.left_behind if n not in there or directory.is_owned(n)]
+        except SpoolError as error:
+            # Too many open files, or a directory that cannot be read for now: the own lane still works.
+            self._log.limited(
+                logging.WARNING,
+                "lanes_unreadable",
+                "",
+                "Lanes without an owner cannot be listed: %s",
+                error,
+                error=type(error).__name__,
+            )
+            return
+        for number, reason in directory.strange.items():
+            name = directory.lane_path(number).name
+            self._log.limited(
+                logging.WARNING, "lane_not_adopted", name, "%s is not adopted: %s", name, reason, lane=name
+            )
+        directory.strange.clear()
+        ours = {lock.path for lock in found} | self._reading | {lane.lock.path for lane in self._ground.lanes}
+        for number in gone:
+            if directory.lane_path(number) not in ours:
+                self._expected(number)
+        for lock in found:
+            self.adopt_lane(lock)
+
+    def adopt_lane(self, lock: LaneLock) -> None:
+        """Read back a lane of any directory on another thread, to drain it afterwards."""
+        self._reading.add(lock.path)
+        self._ledger.adopt(lock.path)
+        self._ground.beside(functools.partial(self._read_beside, lock))
+
+    def _read_beside(self, lock: LaneLock) -> None:
+        """Read a lane on a thread of its own, because callers wait for the engine's thread."""
+        result: _Read | SpoolError
+        try:
+            result = self._read(lock, own=False)
+        except SpoolError as error:
+            result = error
+        except Exception as error:
+            result = SpoolError(f"it cannot be read back: {text(error)}")
+        with self._lock:
+            if not self._over:
+                self._results[lock.path] = result
+                self._ground.post(LaneRead(lock.path))
+                return
+        if isinstance(result, _Read):
+            self.close_lane(result.lane)
+
+    def reads(self, directory: Path | None = None) -> bool:
+        """Whether a lane (of this directory) is being read. From any thread."""
+        reading = self._reading.copy()
+        return bool(reading) if directory is None else any(path.parent == directory for path in reading)
+
+    def read(self, path: Path) -> SpoolError | None:
+        """Take a lane that was read back, to drain it. Returns why a lane of another directory could not be read."""
+        with self._lock:
+            result = self._results.pop(path, None)
+        self._reading.discard(path)
+        if result is None:
+            return None
+        self._ground.progressed()
+        self._ledger.waiters.notify_all()
+        own = path.parent == self._ground.directory.path
+        if isinstance(result, SpoolError):
+            self._ledger.let_go(path)
+            if not own:
+                return result
+            self._failed(self._ground.directory.number_of(path.name), result)
+            return None
+        lane = self._opened(result)
+        if own:
+            self._failures.pop(lane.lock.number, None)
+        self._ground.lanes.append(lane)
+        self._disk.publish_used()
+        self._order.look()
+        if not self._watching:
+            self._watching = True
+            self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
+        return None
+
+    def _failed(self, number: int, error: SpoolError) -> None:
+        failures = self._failures[number] = self._failures.get(number, 0) + 1
+        pause_s = self._ground.slow_backoff.pause_s(failures + _SLOW_FROM)
+        self._again[number] = self._ground.clock.monotonic() + pause_s
+        path = self._ground.directory.lane_path(number)
+        self._log.limited(
+            logging.WARNING,
+            "lane_not_adopted",
+            path.name,
+            "%s has no owner and cannot be adopted: %s. kafkasafe tries again",
+            path.name,
+            error,
+            lane=path.name,
+            attempt=failures,
+            error=type(error).__name__,
+        )
+        self._expected(number)
+        if isinstance(error, (SpoolCorruptError, SpoolFormatError)):
+            self._order.give_up(path, error)
+
+    def look_at_adopted(self) -> None:
+        """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
+        self._let_go_of_drained()
+        adopted = [lane for lane in self._ground.lanes if not lane.own]
+        self._watching = bool(adopted) and not self._ground.closing
+        if not self._watching:
+            return
+        for lane in adopted:
+            if lane.lock.path.parent != self._ground.directory.path:
+                continue
+            wanted = self._ground.directory.wanted(lane.lock.number)
+            lane.journal.halt(halted=wanted or self._config.decide is not None)
+            idle = wanted and not lane.journal.views.in_flight and not lane.write_backlog
+            if lane.handover.look(idle=idle):
+                self._hand_over(lane)
+        self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
+
+    def _hand_over(self, lane: Lane) -> None:
+        left = lane.journal.views.unfinished
+        with self._ledger.lock:
+            for key in [key for key in self._ledger.undecided if key[0] is lane]:
+                del self._ledger.undecided[key]
+        self._let_go(lane)
+        # If that producer dies before it writes anything, the lane looks as before.
+        self._ground.directory.offer_again(lane.lock.number)
+        self._log.info(
+            "%s: returned to its restarted owner with %d undelivered batches",
+            lane.name,
+            left,
+            lane=lane.name,
+            batches=left,
+            event="lane_returned",
+        )
+        self._ground.emit(events.LaneReturned(lane.name, left))
+
+    def end(self) -> None:
+        """Close lanes that were read back but not opened. A read still under way closes its lane when it ends."""
+        with self._lock:
+            self._over = True
+            results, self._results = self._results, {}
+        for result in results.values():
+            if isinstance(result, _Read):
+                self.close_lane(result.lane)
+
+    def _lane_name(self, path: Path) -> str:
+        """The lane's name, with its directory unless that is this producer's."""
+        return path.name if path.parent == self._ground.directory.path else f"{path.parent.name}/{path.name}"
+
+    def close_lane(self, lane: Lane) -> None:
+        """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
+        if lane.lock.lost:
+            self._disk.forget(lane)
+            lane.spool.abandon()
+            lane.lock.release(drained=False)
+            return
+        with contextlib.suppress(SpoolError):
+            self._disk.look_at_place(lane)
+        for attempt in range(1, _LAST_WRITES):
+            if self._disk.write_out(lane) or self._ground.clock.monotonic() >= self._ground.close_by:
+                break
+            self._ground.sleep(self._ground.backoff.pause_s(attempt))
+        try:
+            position = lane.journal.views.release_position
+            self._disk.tell_newest(lane, position)
+            lane.spool.release(position, self._config.retain_acked_bytes, self._disk.retain_since_ms())
+            quiet = None
+            if self._ground.cluster.closed and self._config.spool_sync != "os":
+                quiet = lane.journal.quiet(self._ground.now(), self._ground.moment())
+            lane.spool.close(closed_mark=True, marks=() if quiet is None else (quiet,))
+        except SpoolError as error:
+            self._log.warning(
+                "%s could not be closed in an orderly way. Nothing is lost: %s",
+                lane.name,
+                error,
+                lane=lane.name,
+                error=type(error).__name__,
+                event="lane_not_closed",
+            )
+        finally:
+            self._disk.forget(lane)
+            lane.lock.release(drained=not lane.journal.views.unfinished)
+
+
+def _taken(entries: list[Entry]) -> Iterator[Entry]:
+    """Yield entries in order and drop each from the list: the batches made from them need the memory."""
+    entries.reverse()
+    while entries:
+        yield entries.pop()

@@ -1,0 +1,235 @@
+"""Checks whether logs still hold all acknowledged records, and reports losses and how they end."""
+
+from __future__ import annotations
+
+from kafkasafe import events
+from kafkasafe import journal as j
+from kafkasafe.cluster import api as t
+from kafkasafe.delivery.engine.end_check import EndCheck
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.intake import Intake
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.errors import DataLossError, SpoolCorruptError
+from kafkasafe.spool.refusals import counted
+
+__all__ = ["LossWatch"]
+
+
+class LossWatch:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, intake: Intake) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._intake = intake
+
+    def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
+        """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
+        topic, partition = lane.journal.views.address(loss.destination)
+        self._ground.stats.losses[loss.cause.value] += 1
+        self._ground.sequence_errors.lost((topic, partition))
+        self._ground.stats.lost_records[topic] += loss.records
+        message = (
+            f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
+            f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
+        )
+        if loss.revived:
+            fate = f"{loss.revived} of them are in the spool and are sent again"
+        elif (
+            loss.recreated
+            and self._config.on_data_loss == "restore"
+            and not self._config.restore_recreated_topics
+        ):
+            fate = "Nothing is sent again into a topic that may have been recreated (restore_recreated_topics=False)"
+        elif self._config.on_data_loss == "restore" and self._config.in_memory:
+            fate = "With spool='never' no copy of them is left"
+        elif self._config.on_data_loss == "restore":
+            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_ms keep them"
+        else:
+            fate = f"Nothing is sent again (on_data_loss={self._config.on_data_loss!r})"
+        self._log.error(
+            "%s. %s",
+            message,
+            fate,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=loss.records,
+            first_offset=loss.first_offset,
+            last_offset=loss.last_offset,
+            reason=loss.cause.value,
+            event="data_lost",
+        )
+        for at, number, batch in lane.journal.views.batches():
+            if batch.handle not in lane.parcels and (at, number) == (topic, partition):
+                parcel = Parcel(
+                    topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
+                )
+                parcel.restart(self._ground.clock.monotonic())
+                self._intake.register(lane, parcel, batch)
+                if lane.own:
+                    self._ledger.revive(parcel)
+        self._ground.emit(
+            events.DataLost(
+                topic,
+                partition,
+                loss.first_offset,
+                loss.last_offset,
+                loss.records,
+                loss.cause.value,
+                loss.evidence,
+                loss.revived,
+            )
+        )
+        if self._config.on_data_loss == "raise" and loss.records:
+            self._raise_later(topic, partition, message, loss.first_offset, loss.last_offset, loss.records)
+        elif self._config.on_data_loss == "restore" and loss.gone[2]:
+            first_offset, last_offset, records = loss.gone
+            what = f"{message}. {fate}"
+            if loss.revived:
+                what += f"; {counted(records, 'record')}, offsets {first_offset} to {last_offset}, cannot be"
+            self._raise_later(topic, partition, what, first_offset, last_offset, records)
+
+    def _raise_later(
+        self, topic: str, partition: int, message: str, first_offset: int, last_offset: int, records: int
+    ) -> None:
+        """Have the next `send`, `flush` or `close` raise the error, once."""
+        error = DataLossError(
+            f"{message}. Raised once; if send() raises it, its record was not accepted",
+            topic=topic,
+            partition=partition,
+            first_offset=first_offset,
+            last_offset=last_offset,
+            records=records,
+        )
+        self._ledger.lose(error)
+
+    def publish_doubted(self, lane: Lane) -> None:
+        """Publish the partitions that the engine doubts, because callers wait for the cluster's answer about them."""
+        doubted = lane.journal.views.doubted
+        if lane.own and (doubted or self._ledger.doubted):
+            self._ledger.doubt([lane.journal.views.address(number) for number in doubted])
+
+    def missing(self, lane: Lane, hole: j.Hole) -> None:
+        """Report records that are missing from the spool, without damage that was found when it was opened."""
+        topic, partition = lane.journal.views.address(hole.destination)
+        message = (
+            f"{topic}-{partition}: {counted(hole.records, 'record')} of {lane.name} that precede its pending records"
+            f" are neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}."
+            " Segments were deleted, or an older copy was restored. The pending records are delivered, in order"
+        )
+        self._ground.stats.spool_missing_records.add(hole.records)
+        self._log.error(
+            "%s",
+            message,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=hole.records,
+            event="spool_records_missing",
+        )
+        self._ground.emit(
+            events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
+        )
+        if self._config.on_corrupt == "raise":
+            self._ledger.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
+
+    def is_back(self, lane: Lane, batch: j.Batch) -> None:
+        """Note that a lost batch that was sent again is in the log."""
+        self._ground.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
+
+    def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
+        """Note that a lost batch that was sent again was rejected."""
+        topic, partition = lane.journal.views.address(batch.destination)
+        path = lane.rejections.path(batch.handle)
+        last_offset = batch.place + batch.count - 1
+        message = (
+            f"{topic}-{partition}: {counted(batch.count, 'acknowledged record')} that the cluster had lost, offsets"
+            f" {batch.place} to {last_offset}, rejected when sent again: {batch.message};"
+            f" {'kept nowhere' if path is None else f'kept in {path}'}"
+        )
+        self._raise_later(topic, partition, message, batch.place, last_offset, batch.count)
+
+    def healed(self, lane: Lane, healed: j.Healed) -> None:
+        """Report that all lost batches that were sent again are in the log."""
+        topic, partition = lane.journal.views.address(healed.destination)
+        self._log.warning(
+            "%s-%d: %d lost records are in the log again",
+            topic,
+            partition,
+            healed.records,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            records=healed.records,
+            event="lost_records_restored",
+        )
+        self._ground.emit(
+            events.LostRecordsRestored(
+                topic, partition, healed.records, healed.first_offset, healed.last_offset
+            )
+        )
+
+    def check_acked(self) -> None:
+        """Check idle partitions for losses of acknowledged records. Other partitions notice a loss by themselves."""
+        # Requests refer to topics by name: only metadata show that a topic was created again.
+        topics = {
+            lane.journal.views.address(number)[0]
+            for lane in self._ground.lanes
+            for number in lane.journal.views.acknowledged()
+        }
+        if topics:
+            self._ground.refresh_topics(topics)
+        for lane in self._ground.lanes:
+            for destination, last_acked_offset in lane.journal.views.idle():
+                if lane.journal.views.address(destination)[0] not in self._ground.gone:
+                    self._check_end(lane, destination, last_acked_offset)
+        self._ground.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+
+    def _check_end(
+        self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
+    ) -> None:
+        """Check whether the log of an idle partition still holds the last acknowledged record."""
+        epoch = lane.journal.views.leader_epoch(destination)
+        check = j.EpochCheck(destination, epoch, last_acked_offset)
+        EndCheck(self._ground, lane, check, idle=True, elected=elected).begin()
+
+    def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
+        """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
+        EndCheck(self._ground, lane, check, idle=False, elected=True).begin()
+
+    def look_again(self, refreshed: t.MetadataRefreshed) -> None:
+        """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""
+        for lane in self._ground.lanes:
+            for destination in lane.journal.views.acknowledged():
+                info = refreshed.topics.get(lane.journal.views.address(destination)[0])
+                self.compare_topic(lane, destination, info)
+            for destination, last_acked_offset in lane.journal.views.idle():
+                topic, partition = lane.journal.views.address(destination)
+                info = refreshed.topics.get(topic)
+                if info is None or info.error_code or partition not in info.partitions:
+                    continue
+                epoch = info.partitions[partition].leader_epoch
+                if lane.checks.see_leader(destination, epoch):
+                    elected = 0 <= lane.journal.views.leader_epoch(destination) < epoch
+                    self._check_end(lane, destination, last_acked_offset, elected=elected)
+
+    @staticmethod
+    def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
+        """Notify the journal if the topic has another id. It is a new topic, without the acknowledged records."""
+        known = lane.journal.views.topic_id(destination)
+        if (
+            info is not None
+            and not info.error_code
+            and any(known)
+            and any(info.topic_id)
+            and known != info.topic_id
+            and destination in lane.journal.views.acknowledged()
+        ):
+            evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"
+            lane.journal.recreated(destination, evidence)

@@ -1,0 +1,323 @@
+"""The engine's messages, as data that can be printed, compared and recorded. `Engine.step` takes one at a time."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from kafkasafe import journal as j
+from kafkasafe import units as u
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted, Reached
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.delivery.engine.predecessor import Predecessor
+from kafkasafe.journal.order import Owed
+from kafkasafe.limits.uplink import Ticket
+from kafkasafe.spool.siblings import LeftBehind
+
+__all__ = [
+    "AdoptAsked",
+    "Answered",
+    "AsideDue",
+    "Chore",
+    "ChoreDue",
+    "Decided",
+    "EpochCheckDue",
+    "FoundDamaged",
+    "HomeReached",
+    "Inquiry",
+    "InquiryDue",
+    "LaneRead",
+    "LanesRead",
+    "LinkAnswered",
+    "LookAsked",
+    "LookedAround",
+    "Message",
+    "MetadataChanged",
+    "Preceded",
+    "Produced",
+    "ProducerIdAnswered",
+    "ProducerIdDue",
+    "RetryDue",
+    "Sent",
+    "SpillAsked",
+    "StrangerMet",
+    "Submitted",
+    "TakeOver",
+    "UnitAnswered",
+    "UnitDue",
+    "WriteDue",
+]
+
+
+class Inquiry(Protocol):
+    """A query of one or more requests to the cluster; each answer decides the next request."""
+
+    def go_on(self) -> None:
+        """Begin, or continue after a pause."""
+
+    def resume(self, answer: Any) -> None:
+        """Take the answer to the last request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Callers hand over parcels, in order."""
+
+    parcels: Sequence[Parcel]
+
+
+@dataclass(frozen=True, slots=True)
+class SpillAsked:
+    """All accepted records must be written to disk now (`spool="on_error"`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAsked:
+    """A caller asks whether everything durable is where the next start finds it.
+
+    Attributes:
+        number: Number of the question. One check answers all earlier questions too.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The user decides undecidable batches: they are sent again, or taken as delivered."""
+
+    batches: Sequence[tuple[Lane, j.Batch]]
+    resend: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChanged:
+    """A metadata answer arrived."""
+
+    refreshed: MetadataRefreshed
+
+
+@dataclass(frozen=True, slots=True)
+class StrangerMet:
+    """A connection led to another cluster; it was closed, nothing was sent."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HomeReached:
+    """A new connection leads to our cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch in flight. `leader_epoch`: as of sending. Without a ticket, it was not sent."""
+
+    lane: Lane
+    batch: j.Batch
+    leader_epoch: int
+    ticket: Ticket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAnswered:
+    """Whether a broker with held batches is reachable; `node` is -1 if no leader was known."""
+
+    node: int
+    topic: str
+    partition: int
+    answer: Reached | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """The reply to a batch, or its failure."""
+
+    sent: Sent
+    reply: ProduceReply | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDamaged:
+    """A batch that was to be sent is damaged on disk, and is in `quarantine/`."""
+
+    lane: Lane
+    batch: j.Batch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdAnswered:
+    """The answer to a lane's request for a producer id."""
+
+    lane: Lane
+    answer: ProducerIdGranted | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to one request of an inquiry. `step` names the request in transcripts."""
+
+    inquiry: Inquiry
+    step: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAround:
+    """The engine looked for spool directories beside the default one, and found these."""
+
+    found: Sequence[LeftBehind]
+
+
+@dataclass(frozen=True, slots=True)
+class LanesRead:
+    """A thread has read what other processes' lanes still owe, or failed to read it."""
+
+    results: Mapping[Path, Owed | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class Preceded:
+    """Another producer on the directory was dropped, or the state of a dropped one changed."""
+
+    predecessor: Predecessor
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRead:
+    """A lane whose owner died was read back, to be drained."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptAsked:
+    """A caller waits for lanes that other producers left."""
+
+
+class Chore(enum.Enum):
+    """Work that the engine does from time to time."""
+
+    ADOPT = "adopt"
+    ADOPTED = "adopted"
+    ORDER = "order"
+    LOOK_AROUND = "look_around"
+    POLL_TOPICS = "poll_topics"
+    CHECK_ACKED = "check_acked"
+    SPILL = "spill"
+    EXPIRE = "expire"
+    LOOK_AGAIN = "look_again"
+    """No work by itself: each turn checks the lanes that wait for their disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoreDue:
+    """A chore is due."""
+
+    chore: Chore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RetryDue:
+    """The pause of a destination is over: this one, not a later one of the same destination."""
+
+    lane: Lane
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsideDue:
+    """The next portion of a destination's rejected batches is due to be written to `rejected/`."""
+
+    lane: Lane
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDue:
+    """It is time to write again after a failed write."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdDue:
+    """It is time to ask for a producer id again."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCheckDue:
+    """It is time to repeat a check of a leader epoch's end."""
+
+    lane: Lane
+    check: j.EpochCheck
+
+
+@dataclass(frozen=True, slots=True)
+class InquiryDue:
+    """An inquiry continues: its partition has calmed down, or replicas had time to catch up."""
+
+    inquiry: Inquiry
+
+
+@dataclass(frozen=True, slots=True)
+class UnitAnswered:
+    """The answer to a request of a unit's transaction. `step`: which one, if the action takes several."""
+
+    lane: Lane
+    action: u.Request
+    step: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDue:
+    """The pause before a unit's next attempt is over."""
+
+    lane: Lane
+    action: u.Request | u.Backoff
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The own lane takes over a transactional id of the user, and fences its previous owner."""
+
+    transactional_id: str
+
+
+Message: TypeAlias = (
+    Submitted
+    | SpillAsked
+    | LookAsked
+    | Decided
+    | MetadataChanged
+    | StrangerMet
+    | HomeReached
+    | Produced
+    | LinkAnswered
+    | FoundDamaged
+    | ProducerIdAnswered
+    | Answered
+    | LookedAround
+    | LanesRead
+    | LaneRead
+    | Preceded
+    | AdoptAsked
+    | ChoreDue
+    | RetryDue
+    | AsideDue
+    | WriteDue
+    | ProducerIdDue
+    | EpochCheckDue
+    | InquiryDue
+    | UnitAnswered
+    | UnitDue
+    | TakeOver
+)

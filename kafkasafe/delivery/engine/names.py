@@ -1,0 +1,157 @@
+"""Reports transactional ids and groups that the cluster refuses, in the same way as refused topics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe import units as u
+from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, classify_code
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.refused_name import RefusedName
+from kafkasafe.journal.refusal import CONFIRMED_S
+from kafkasafe.spool.refusals import RefusedDestination, counted
+
+__all__ = ["RefusedNames", "refused_names", "topics_beside"]
+
+_CODES: Final = frozenset({30, 50, 53})
+_MISSING_GRACE_S: Final = 10.0
+"""A broker that has just started knows no topic."""
+
+
+class RefusedNames:
+    """See the module."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
+        """Note a request that got an error, or no answer.
+
+        Returns:
+            True if the error is about the place of a user's offset, and has lasted for `blocked_timeout_s`.
+        """
+        name, group = _name(lane, action)
+        found = lane.names.get(name)
+        now = self._ground.now()
+        of_place = code in DESTINATION_CODES and _is_of_offsets(action)
+        if code is None or not (code in _CODES or of_place):
+            if found is not None:
+                found.begin_again(now)
+            return False
+        of = "" if _of_pool(lane, action) else action.tid.name
+        if found is None or found.code != code:
+            lane.names.add(name, RefusedName(code, reason, now, now, now, of, group))
+            return False
+        found.repeat(now, reason)
+        limit_s = self._ground.config.blocked_timeout_s if of_place else None
+        if not found.reported and now - found.since >= (
+            _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
+        ):
+            found.report()
+            self._tell(lane, name, found, limit_s)
+        return limit_s is not None and now - found.counted_from >= limit_s
+
+    def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
+        records, code, reason = _records(found.waiting(lane.journal.units)), found.code, found.reason
+        self._ground.log.limited(
+            logging.ERROR,
+            "transactions_blocked",
+            name,
+            "%s: blocked by the cluster: %s. Pending records (%s) are delivered as soon as the cluster accepts"
+            " the id%s. %s",
+            name,
+            reason,
+            counted(records, "record"),
+            "" if limit_s is None else f", and are rejected if it refuses for {limit_s:.0f} s",
+            classify_code(code).explanation,
+            lane=lane.name,
+            code=code,
+            records=records,
+        )
+        self._ground.emit(events.TransactionsBlocked(name, code, reason, records))
+
+    def accepted(self, lane: Lane, action: u.Request) -> None:
+        """Note a request that was answered without an error."""
+        if not lane.names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
+            return
+        name, _ = _name(lane, action)
+        found = lane.names.accept(name)
+        if found is None or not found.reported:
+            return
+        seconds = self._ground.now() - found.since
+        self._ground.log.limited(
+            logging.WARNING,
+            "transactions_unblocked",
+            name,
+            "%s: the cluster accepts the id again, after %.0f s of error %d",
+            name,
+            seconds,
+            found.code,
+            lane=lane.name,
+            code=found.code,
+        )
+        self._ground.emit(events.TransactionsUnblocked(name, found.code, seconds))
+
+
+def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
+    """Refused names, with the units that wait for them; with a topic, only if its records wait. From any thread."""
+    for lane in lanes:
+        for name, found in lane.names.items():
+            units = found.waiting(lane.journal.units)
+            if units and (topic is None or any(topic in _topics(lane, unit) for unit in units)):
+                batches = sum(len(unit.batches) for unit in units)
+                yield RefusedDestination(
+                    name,
+                    -1,
+                    found.code,
+                    found.reason,
+                    found.since,
+                    batches,
+                    _records(units),
+                    found.reported,
+                    whole=False,
+                )
+
+
+def _of_pool(lane: Lane, action: u.Request) -> bool:
+    return lane.journal.units.is_own(action.tid.name)
+
+
+def _is_of_offsets(action: u.Request) -> bool:
+    """Whether a request writes a user's offsets. The marker counts too if the unit has no batches."""
+    return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
+
+
+def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
+    """The refused name in words, with one name for all of the lane's own ids; and the user's group, if it is one."""
+    if isinstance(action, u.CommitOffsets) and action.index >= 0:
+        group = action.transaction.offsets[action.index].group
+        return f"group {group}", group
+    kind = "group" if isinstance(action, u.CommitOffsets) else "transactional id"
+    name = action.tid.name
+    if _of_pool(lane, action):
+        return f"{kind} {name.rpartition('-')[0]}-*", ""
+    return f"{kind} kafkasafe-marker-{name}" if kind == "group" else f"{kind} {name}", ""
+
+
+def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
+    """The topic, and topics whose records share an unfinished unit with records of it. From any thread."""
+    beside = {topic}
+    for lane in lanes:
+        for unit in lane.journal.units.unfinished:
+            topics = _topics(lane, unit)
+            if topic in topics:
+                beside |= topics
+    return beside
+
+
+def _topics(lane: Lane, unit: u.Unit) -> set[str]:
+    return {lane.journal.views.address(batch.destination)[0] for batch in list(unit.batches)}
+
+
+def _records(units: Iterable[u.Unit]) -> int:
+    return sum(batch.count for unit in units for batch in list(unit.batches))

@@ -1,0 +1,295 @@
+"""Holds back destinations of a lane until records of earlier incarnations of the spool directory are delivered.
+
+`journal/order.py` decides. The journals of this process's lanes know what these owe. What other lanes owe is read from
+their logs, on another thread, as long as held-back batches depend on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LanesRead
+from kafkasafe.delivery.engine.predecessor import Predecessor
+from kafkasafe.errors import SpoolError
+from kafkasafe.journal.order import NEVER, Address, Owed, holds
+from kafkasafe.spool.debts import LaneReader
+from kafkasafe.spool.lanes import lane_name
+from kafkasafe.spool.refusals import counted
+
+__all__ = ["Order"]
+
+_LOOK_EVERY_S: Final = 0.1
+_READ_EVERY_S: Final = 0.5
+_STORED_MOST_S: Final = 30.0
+"""How long to wait until a dropped producer has written what it accepted. After that, its thread is assumed to hang."""
+_NAMED: Final = 5
+"""Maximum number of lanes that a message names."""
+
+
+class Order:
+    """See the module."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._readers: dict[Path, LaneReader] = {}
+        self._views: dict[Path, Owed] = {}
+        """What other processes' lanes owed when they were last read; nothing for a lane that cannot be read."""
+        self._unread: set[Path] = set()
+        """Lanes of other processes that held-back batches depend on."""
+        self._met: set[m.Debt] = set()
+        self._outdated: set[Path] = set()
+        """Lanes whose read that is under way may be older than a debt met since: its result is dropped."""
+        self._reading = False
+        self._read_at = 0.0
+        self._timer = False
+        self._given_up: set[Path] = set()
+        self._reported: set[Path] = set()
+        self._dropped: dict[Predecessor, tuple[int, float]] = {}
+        """Dropped producers that may not have written everything yet that they accepted: the position from which on the
+        own lane waits for them, and until when at most, monotonic seconds."""
+        self._followed: set[Predecessor] = set()
+        """Dropped producers that still own their lanes."""
+
+    def begin(self, lane: Lane) -> Sequence[int]:
+        """Begin an incarnation on its own lane: find out what earlier ones owe, before anything is accepted.
+
+        Returns:
+            Numbers of the lanes with pending records that no process owns.
+        """
+        if self._ground.config.in_memory:
+            return ()
+        directory = self._ground.directory
+        position = lane.spool.next_position
+        debts, dead = [], []
+        try:
+            with directory.births():
+                # In this order: an owner announces where its incarnation begins before it writes.
+                others = [
+                    (number, directory.begun(number), directory.is_owned(number))
+                    for number in directory.lanes()
+                    if number != lane.lock.number
+                ]
+        except OSError as error:
+            self._not_kept(directory.path, error)
+            others = []
+        for number, begun, owned in others:
+            path = directory.lane_path(number)
+            owed = self._note(path, self._read(path, tail=not owned))
+            before = begun if owned and begun >= 0 else owed.end_position
+            if owed.addresses(before):
+                debts.append(m.Debt(number, owed.lane_id, before))
+                if not owned:
+                    dead.append(number)
+        if debts:
+            lane.journal.begin_after(position, debts)
+            self.look()
+        lane.lock.announce(position)
+        return dead
+
+    def follow(self, lane: Lane, predecessor: Predecessor) -> None:
+        """Hold back the own lane's next batches until a dropped producer has delivered what it accepted.
+
+        Batches that the own lane has not written yet are held back too, although they may have been accepted earlier.
+        This cannot deadlock: the other producer waits only for producers that ended before it.
+        """
+        if self._ground.config.in_memory:
+            return
+        if predecessor not in self._followed:
+            self._followed.add(predecessor)
+            until = self._ground.clock.monotonic() + _STORED_MOST_S
+            self._dropped[predecessor] = lane.spool.next_position, until
+        if predecessor.over:
+            self._followed.discard(predecessor)
+            # Read its lane at once.
+            self._forget_view(self._ground.directory.lane_path(predecessor.lane))
+            self._read_at = 0.0
+        self.look()
+
+    def _owed_by_dropped(self, lane: Lane) -> int:
+        """Begin the debts of dropped producers that have written everything.
+
+        Returns:
+            The position from which on the own lane waits for dropped producers, `NEVER` if it waits for none.
+        """
+        held_from = NEVER
+        for predecessor, (position, until) in list(self._dropped.items()):
+            before = predecessor.end_position
+            if before is None and self._ground.clock.monotonic() < until:
+                held_from = min(held_from, position)
+                continue
+            del self._dropped[predecessor]
+            path = self._ground.directory.lane_path(predecessor.lane)
+            if before is None:
+                self._not_kept(
+                    path,
+                    SpoolError("its producer was dropped, and does not write the records that it accepted"),
+                )
+            elif predecessor.owes:
+                debt = m.Debt(predecessor.lane, predecessor.lane_id, before)
+                self._met.add(debt)
+                self._forget_view(path)
+                lane.journal.begin_after(position, (debt,))
+        return held_from
+
+    def _forget_view(self, path: Path) -> None:
+        """Forget the known debts of a lane, because they may be outdated."""
+        self._views.pop(path, None)
+        self._outdated.add(path)
+
+    def look(self) -> None:
+        """Decide again which batches are held back."""
+        waits = False
+        self._unread = set()
+        for lane in self._ground.lanes:
+            waits |= self._look_at(lane, self._unread)
+        if waits and not self._timer:
+            self._timer = True
+            self._ground.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
+
+    def look_again(self) -> None:
+        """Decide again when the timer is due, and read lanes of other processes if necessary."""
+        self._timer = False
+        self.look()
+        now = self._ground.clock.monotonic()
+        if self._unread and not self._reading and now >= self._read_at and not self._ground.closing:
+            self._reading = True
+            self._outdated.clear()
+            self._read_at = now + _READ_EVERY_S
+            self._ground.beside(functools.partial(self._read_all, sorted(self._unread)))
+
+    def read(self, results: Mapping[Path, Owed | Exception]) -> None:
+        """Take what other lanes owe, after they were read."""
+        self._reading = False
+        for path, result in results.items():
+            if path not in self._outdated:
+                self._note(path, result)
+        self.look()
+
+    def give_up(self, path: Path, error: Exception) -> None:
+        """Stop waiting for a lane whose records cannot be delivered."""
+        self._not_kept(path, error)
+        self._given_up.add(path)
+        self.look()
+
+    def _look_at(self, lane: Lane, unread: set[Path]) -> bool:
+        journal = lane.journal
+        unwritten = self._owed_by_dropped(lane) if lane.own else NEVER
+        if not journal.afters:
+            journal.hold_back({} if unwritten == NEVER else {None: unwritten})
+            return unwritten < NEVER
+        ours = {other.spool.lane_id: other.journal for other in self._ground.lanes}
+        owed: dict[m.Debt, frozenset[Address] | None] = {}
+        for debt in {debt for after in journal.afters for debt in after.debts}:
+            carried = ours.get(debt.lane_id)
+            if carried is not None:
+                owed[debt] = carried.views.owes(debt.before)
+            else:
+                owed[debt] = self._owed_elsewhere(
+                    lane.lock.path.parent,
+                    debt,
+                    unread,
+                    fresh=lane.own,  # all others were read when its incarnation began
+                )
+        held = dict(holds(journal.afters, owed))
+        if unwritten < NEVER:
+            held[None] = min(held.get(None, NEVER), unwritten)
+        for debt, addresses in owed.items():
+            if addresses is not None and not addresses:
+                journal.paid(debt)
+        journal.hold_back(held)
+        self._tell(lane, sorted({debt.lane for after in journal.afters for debt in after.debts}))
+        return bool(journal.afters) or unwritten < NEVER
+
+    def _owed_elsewhere(
+        self, directory: Path, debt: m.Debt, unread: set[Path], *, fresh: bool
+    ) -> frozenset[Address] | None:
+        path = directory / lane_name(debt.lane)
+        if debt not in self._met:
+            self._met.add(debt)
+            if not fresh:
+                self._forget_view(path)
+        if path not in self._views:
+            unread.add(path)
+            return None
+        view = self._views[path]
+        if path in self._given_up or view.lane_id != debt.lane_id:
+            return frozenset()
+        addresses = view.addresses(debt.before)
+        if addresses:
+            unread.add(path)
+        return addresses
+
+    def _read_all(self, paths: Sequence[Path]) -> None:
+        """Read lanes on a thread other than the engine's."""
+        self._ground.post(LanesRead({path: self._read(path) for path in paths}))
+
+    def _read(self, path: Path, *, tail: bool = False) -> Owed | Exception:
+        reader = self._readers.setdefault(path, LaneReader(self._ground.files, path))
+        try:
+            return reader.owed(tail=tail)
+        except NotADirectoryError:
+            return Owed()
+        except (OSError, m.MarkError) as error:
+            return error
+
+    def _note(self, path: Path, result: Owed | Exception) -> Owed:
+        if isinstance(result, Exception):
+            if path not in self._views:
+                self._not_kept(path, result)
+            # Otherwise the failure may be temporary: keep the last known debts until the lane can be read again.
+            result = self._views.get(path, Owed())
+        elif result.damaged:
+            self._not_kept(path, SpoolError("a part of it cannot be read"))
+        self._views[path] = result
+        return result
+
+    def _not_kept(self, path: Path, error: Exception) -> None:
+        """Report that order is not guaranteed, before anything is sent that might overtake."""
+        if path in self._reported:
+            return
+        self._reported.add(path)
+        self._log.warning(
+            "The pending records of earlier producers in %s cannot be determined (%s): later records may overtake them",
+            path.name,
+            text(error),
+            lane=path.name,
+            error=type(error).__name__,
+            event="order_not_guaranteed",
+        )
+        self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
+
+    def _tell(self, lane: Lane, owing: Sequence[int]) -> None:
+        waiting = lane.journal.views.held_back()
+        if not waiting:
+            if lane.held_back and not owing:
+                lane.report_held_back(held_back=False)
+                self._log.info(
+                    "%s: all earlier records are delivered; sending resumes",
+                    lane.name,
+                    lane=lane.name,
+                    event="older_records_delivered",
+                )
+            return
+        if lane.held_back:
+            return
+        lane.report_held_back(held_back=True)
+        names = tuple(map(lane_name, owing))
+        self._log.info(
+            "%s: %s until the records of earlier producers in %s%s are delivered",
+            lane.name,
+            f"{counted(len(waiting), 'partition')} {'waits' if len(waiting) == 1 else 'wait'}",
+            ", ".join(names[:_NAMED]),
+            "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more",
+            lane=lane.name,
+            partitions=len(waiting),
+            event="waiting_for_older_records",
+        )
+        self._ground.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))

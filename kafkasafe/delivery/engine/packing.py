@@ -1,0 +1,125 @@
+"""Packs long backlogs: the engine drops the parcels of batches far from their turn, unless callers hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kafkasafe import journal as j
+from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.parcels import Parcel
+from kafkasafe.spool.recovery import BatchEntry, Entry, LostEntry, MarksEntry, replay_one
+
+__all__ = ["Packing", "Rereading", "packs"]
+
+_PARCELS: Final = 4096
+"""Nothing is packed up to this number of batches."""
+
+
+def packs(config: ProducerConfig) -> bool:
+    """Whether the engine packs batches. It does not if futures time out by themselves, or in memory."""
+    return not config.in_memory and config.delivery_timeout_s is None
+
+
+class Rereading:
+    """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs meanwhile.
+
+    Args:
+        journal: A new journal.
+        numbers: Numbers for the parcels; None: nothing is packed.
+    """
+
+    def __init__(self, journal: j.Journal, numbers: Iterator[int] | None) -> None:
+        self._journal = journal
+        self._numbers = numbers
+        self._unpacked = 0
+        self.lost = 0
+        """Number of damaged entries."""
+
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the log."""
+        if isinstance(entry, MarksEntry):
+            self._pack()
+        elif isinstance(entry, BatchEntry):
+            self._unpacked += 1
+        elif isinstance(entry, LostEntry):
+            self.lost += 1
+        replay_one(entry, self._journal)
+
+    def end(self) -> None:
+        """Finish after the last entry."""
+        self._pack()
+        self._journal.recovered_log()
+
+    def _pack(self) -> None:
+        """Pack the batches read so far, between two groups."""
+        if self._numbers is not None and self._unpacked > _PARCELS:
+            self._journal.pack_recovered(self._numbers)
+            self._unpacked = 0
+
+
+class Packing:
+    """See the module. If futures time out by themselves (`delivery_timeout_ms`), or in memory, nothing is packed."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+        self._ground = ground
+        self._ledger = ledger
+        self._disk = disk
+        self._packs = packs(ground.config)
+
+    def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
+        """Pack partitions with a long backlog, after these batches were written."""
+        if not self._packs or not lane.own or len(lane.parcels) < _PARCELS:
+            return
+        for destination in {batch.destination for batch in batches}:
+            packed: list[tuple[j.Batch, Parcel]] = []
+            for batch in lane.journal.packable(destination):
+                parcel = lane.parcels.get(batch.handle)
+                if parcel is None or not _fits(parcel):
+                    break
+                packed.append((batch, parcel))
+            if not packed:
+                continue
+            lane.journal.pack(destination, [(parcel.number, parcel.sealed_at) for _, parcel in packed])
+            for batch, parcel in packed:
+                self._disk.drop(parcel)
+                del lane.parcels[batch.handle]
+            self._ledger.pack(destination, [parcel for _, parcel in packed])
+
+    def unpack(self, lane: Lane, unpacked: Sequence[j.Unpacked]) -> None:
+        """Restore the parcels of batches that the journal needs again."""
+        for each in unpacked:
+            batch = each.batch
+            topic, partition = lane.journal.views.address(batch.destination)
+            parcel = self._ledger.unpack(each.number)
+            if parcel is None:
+                parcel = Parcel(
+                    topic,
+                    partition,
+                    None,
+                    batch.size_bytes,
+                    batch.count,
+                    batch.max_timestamp,
+                    sealed_at=each.sealed_at,
+                    number=each.number,
+                    taken=True,
+                    durable=True,
+                )
+            parcel.assign(batch)
+            lane.parcels[batch.handle] = parcel
+            self._ledger.unpacked(batch.destination, parcel, each.next_number)
+
+
+def _fits(parcel: Parcel) -> bool:
+    return (
+        parcel.durable
+        and parcel.number > 0
+        and not parcel.done
+        and parcel.parent is None
+        and parcel.children is None
+        and parcel.error is None
+    )

@@ -1,0 +1,281 @@
+"""Encoded batches that callers hand over and wait for, and the parts that they are divided into."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Reversible, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kafkasafe import journal as j
+from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.record import batch as codec
+
+__all__ = [
+    "UNCHOSEN",
+    "Choose",
+    "Indexes",
+    "Parcel",
+    "first",
+    "given_partitions",
+    "last",
+    "leaves",
+    "pieces",
+    "seems_given",
+]
+
+UNCHOSEN: Final = j.UNCHOSEN
+
+_GIVEN: Final = "kafkasafe.partition"
+"""Earlier versions kept a given partition in a header of this name."""
+_INT32_DIGITS: Final = 10
+
+Indexes = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Parcel:
+    """One encoded batch, as callers see it.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition, UNCHOSEN while it is not known.
+        data: The batch; None while it is only in the spool.
+        size_bytes: Its size.
+        count: Number of records.
+        max_timestamp: Ms since the epoch.
+        taken: The pump's thread has taken it.
+        durable: It is on disk (or in the cluster).
+        done: Its fate is final: see `error`, `base_offset`, `children`.
+        error: Why it was not delivered.
+        base_offset: In the partition; -1 if only known to be in the log.
+        log_append_time: Ms, -1 unless the broker set it.
+        children: If it was divided, its parts: (child, indexes of the child's records in this parcel).
+        parent: The parcel that it was divided from, or the first of `parents`.
+        parents: The small pending parcels that were joined into it, if any.
+        shift: Index of its first record in the parcel that it was joined into.
+        given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
+        slip: The slip of its unit. The first parcel of a unit has no records: it stands for the whole unit.
+        watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
+        keeper: While its batch is packed, only callers hold the parcel. `watch` then stores it in this dict, by number.
+    """
+
+    topic: str
+    partition: int
+    data: bytearray | None
+    size_bytes: int
+    count: int
+    max_timestamp: int
+    sealed_at: float = 0.0
+    number: int = 0
+    taken: bool = False
+    durable: bool = False
+    done: bool = False
+    expired: bool = False
+    error: BaseException | None = None
+    base_offset: int = -1
+    log_append_time: int = -1
+    children: list[tuple[Parcel, Indexes]] | None = None
+    parent: Parcel | None = None
+    parents: Sequence[Parcel] = ()
+    shift: int = 0
+    given: tuple[tuple[int, int, int], ...] | None = None
+    slip: Slip | None = None
+    watcher: Callable[[Parcel], None] | None = None
+    batch: j.Batch | None = None
+    keeper: dict[int, Parcel] | None = None
+    ahead: bool = False
+    """Whether `Ledger.ahead` counts it."""
+    loose: bool = False
+    """Whether its bytes may still be in a socket's queue. Then only a copy may be changed."""
+
+    # -- accepted and durable ------------------------------------------------------------------------------------------
+
+    def accept(self, number: int, now: float) -> None:
+        """Note that a caller handed it over. It keeps a number that it has."""
+        self.number = self.number or number
+        self.sealed_at = now
+
+    def renumber(self, number: int) -> None:
+        """Set its number: it was read from the spool."""
+        self.number = number
+
+    def restart(self, now: float) -> None:
+        """Measure its age from now on: it is sent again after a loss."""
+        self.sealed_at = now
+
+    def take(self) -> None:
+        """Note that the pump's thread has taken it."""
+        self.taken = True
+
+    def be_durable(self) -> None:
+        """Note that it is on disk, or in the cluster."""
+        self.durable = True
+
+    def count_ahead(self, *, counted: bool) -> None:
+        """Set whether `Ledger.ahead` counts it."""
+        self.ahead = counted
+
+    # -- its bytes -----------------------------------------------------------------------------------------------------
+
+    def lend(self) -> None:
+        """Note that its bytes are given to a socket."""
+        self.loose = True
+
+    def reread(self) -> None:
+        """Note that other bytes, read from the spool, are used: no socket has them."""
+        self.loose = False
+
+    def writable(self) -> bytearray | None:
+        """Its bytes, which may be changed: a copy if a socket may have them. None while they are only in the spool."""
+        data = self.data
+        if data is not None and self.loose:
+            data = self.data = bytearray(data)
+            self.loose = False
+        return data
+
+    def replace(self, data: bytearray) -> None:
+        """Use these bytes from now on."""
+        self.data = data
+
+    def drop(self) -> None:
+        """Forget the bytes: the spool has them, or its parts do."""
+        self.data = None
+
+    # -- its batch -----------------------------------------------------------------------------------------------------
+
+    def assign(self, batch: j.Batch) -> None:
+        """Set the batch that it is in the journal."""
+        self.batch = batch
+
+    def pack(self, keeper: dict[int, Parcel]) -> None:
+        """Note that its batch is packed."""
+        self.batch = None
+        self.keeper = keeper
+
+    def unpack(self) -> None:
+        """Note that its batch is not packed any more."""
+        self.keeper = None
+
+    def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
+        """Attach its parts: callers that wait for it wait for all of them."""
+        for child, _ in children:
+            child.follow(self)
+        self.children = children
+        # In this order: a caller sets the watcher, then looks for children.
+        for child, _ in children:
+            child.inherit_watcher(self)
+
+    def follow(self, parent: Parcel) -> None:
+        """Make it a part of another parcel."""
+        self.parent = parent
+        self.sealed_at = parent.sealed_at
+
+    def inherit_watcher(self, parent: Parcel) -> None:
+        """Call its parent's watcher once it is done."""
+        self.watcher = parent.watcher
+
+    def join(self, child: Parcel, shift: int) -> None:
+        """Note that it was joined into another parcel, in which its records begin at this index."""
+        self.shift = shift
+        self.children = [(child, np.arange(self.count))]
+
+    # -- its fate ------------------------------------------------------------------------------------------------------
+
+    def deliver(self, base_offset: int) -> None:
+        """Set where its records are; -1: they are in the log, at an unknown offset."""
+        self.base_offset = base_offset
+
+    def stamp_append_time(self, log_append_time: int) -> None:
+        """Set the time that the broker gave its records, ms since the epoch."""
+        self.log_append_time = log_append_time
+
+    def fail(self, error: BaseException) -> None:
+        """Set why it is not delivered."""
+        self.error = error
+
+    def expire(self) -> None:
+        """Note that `delivery_timeout_ms` is over."""
+        self.expired = True
+
+    def end(self) -> None:
+        """Note that its fate is final."""
+        self.done = True
+
+    def take_watcher(self) -> Callable[[Parcel], None] | None:
+        """Take the watcher, to call it once."""
+        watcher, self.watcher = self.watcher, None
+        return watcher
+
+    def watch(self, watcher: Callable[[Parcel], None]) -> None:
+        """Set the watcher, from any thread."""
+        self.watcher = watcher
+        # In this order: the pump sets the keeper, then looks for the watcher.
+        keeper = self.keeper
+        if keeper is not None:
+            keeper[self.number] = self
+
+
+Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], Indexes]
+
+
+def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
+    """By record, the partition that was given with it, in a batch whose partitions are to be chosen.
+
+    Args:
+        columns: The batch. Headers that an earlier version added are removed from it.
+        runs: See `journal.Batch.given`.
+    """
+    if runs is not None:
+        return {index: partition for first, count, partition in runs for index in range(first, first + count)}
+    given = {}
+    for index, headers in list(columns.headers.items()):
+        if seems_given(headers):
+            given[index] = int(headers.pop()[1] or b"")
+            if not headers:
+                del columns.headers[index]
+    return given
+
+
+def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
+    """Whether an earlier version may have added the last of these headers, to say which partition was given."""
+    if not headers or headers[-1][0] != _GIVEN:
+        return False
+    value = headers[-1][1] or b""
+    return value.isdigit() and len(value) <= _INT32_DIGITS and int(value) < 2**31
+
+
+def leaves(parcel: Parcel) -> list[Parcel]:
+    """The parts that a parcel was divided into, over all divisions; the parcel itself if it was not divided."""
+    if parcel.children is None:
+        return [parcel]
+    return [leaf for child, _ in parcel.children for leaf in leaves(child)]
+
+
+def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
+    """How to divide a refused batch: runs of good and of named bad records, or equal parts if none is named."""
+    if (not bad or len(bad) == count) and not halves:
+        return np.array_split(np.arange(count), min(4, count))
+    if not bad or len(bad) == count:
+        half = count // 2
+        return [np.arange(half), np.arange(half, count)]
+    edges = [0] + [i for i in range(1, count) if (i in bad) != (i - 1 in bad)] + [count]
+    return [np.arange(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def first(numbers: Iterable[int], default: int) -> int:
+    """The first key of a dict that another thread may change meanwhile."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # it was changed between two steps
+            return next(iter(numbers), default)
+
+
+def last(numbers: Reversible[int]) -> int:
+    """The last key of a dict that another thread may change meanwhile; 0 if there is none."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return next(reversed(numbers), 0)

@@ -1,0 +1,298 @@
+"""Checks that lanes are in their places, and restores those that are not: the next start looks nowhere else.
+
+A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
+while its owner works. Then the next start does not find its records, although the fsyncs succeeded. So the engine
+checks each lane after each group, and each second, and restores a lane that is displaced:
+
+1. If the lane was moved, the engine renames it back.
+2. If files were deleted, renamed or cut, the engine writes them again, from those that it holds open.
+3. If the lane was deleted, the engine creates another directory with all of its files.
+
+If this fails (another volume is mounted there, a permission is missing), the owner continues with its open files: it
+writes and delivers batches, but calls nothing durable.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe.delivery.engine.elsewhere import Elsewhere
+from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.spool.lanes import Standing
+from kafkasafe.spool.refusals import counted
+
+__all__ = ["PlaceKeeper"]
+
+
+class _Problem(enum.Enum):
+    """The ways in which a lane can be displaced."""
+
+    MOVED = "moved"
+    DELETED = "deleted"
+    UNLOCKED = "unlocked"
+    FILES = "files"
+    DIRECTORY = "directory"
+    UNSEEN = "unseen"
+
+
+_WORDS: Final = {
+    _Problem.MOVED: "it was moved away",
+    _Problem.DELETED: "it was deleted",
+    _Problem.UNLOCKED: "its lock was deleted",
+    _Problem.FILES: "some of its files were deleted, renamed or truncated",
+    _Problem.DIRECTORY: "files of its spool directory were deleted",
+    _Problem.UNSEEN: "it cannot be seen",
+}
+_OF_STANDING: Final = {
+    Standing.UNLOCKED: _Problem.UNLOCKED,
+    Standing.MOVED: _Problem.MOVED,
+    Standing.DELETED: _Problem.DELETED,
+}
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A lane that is displaced.
+
+    Attributes:
+        problem: The problem that was found first.
+        next_at: When the engine tries again, monotonic seconds.
+        attempts: How often it could not be restored.
+    """
+
+    problem: _Problem
+    next_at: float = 0.0
+    attempts: int = 0
+
+    def fail(self) -> int:
+        """Count a failed attempt to restore the lane. Returns the number of failed attempts."""
+        self.attempts += 1
+        return self.attempts
+
+    def wait(self, until: float) -> None:
+        """Try again at this time."""
+        self.next_at = until
+
+
+class PlaceKeeper:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._troubles: dict[Lane, _Trouble] = {}
+        self._gone: dict[Lane, Sequence[tuple[int, int]]] = {}
+        self._link_switched = False
+
+    @property
+    def displaced(self) -> int:
+        """Number of displaced lanes. Nothing in them is called durable for now."""
+        return len(self._troubles)
+
+    def confirm(self, lane: Lane) -> bool:
+        """Whether the next start would find the group just synced. Restores the lane if it is displaced.
+
+        Raises:
+            LaneBusyError: Another process has the own lane now. Nothing may be written or sent any more.
+            SpoolWriteError: Another process has this adopted lane now.
+        """
+        if self._config.in_memory:
+            return True
+        if lane not in self._troubles:
+            try:
+                if lane.lock.standing is Standing.HERE:
+                    return True
+            except OSError:
+                pass  # `_restore` checks again, and reports it
+        return self._restore(lane)
+
+    def is_displaced(self, lane: Lane) -> bool:
+        """Whether the lane or one of its files is displaced."""
+        return not self._config.in_memory and self._problem(lane) is not None
+
+    def in_trouble(self, lane: Lane) -> bool:
+        """Whether the lane is displaced, and could not be restored yet."""
+        return lane in self._troubles
+
+    def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
+        """Take the ranges of positions (first, end) whose files were lost since the last call."""
+        return self._gone.pop(lane, ())
+
+    def look(self, lane: Lane) -> bool:
+        """Whether a lane and its files are in their places. Restores the lane if it is displaced.
+
+        Call it only while no write is under way. Raises as `confirm`.
+        """
+        if self._config.in_memory or lane.lock.lost:
+            return not lane.lock.lost
+        return self._problem(lane) is None or self._restore(lane)
+
+    def at_end(self, lane: Lane) -> Elsewhere | None:
+        """Where a lane is that could not be restored before its producer ended; None for one that is in place."""
+        if lane not in self._troubles:
+            return None
+        return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
+
+    def look_at_link(self) -> None:
+        """Report if `spool_dir` as it was given leads elsewhere now: a deployment may switch a symbolic link."""
+        given, path = self._config.spool_dir_given, self._ground.directory.path
+        if given == path or self._config.in_memory:
+            return
+        try:
+            leads = self._ground.files.identity_of(given)
+            switched = leads != self._ground.files.identity_of(path)
+        except OSError:
+            return
+        if switched and not self._link_switched:
+            self._ground.stats.spool_displaced.add()
+            self._log.warning(
+                "spool_dir=%s leads to another directory now. This producer stays in %s, and the next start does not"
+                " deliver the records that it leaves there. Keep the spool outside of what a deploy replaces",
+                given,
+                path,
+                path=str(path),
+                event="spool_link_switched",
+            )
+            lane = self._ground.own.name
+            self._ground.emit(events.SpoolDisplaced(lane, str(path), "link", restored=False, lost_records=0))
+        self._link_switched = switched
+
+    def forget(self, lane: Lane) -> None:
+        """Drop the state of a lane that is closed."""
+        self._troubles.pop(lane, None)
+        self._gone.pop(lane, None)
+
+    def _problem(self, lane: Lane) -> _Problem | None:
+        """Why a lane is displaced; None if it is in place."""
+        if lane in self._troubles:
+            return self._troubles[lane].problem
+        try:
+            standing = lane.lock.standing
+            if standing is not Standing.HERE:
+                return _OF_STANDING[standing]
+            whole, in_place = lane.lock.home.whole, lane.spool.in_place
+        except OSError:
+            return _Problem.UNSEEN
+        if not whole:
+            return _Problem.DIRECTORY
+        return None if in_place else _Problem.FILES
+
+    def _restore(self, lane: Lane) -> bool:
+        """Restore a lane; False while this fails."""
+        now = self._ground.clock.monotonic()
+        trouble = self._troubles.get(lane)
+        if trouble is None:
+            problem = self._problem(lane)
+            if problem is None:
+                return True
+            if lane.own:  # set the reason before the state: health() reads both while this runs
+                self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
+            trouble = self._troubles[lane] = _Trouble(problem)
+            self._ground.stats.spool_displaced.add()
+        if now < trouble.next_at:
+            return False
+        before = lane.lock.path
+        rejected = lane.rejected.records
+        try:
+            lane.lock.home.restore(lane.lock)
+            lane.stands()
+            lost = lane.spool.restore()
+        except SpoolError as error:
+            if lane.lock.lost:
+                self._lost(lane, error)
+            lane.stands()
+            self._failed(lane, trouble, error)
+            return False
+        del self._troubles[lane]
+        if lane.own:
+            self._ledger.disk_works()
+        if lost:
+            self._gone[lane] = lost
+        lane.rejected.refresh()
+        self._tell(lane, trouble, before, lost, rejected - lane.rejected.records)
+        return True
+
+    def _failed(self, lane: Lane, trouble: _Trouble, error: SpoolError) -> None:
+        pause_s = self._ground.backoff.pause_s(trouble.fail())
+        trouble.wait(self._ground.clock.monotonic() + pause_s)
+        if lane.own:
+            self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
+        at = lane.lock.found_at
+        self._log.limited(
+            logging.ERROR,
+            "spool_displaced",
+            lane.name,
+            "%s: %s while its producer works (%s%s), and cannot be restored: %s. Until it is restored, no record"
+            " counts as durable. kafkasafe tries again",
+            lane.name,
+            _WORDS[trouble.problem],
+            lane.lock.path,
+            "" if at in {None, lane.lock.path} else f" is {at} now",
+            error,
+            lane=lane.name,
+            path=str(lane.lock.path),
+            attempt=trouble.attempts,
+            error=type(error).__name__,
+        )
+        if trouble.attempts == 1:
+            self._ground.emit(
+                events.SpoolDisplaced(
+                    lane.name, str(lane.lock.path), trouble.problem.value, restored=False, lost_records=0
+                )
+            )
+
+    def _tell(
+        self, lane: Lane, trouble: _Trouble, before: Path, lost: Sequence[tuple[int, int]], rejected: int
+    ) -> None:
+        """Report that a lane is restored, and which records were lost."""
+        gone = [
+            batch
+            for _, _, batch in lane.journal.views.batches()
+            if any(first <= batch.position < end for first, end in lost)
+            and not ((parcel := lane.parcels.get(batch.handle)) and parcel.data)
+        ]
+        records = sum(batch.count for batch in gone) + rejected
+        now_at = "" if lane.lock.path == before else f", as {lane.lock.path}"
+        left = f"{counted(records, 'record')} could not be read any more" if records else "nothing is lost"
+        self._log.error(
+            "%s: %s while its producer works (%s). It is restored%s: %s",
+            before.name,
+            _WORDS[trouble.problem],
+            before,
+            now_at,
+            left,
+            lane=lane.name,
+            path=str(lane.lock.path),
+            records=records,
+            event="spool_displaced",
+        )
+        self._ground.emit(
+            events.SpoolDisplaced(
+                lane.name, str(lane.lock.path), trouble.problem.value, restored=True, lost_records=records
+            )
+        )
+        if records:
+            self._ledger.lose(
+                SpoolCorruptError(
+                    f"{lane.lock.path}: {_WORDS[trouble.problem]} while its producer works, and"
+                    f" {counted(records, 'record')} that waited there could not be read any more. Restore the files"
+                    " from a copy, or produce those records again",
+                    damage=tuple(f"positions {first} to {end - 1}" for first, end in lost),
+                )
+            )
+
+    def _lost(self, lane: Lane, error: SpoolError) -> None:
+        if lane.own:
+            raise error
+        raise SpoolWriteError(text(error)) from error

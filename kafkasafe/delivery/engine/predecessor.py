@@ -1,0 +1,71 @@
+"""A producer of this process that accepts nothing more, as other producers on its spool directory see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafkasafe.spool.lanes import lane_name
+
+__all__ = ["Predecessor"]
+
+
+class Predecessor:
+    """What other producers know of a producer after it was dropped.
+
+    A program may drop a producer after it has created another one on the same directory: `producer = SafeProducer(...)`
+    in a notebook cell that is run again creates the second producer before it drops the first.
+
+    1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
+    2. The second one is made, on lane-001. Lane-000 has a living owner, so nothing in it counts as an earlier
+       incarnation's.
+    3. The first one is dropped. It goes on delivering for some seconds.
+    4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
+
+    So from step 3 on, the first producer is an earlier incarnation: it accepts nothing more. The second one holds back
+    its batches from then on, until lane-000 owes nothing that was accepted before. It cannot do so from step 2 on:
+    until it is dropped, the first producer may accept more records, and the wait for those might never end.
+
+    The engine of the dropped producer writes it, on its thread. Any thread may read it.
+
+    Attributes:
+        lane: Number of its lane.
+        lane_id: Id of that lane.
+        end_position: Position in that lane after everything that was accepted; None while some of it is not on disk.
+        owes: Whether anything before that position may be undelivered.
+        over: Its lane has no owner any more, or another one.
+    """
+
+    def __init__(self, lane: int, lane_id: bytes) -> None:
+        self.lane = lane
+        self.lane_id = lane_id
+        self.end_position: int | None = None
+        self.owes = True
+        self.over = False
+        self._followers: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Predecessor {lane_name(self.lane)} before={self.end_position} owes={self.owes} over={self.over}>"
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call back now, and after each change. Takes no lock: the garbage collector may be the caller."""
+        self._followers.append(changed)
+        changed()
+
+    def stored(self, end_position: int, *, owes: bool) -> None:
+        """Note that everything that was accepted is on disk, in the lane before this position."""
+        self.owes = owes
+        self.end_position = end_position
+        self._tell()
+
+    def ended(self, end_position: int, *, owes: bool) -> None:
+        """Note that the lane is closed."""
+        if self.end_position is None:
+            self.end_position = end_position
+        self.owes = owes
+        self.over = True
+        self._tell()
+        self._followers.clear()
+
+    def _tell(self) -> None:
+        for changed in list(self._followers):
+            changed()

@@ -1,0 +1,347 @@
+"""Inquiries of several requests each: whether batches in doubt are in the log, and which acknowledged ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.cluster import api as t
+from kafkasafe.cluster.procedures import Pause, Procedure
+from kafkasafe.delivery.engine.answers import NoAnswerError, good, trouble, unsupported
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.history.identity import (
+    BatchId,
+    Judgement,
+    ProducerView,
+    Scan,
+    Verdict,
+    judge_by_both,
+    judge_by_state,
+    judge_located,
+    shows,
+)
+from kafkasafe.history.loss import Survey
+from kafkasafe.spool.refusals import read_needed
+
+__all__ = ["Baseline", "Confirmation", "Inquest", "Question"]
+
+_SCAN_PATIENCE: Final = 40  # maximum number of polls of a log whose replicas lag
+_SCAN_POLL_S: Final = 0.25
+
+
+def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | None:
+    state = described.producers.get(producer_id)
+    return None if state is None else ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
+
+
+def _read_pages(ground: Ground, leader: Leader, log: Scan | Survey, *, polls: int) -> Procedure[bool]:
+    """Read the log page by page.
+
+    Args:
+        ground: See there.
+        leader: Has the log.
+        log: What is read.
+        polls: How often a page is read again in which replicas have confirmed nothing new; 0: never.
+
+    Returns:
+        Whether the log was read to its end. False only if `polls` is 0.
+
+    Raises:
+        NoAnswerError: The leader does not answer, or its replicas do not catch up.
+    """
+    polled = 0
+    while not log.done:
+        before = log.next_offset
+        result: t.HeadersFetched | t.Failure = yield leader.fetch_headers(before, "page")
+        page = good(result)
+        log.page(
+            [
+                (h.base_offset, h.last_offset, h.producer_id, h.producer_epoch, h.base_sequence)
+                for h in page.headers
+            ],
+            next_offset=page.next_offset,
+            log_start_offset=page.log_start_offset,
+        )
+        if log.next_offset > before:
+            ground.progressed()
+            continue
+        if not polls:
+            return False
+        polled += 1
+        if polled > polls:
+            raise NoAnswerError("the replicas do not catch up")
+        yield Pause(_SCAN_POLL_S)
+    return True
+
+
+def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:
+    """A scan of the log from `begin` on, as far as the log still has it."""
+    scan = Scan(doubt, begin, log_end)
+    if log_start > begin:
+        scan.page((), next_offset=begin, log_start_offset=log_start)
+    return scan
+
+
+class Baseline:
+    """Finds the end of a partition's log before the lane sends the first batch to it."""
+
+    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._ground = ground
+        self._lane = lane
+        self._ask = ask
+        self._leader = leader
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        ask, journal = self._ask, self._lane.journal
+        result: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.LATEST, "listed")
+        try:
+            listed = good(result)
+        except NoAnswerError as failed:
+            journal.ask_failed(ask.destination, failed.reason, code=failed.code, now=self._ground.now())
+            return
+        info = self._ground.cluster.topic(self._leader.address[0])
+        topic_id = info.topic_id if info is not None else t.NO_TOPIC_ID
+        self._ground.progressed()
+        journal.baseline(ask.destination, listed.offset, topic_id)
+
+
+class Confirmation:
+    """Asks a leader for the producer state of a batch that it refused. Without one, the journal trusts the refusal."""
+
+    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._ground = ground
+        self._lane = lane
+        self._ask = ask
+        self._leader = leader
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        ask, journal = self._ask, self._lane.journal
+        result: t.ProducersDescribed | t.Failure = yield self._leader.describe_producers("described")
+        code, reason = trouble(result)
+        if reason and not code:
+            journal.ask_failed(ask.destination, reason, code=0, now=self._ground.now())
+            return
+        view = None
+        if isinstance(result, t.ProducersDescribed) and not reason:
+            view = _view(result, ask.doubt[0].producer_id)
+        if not shows(view, ask.doubt[0]):
+            self._ground.sequence_errors.absent(self._leader.address)
+        journal.confirmed(ask.destination, view)
+
+
+class Question:
+    """Finds out whether batches in doubt are in the log: asks for the producer state, then reads the log itself."""
+
+    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._ground = ground
+        self._lane = lane
+        self._ask = ask
+        self._leader = leader
+        self._leader_epoch = leader.epoch
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        ask = self._ask
+        try:
+            yield from self._decide()
+        except NoAnswerError as failed:
+            reason = failed.reason
+            if failed.code == kafka_errors.TopicAuthorizationFailedError.errno:
+                reason = read_needed(self._leader.address[0], len(ask.doubt), reason)
+            self._lane.journal.ask_failed(ask.destination, reason, code=failed.code, now=self._ground.now())
+
+    def _decide(self) -> Procedure[None]:
+        ask = self._ask
+        view = None
+        described: t.ProducersDescribed | t.Failure = yield self._leader.describe_producers("described")
+        if not unsupported(described):
+            view = _view(good(described), ask.doubt[0].producer_id)
+        by_state = judge_by_state(ask.doubt, view, acked_before=ask.acked_before)
+        believed = not (ask.read_log or ask.fenced or by_state.verdict is Verdict.READ_LOG)
+        if believed and (yield from self._is_proven(by_state)):
+            if not by_state.present or ask.from_offset < 0:
+                self._probe(by_state)
+                return
+            # The batches are in the log: find their offsets.
+            if (yield from self._locate(by_state)):
+                return
+        yield from self._search(view)
+
+    def _is_proven(self, by_state: Judgement) -> Procedure[bool]:
+        """Whether the producer state can be believed.
+
+        An empty log accepts any sequence number: the state of one late request would vouch for earlier batches.
+        """
+        ask = self._ask
+        epoch = self._lane.journal.views.leader_epoch(ask.destination)
+        if by_state.present <= 1 or epoch < 0 or ask.from_offset <= 0:
+            return True
+        proof: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "proof")
+        return unsupported(proof) or good(proof).end_offset >= ask.from_offset
+
+    def _locate(self, by_state: Judgement) -> Procedure[bool]:
+        """Read the log for the offsets of the batches that the state shows. Returns whether that gave a result."""
+        ask = self._ask
+        started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
+        log_start = good(started).offset
+        ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
+        log_end = good(ended).offset
+        if ask.from_offset > log_end:
+            self._probe(by_state)  # truncated since: the journal first has the log checked
+            return True
+        scan = _scan(ask.doubt[: by_state.present], ask.from_offset, log_start, log_end)
+        if not (yield from _read_pages(self._ground, self._leader, scan, polls=0)):
+            self._probe(by_state)  # replicas have not confirmed the rest yet
+            return True
+        self._require_same_leader()
+        judgement, stable = judge_located(by_state, scan)
+        if not stable:
+            # The log was read to its end and lacks the batches: the state is of a late request (`judge_located`).
+            return False
+        self._count(judgement, "state")
+        self._lane.journal.judged(
+            ask.destination,
+            judgement,
+            stable=True,
+            leader_epoch=self._leader_epoch,
+            now=self._ground.now(),
+        )
+        return True
+
+    def _search(self, view: ProducerView | None) -> Procedure[None]:
+        """Read the log for the batches in doubt."""
+        ask = self._ask
+        started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
+        log_start = good(started).offset
+        whole, cut_at = True, -1
+        epoch = self._lane.journal.views.leader_epoch(ask.destination)
+        if epoch >= 0 and ask.from_offset > 0:
+            # A log that was truncated and has grown again may hold the batches before the last acknowledged offset.
+            result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
+            if not unsupported(result):
+                end_offset = good(result).end_offset
+                # A log that reaches back that far and does not know the epoch is another log.
+                cut_at = end_offset if end_offset >= 0 else log_start
+                whole = end_offset >= ask.from_offset
+        ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
+        log_end = good(ended).offset
+        begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
+        if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
+            # The log ends before records that it acknowledged: read everything that is left.
+            begin, read_from, shrunk_to = log_start, log_start, end
+        scan = _scan(ask.doubt, begin, log_start, log_end)
+        yield from _read_pages(self._ground, self._leader, scan, polls=_SCAN_PATIENCE)
+        self._require_same_leader()
+        judgement = judge_by_both(
+            scan,
+            view,
+            acked_before=ask.acked_before,
+            whole=whole and shrunk_to < 0 and not ask.cut,
+        )
+        self._count(judgement, "log")
+        self._lane.journal.judged(
+            ask.destination,
+            judgement,
+            stable=True,
+            shrunk_to=shrunk_to,
+            read_from=read_from,
+            leader_epoch=self._leader_epoch,
+            now=self._ground.now(),
+        )
+
+    def _probe(self, judgement: Judgement) -> None:
+        self._count(judgement, "state")
+        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._ground.now())
+
+    def _require_same_leader(self) -> None:
+        if self._leader.epoch != self._leader_epoch:
+            # It is unknown which leader's log this was, and so which of its records a later leader must have.
+            raise NoAnswerError("another leader was elected while the log was read")
+
+    def _count(self, judgement: Judgement, method: str) -> None:
+        if judgement.present:
+            self._ground.progressed()
+        stats = self._ground.stats
+        stats.in_doubt_resolved["present", method] += judgement.present
+        absent = len(self._ask.doubt) - judgement.present
+        verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
+        stats.in_doubt_resolved[verdict, method] += absent
+        self._ground.sequence_errors.judged(self._leader.address, judgement.verdict.value)
+
+
+class Inquest:
+    """Finds acknowledged batches that the log lacks: reads it from where the oldest batch was."""
+
+    def __init__(self, ground: Ground, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
+        self._ground = ground
+        self._lane = lane
+        self._ask = ask
+        self._leader = leader
+
+    def run(self) -> Procedure[None]:
+        """The inquiry."""
+        try:
+            yield from self._survey()
+        except NoAnswerError as failed:
+            self._lane.journal.survey_failed(self._ask.destination, failed.reason, code=failed.code)
+
+    def _survey(self) -> Procedure[None]:
+        ask, journal = self._ask, self._lane.journal
+        # If the topic was created again, only fresh metadata show its new id.
+        refreshed: t.MetadataRefreshed | t.Failure = yield self._leader.refresh_metadata("metadata")
+        if isinstance(refreshed, t.Failure):
+            raise NoAnswerError(trouble(refreshed)[1])
+        topic_id, leader_epoch, epoch_end = self._id_now(), -1, -1
+        if journal.missing.reason(ask.destination):
+            # The partition was deleted with its topic: nothing is left of its log.
+            survey = Survey(ask.acked, 0, 0, 0)
+        else:
+            leader_epoch = self._leader.epoch
+            survey, epoch_end = yield from self._begin()
+        yield from _read_pages(self._ground, self._leader, survey, polls=_SCAN_PATIENCE)
+        if topic_id != self._id_now():
+            # The batches found may be in the log of the earlier topic.
+            raise NoAnswerError("the topic was created again meanwhile")
+        # Topics have ids since Kafka 2.8. Before, only a batch that is still there proves that the log is the same.
+        comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
+        journal.surveyed(
+            ask.destination,
+            survey.loss(),
+            survey.end_offset,
+            epoch_end_offset=epoch_end,
+            topic_id=topic_id,
+            same_topic=comparable or survey.any_left,
+            leader_epoch=leader_epoch,
+        )
+
+    def _begin(self) -> Procedure[tuple[Survey, int]]:
+        """The survey of the log, and where the epoch of the last acknowledgement ends; -1: unknown."""
+        ask, begin, epoch_end = self._ask, self._ask.from_offset, -1
+        if ask.leader_epoch >= 0:
+            ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
+                ask.leader_epoch, "epoch"
+            )
+            # The epoch's end only makes the result more precise. Old brokers do not support the request.
+            if not isinstance(ended, t.Failure) and not ended.error_code:
+                epoch_end = ended.end_offset
+                # If the leader does not know the epoch (-1), nothing of the acknowledged log may be left.
+                begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
+        started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
+        log_start = max(0, good(started).offset)
+        listed: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
+        log_end = good(listed).offset
+        doubted_from = begin if begin < 0 else max(begin, ask.baseline_offset)
+        released = ask.released.since(doubted_from) if doubted_from >= 0 else None
+        return Survey(ask.acked, log_end, log_start, begin, ask.ours, doubted_from, released), epoch_end
+
+    def _id_now(self) -> bytes:
+        info = self._ground.cluster.topic(self._leader.address[0])
+        return m.NO_TOPIC_ID if info is None else info.topic_id

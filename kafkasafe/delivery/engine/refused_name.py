@@ -1,0 +1,90 @@
+"""Transactional ids and groups that the cluster refuses, of one lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafkasafe import units as u
+from kafkasafe.journal.refusal import SILENCE_S
+
+__all__ = ["NameRefusals", "RefusedName"]
+
+
+@dataclass(slots=True, eq=False)
+class RefusedName:
+    """A transactional id, or a group, that the cluster refuses.
+
+    Attributes:
+        code: Kafka's error code.
+        reason: What the cluster said.
+        since: `Ground.now` of the first such answer.
+        last_at: `Ground.now` of the latest such answer.
+        counted_from: `Ground.now` since which the cluster has given only this answer, without a long silence.
+        transactional_id: The units of this id wait; empty: those of the lane's own ids.
+        group: Only the units with offsets of this group wait; empty: all units of the transactional id.
+        reported: Whether the refusal was reported.
+    """
+
+    code: int
+    reason: str
+    since: float
+    last_at: float
+    counted_from: float
+    transactional_id: str
+    group: str
+    reported: bool = False
+
+    def begin_again(self, now: float) -> None:
+        """Measure the duration of the refusal from now on, because another answer came, or none."""
+        self.counted_from = now
+
+    def repeat(self, now: float, reason: str) -> None:
+        """Note the same answer again. After a long silence, measure the duration of the refusal from now on."""
+        if now - self.last_at > SILENCE_S:
+            self.counted_from = now
+        self.last_at, self.reason = now, reason
+
+    def report(self) -> None:
+        """Note that the refusal was reported."""
+        self.reported = True
+
+    def waiting(self, units: u.Units) -> list[u.Unit]:
+        """Units that wait because of the refusal. From any thread."""
+        return [
+            unit
+            for unit in units.unfinished
+            if (
+                any(each.group == self.group for each in unit.offsets)
+                if self.group
+                else unit.transactional_id == self.transactional_id
+            )
+        ]
+
+
+class NameRefusals:
+    """The refused names of one lane, each in words. They may be read from any thread."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[str, RefusedName] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def get(self, name: str) -> RefusedName | None:
+        """The refusal of a name, None if the cluster does not refuse it."""
+        return self._found.get(name)
+
+    def add(self, name: str, refused: RefusedName) -> None:
+        """Note a refusal, in place of another one of the same name."""
+        self._found[name] = refused
+
+    def accept(self, name: str) -> RefusedName | None:
+        """Forget the refusal of a name. Returns it, None if the cluster did not refuse the name."""
+        return self._found.pop(name, None)
+
+    def items(self) -> Iterable[tuple[str, RefusedName]]:
+        """(name, refusal) of each."""
+        return list(self._found.items())

@@ -1,0 +1,138 @@
+"""Keeps batches that are given up, before their end is decided: in `rejected/`, or damaged ones in `quarantine/`."""
+
+from __future__ import annotations
+
+import logging
+
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import AsideDue, Chore, ChoreDue
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
+
+__all__ = ["Rejects"]
+
+
+class Rejects:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+
+    def put_aside(self, lane: Lane, aside: j.Aside) -> None:
+        """Write rejected batches to `rejected/`, durably, before their marks are decided. If that fails, they wait."""
+        if self._config.in_memory:
+            # Without a disk, only their futures and the dead-letter handler get them.
+            lane.rejections.keep((batch.handle for batch in aside.batches), None)
+            self._set_aside(lane, aside, len(aside.batches))
+            return
+        topic, partition = lane.journal.views.address(aside.destination)
+        destination = m.Destination(aside.destination, topic, partition)
+        kept, reason = 0, ""
+        while kept < len(aside.batches) and not reason:
+            used = lane.rejected.size_bytes
+            size = 0
+            portion: list[Refused] = []
+            handles = []
+            damaged = False
+            try:
+                for batch in aside.batches[kept:]:
+                    size += most_bytes(batch)
+                    if used + size > self._config.rejected_max_bytes:
+                        break
+                    try:
+                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    except SpoolCorruptError as error:
+                        if portion:
+                            break  # those before it first
+                        damaged = self.damaged(lane, batch, error)
+                        reason = "" if damaged else f"they are damaged on disk: {error}"
+                        break
+                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    handles.append(batch.handle)
+                if damaged or reason:
+                    kept += damaged
+                    continue
+                if not portion:
+                    reason = is_full(used, self._config.rejected_max_bytes)
+                    break
+                path = lane.rejected.keep(
+                    portion,
+                    destination,
+                    cluster_id=self._ground.cluster_id or "",
+                    now_ms=self._ground.clock.wall_ms(),
+                )
+            except (OSError, SpoolError) as error:
+                reason = f"rejected/ cannot be written: {error}"
+                lane.disown()
+                break
+            lane.rejections.keep(handles, path)
+            kept += len(portion)
+        if reason:
+            self._ground.stats.rejected_not_kept.add()
+            waiting = aside.batches[kept:]
+            records = sum(batch.count for batch in waiting)
+            self._log.limited(
+                logging.ERROR,
+                "rejected_not_kept",
+                f"{topic}-{partition}",
+                "%s-%d: %s rejected (%s), and not copied to rejected/ yet, so still in the log: %s",
+                topic,
+                partition,
+                "1 record" if records == 1 else f"{records} records",
+                waiting[0].message,
+                reason,
+                lane=lane.name,
+                topic=topic,
+                partition=partition,
+                records=records,
+                code=waiting[0].code,
+            )
+        self._set_aside(lane, aside, kept, reason)
+
+    def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
+        if lane.journal.set_aside(aside, kept, reason):
+            # Use a timer: other partitions, and parcels from callers, come first.
+            self._ground.timer(0.0, AsideDue(lane, aside.destination))
+
+    def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
+        """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
+        if batch.handle in lane.rejections:
+            return True
+        address = lane.journal.views.address(batch.destination)
+        if self._config.on_corrupt == "quarantine":
+            try:
+                lane.rejections.keep((batch.handle,), lane.spool.quarantine(batch.position))
+            except SpoolError as failure:
+                error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
+            else:
+                self._ground.stats.corrupt.add()
+                return True
+        lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
+        self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
+        self._log.limited(
+            logging.ERROR,
+            "batch_damaged",
+            f"{address[0]}-{address[1]}",
+            "%s-%d waits, because %d of its records are damaged on disk: %s",
+            *address,
+            batch.count,
+            error,
+            lane=lane.name,
+            topic=address[0],
+            partition=address[1],
+            records=batch.count,
+            position=batch.position,
+        )
+        with self._ledger.lock:
+            self._ledger.damage[address] = error
+            self._ledger.waiters.notify_all()
+        return False

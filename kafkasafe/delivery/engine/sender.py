@@ -1,0 +1,410 @@
+"""Sends batches to the cluster, pauses between attempts, and asks for producer ids."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe import events
+from kafkasafe import journal as j
+from kafkasafe.cluster import api as t
+from kafkasafe.codes.verdicts import classify_code
+from kafkasafe.delivery.clocks import Clocks
+from kafkasafe.delivery.engine.clock_question import ClockQuestion
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.leader import Leader
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.losses import LossWatch
+from kafkasafe.delivery.engine.messages import (
+    FoundDamaged,
+    Inquiry,
+    InquiryDue,
+    LinkAnswered,
+    Produced,
+    ProducerIdAnswered,
+    ProducerIdDue,
+    RetryDue,
+    Sent,
+)
+from kafkasafe.delivery.engine.outlet import Outlet
+from kafkasafe.delivery.engine.rejects import Rejects
+from kafkasafe.delivery.engine.running import RunningInquiry
+from kafkasafe.delivery.outage import Outage
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+
+__all__ = ["Sender"]
+
+_CALM: Final = 8
+"""A partition in trouble continues when at most this many of its requests of the last `_CALM_S` failed or were queries.
+Until the next check it sends eleven requests at most: state, log start, log end and log, then five batches that fail,
+and the end of a leader epoch with the log start. So it sends fewer than ten requests a second, whatever the answers."""
+_CALM_S: Final = 2.0
+
+_TURN_S: Final = 0.01
+"""Average time between two inquiries of the producer. Each takes four or five requests."""
+_AT_ONCE_S: Final = 0.5
+"""Inquiries whose turns add up to this time may begin at once."""
+
+
+class Sender:
+    """See the module."""
+
+    def __init__(
+        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, losses: LossWatch
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+        self._losses = losses
+        self._outlet = Outlet(ground, disk)
+        self._outage = Outage(ground.clock.monotonic())
+        self._turn = 0.0
+        """When the last inquiry begins at the permitted rate."""
+        self._clocks = Clocks(ground.now(), ground.config.state_age_s)
+        self._fences: dict[tuple[str, int], int] = {}
+        self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
+        # By partition, its leader when the last request was sent.
+        self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
+        # By lane and destination, its current pause.
+        self._pauses: dict[tuple[Lane, int], RetryDue] = {}
+        # By address, pauses that end when another broker leads.
+        self._waiting: dict[tuple[str, int], RetryDue] = {}
+        self.reasons: dict[tuple[str, int], str] = {}
+        """By partition, the name of the last error."""
+
+    def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
+        """Send batches, in order, as soon as the outlet has room. The reply arrives as `Produced`."""
+        for batch in batches:
+            address = lane.journal.views.address(batch.destination)
+            self.tries(*address)
+            self._outlet.hold(address, lane, batch)
+        self._let_out()
+
+    def let_out(self) -> None:
+        """Use new metadata: held batches may have another route, and paused partitions another leader."""
+        self._outlet.find_leaders()
+        for address, due in list(self._waiting.items()):
+            if self._has_news(address) and self._calm_in_s(*address) <= 0:
+                del self._waiting[address]
+                self._ground.post(due)
+        self._let_out()
+
+    def tries(self, topic: str, partition: int) -> None:
+        """Note the partition's leader, before a request to it."""
+        self._tried[topic, partition] = self._leader(topic, partition)
+
+    def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
+        info = self._ground.cluster.topic(topic)
+        return info.partitions.get(partition) if info is not None and not info.error_code else None
+
+    def _has_news(self, address: tuple[str, int]) -> bool:
+        """Whether another broker leads now than the one that did not answer, or refused."""
+        leader = self._leader(*address)
+        return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
+
+    def link_answered(self, message: LinkAnswered) -> None:
+        """Send held batches if their leader's connection is ready. If it failed, fail them."""
+        failure = message.answer
+        for address in self._outlet.reached(message):
+            if isinstance(failure, t.Failure):
+                self._fail_held(address, failure)
+        self._let_out()
+
+    def _fail_held(self, address: tuple[str, int], failure: t.Failure) -> None:
+        for lane, batch in self._outlet.take_back(address):
+            self.produced(Sent(lane, batch, -1), failure)
+
+    def _let_out(self) -> None:
+        """Pass as many held batches to the cluster as there is room for, with their bytes."""
+        if self._ground.stranger is not None:
+            return
+        requests = []
+        for (topic, partition), (lane, batch), node in self._outlet.due():
+            parcel = lane.parcels.get(batch.handle)
+            if parcel is None or lane not in self._ground.lanes:
+                continue  # its lane was closed
+            read = parcel.data is None
+            try:
+                data = self._disk.bytes_of(lane, parcel, batch)
+            except SpoolCorruptError as error:
+                if self._rejects.damaged(lane, batch, error):
+                    self._ground.post(FoundDamaged(lane, batch, str(error)))
+                else:
+                    self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
+                # No later batch overtakes it.
+                damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
+                for other, later in self._outlet.take_back((topic, partition)):
+                    self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
+                continue
+            except SpoolError as error:
+                # Too many open files, or a disk that does not answer: retry, as with a leader that does not answer.
+                self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
+                for other, later in self._outlet.take_back((topic, partition)):
+                    self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
+                continue
+            if self._ledger.damage:
+                self._ledger.damage.pop((topic, partition), None)  # it can be read again
+            parcel.lend()
+            self._clocks.sent((topic, partition), batch.max_timestamp)
+            fence = self._fences.get((topic, partition), 0)
+            ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
+            sent = Sent(lane, batch, self._ground.leader_epoch(topic, partition), ticket)
+            requests.append(t.ProduceRequest(sent, topic, partition, data, fence, patience_s))
+            self._ground.stats.sent_batches.add()
+            if batch.tries > 1:
+                self._ground.stats.resent_batches.add()
+                self._ground.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
+        if requests:
+            self._ground.cluster.produce(
+                requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
+            )
+
+    def _on_produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
+        """Post the reply to the engine. Called on the network thread."""
+        self._ground.post(Produced(sent, reply))
+
+    def produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
+        """Handle the reply to a batch."""
+        self._produced(sent, reply)
+        if sent.ticket is None:
+            return
+        if isinstance(reply, t.Failure) or reply.error_code:
+            # Like the fence for later batches: no batch overtakes a failed one.
+            address = sent.lane.journal.views.address(sent.batch.destination)
+            error = t.StaleFenceError("an earlier batch of the partition failed")
+            self._fail_held(address, t.Failure(error, sent=False))
+        self._let_out()
+
+    def _produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
+        lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
+        address = lane.journal.views.address(batch.destination)
+        self._fences[address] = max(self._fences.get(address, 0), reply.fence)
+        now = self._ground.now()
+        timed_out = isinstance(reply, t.Failure) and isinstance(
+            reply.error, kafka_errors.RequestTimedOutError
+        )
+        if sent.ticket is not None:
+            failure = reply if isinstance(reply, t.Failure) else None
+            self._outlet.answered(sent.ticket, failure, timed_out=timed_out)
+        if isinstance(reply, t.Failure):
+            if reply.sent:
+                self.in_trouble(*address)
+            self._ground.stats.produce_failures.add()
+            self._count_error(address, type(reply.error).__name__)
+            code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
+            lane.journal.lost(
+                batch,
+                sent=reply.sent,
+                code=code or 0,
+                message=text(reply.error),
+                now=now,
+                timed_out=timed_out,
+            )
+        elif reply.error_code:
+            self.in_trouble(*address)
+            self._ground.stats.produce_errors[reply.error_code] += 1
+            self._count_error(
+                address,
+                classify_code(reply.error_code).name,
+                log_start_offset=reply.log_start_offset,
+                last_acked=lane.journal.views.last_acked_offset(*address),
+            )
+            lane.journal.refused(
+                batch,
+                reply.error_code,
+                reply.error_message or "",
+                bad_records=reply.record_errors,
+                log_start_offset=reply.log_start_offset,
+                now=now,
+                now_ms=self._ground.clock.wall_ms(),
+            )
+            if batch.state is j.State.REFUSED:
+                self._ground.progressed()
+        else:
+            self._ground.progressed()
+            parcel = lane.parcels.get(batch.handle)
+            self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
+            if parcel is not None:
+                parcel.stamp_append_time(reply.log_append_time)
+            if reply.log_append_time >= 0:
+                self._clocks.stamped(now)
+                self._compare_clocks(reply.log_append_time)
+            else:
+                lane.journal.clock_at_least(
+                    self._clocks.at_least_ms
+                )  # it may have come after the answer that says so
+                if self._clocks.asks(address, now) and not self._ground.closing:
+                    self._ask_clock(lane, *address)
+            self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
+            # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
+            epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
+            lane.journal.acked(
+                batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
+            )
+
+    def _ask_clock(self, lane: Lane, topic: str, partition: int) -> None:
+        leader = Leader(self._ground, lane, topic, partition)
+        question = ClockQuestion(self._ground, leader, self._clocks)
+        RunningInquiry(self._ground, leader.name(question), question.run()).go_on()
+
+    def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
+        """Note an acknowledged batch, and report the end of an outage if it ends one."""
+        outage_s = self._outage.acked(self._ground.clock.monotonic(), sealed_at)
+        if not outage_s:
+            return
+        batches, records = (
+            self._ledger.unfinished,
+            self._ledger.unfinished_records(self._ledger.last_number()),
+        )
+        self._log.warning(
+            "An outage of %.0f s is over: pending records are being delivered, first to %s-%d; %d records in %d batches"
+            " are pending",
+            outage_s,
+            *address,
+            records,
+            batches,
+            topic=address[0],
+            partition=address[1],
+            outage_s=round(outage_s, 1),
+            records=records,
+            batches=batches,
+            event="delivered_again",
+        )
+
+    def _compare_clocks(self, broker_ms: int) -> None:
+        now_ms = self._ground.clock.wall_ms()
+        behind = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
+        if any(behind):
+            self._log.limited(
+                logging.WARNING,
+                "clock_behind",
+                "",
+                "This machine's clock is %.1f h behind the brokers' clocks: they may forget this producer between two"
+                " batches, so each batch waits for the answer to the previous one. Correct the clock",
+                (broker_ms - now_ms) / 3_600_000,
+            )
+
+    def _count_error(
+        self, address: tuple[str, int], name: str, *, log_start_offset: int = -1, last_acked: int = -1
+    ) -> None:
+        self._outage.failed(self._ground.clock.monotonic())
+        self._ground.stats.errors["produce", name] += 1
+        self._ground.sequence_errors.answered(
+            address, name, log_start_offset=log_start_offset, last_acked=last_acked
+        )
+        self.reasons[address] = name
+
+    def in_trouble(self, topic: str, partition: int) -> None:
+        """Note a request about this partition that failed, or that asks about a failure; see `_CALM`."""
+        times = self._troubles.get((topic, partition))
+        if times is None:
+            times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
+        times.append(self._ground.clock.monotonic())
+
+    def _calm_in_s(self, topic: str, partition: int) -> float:
+        times = self._troubles.get((topic, partition))
+        if times is None or len(times) <= _CALM:
+            return 0.0
+        return times[0] + _CALM_S - self._ground.clock.monotonic()
+
+    def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
+        """Begin an inquiry now, or when the partition has calmed down."""
+        now = self._ground.clock.monotonic()
+        self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
+        pause_s = max(self._calm_in_s(topic, partition), self._turn - now)
+        if pause_s > 0:
+            self._ground.timer(pause_s, InquiryDue(inquiry))
+        else:
+            inquiry.go_on()
+
+    def wait(self, lane: Lane, wait: j.Wait) -> None:
+        """Begin the pause of a destination before its next attempt."""
+        topic, partition = lane.journal.views.address(wait.destination)
+        backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
+            wait.attempt
+        )
+        due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
+        address = topic, partition
+        self._waiting.pop(address, None)
+        if not (wait.at_least_s or wait.refused):
+            if self._has_news(address):
+                backoff_s = 0.0
+            else:
+                self._waiting[address] = due
+        pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
+        if wait.at_least_s > backoff_s:
+            self._ground.pause(self._ground.clock.monotonic() + pause_s)
+        self._ground.stats.pauses.add()
+        self._ground.stats.backoff_s["produce"] += pause_s
+        # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
+        connected = self._ground.cluster.connected
+        self._log.limited(
+            logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
+            "delivery_retried",
+            f"{topic}-{partition}",
+            "%s-%d: attempt %d failed, next in %.2f s: %s",
+            topic,
+            partition,
+            wait.attempt,
+            pause_s,
+            wait.reason,
+            lane=lane.name,
+            topic=topic,
+            partition=partition,
+            attempt=wait.attempt,
+            pause_s=round(pause_s, 3),
+            error=self.reasons.get((topic, partition), ""),
+        )
+        self._ground.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
+        if wait.refresh_metadata:
+            self._ground.refresh_topics([topic])
+        self._ground.timer(pause_s, due)
+
+    def retry(self, due: RetryDue) -> None:
+        """End a pause.
+
+        1. A broker does not answer, and the partition pauses for a second.
+        2. After a tenth of a second another broker leads, so the pause ends at once (`let_out`).
+        3. The new leader fails too, and the partition pauses again.
+        4. The timer of the first pause fires. It must not end the second pause.
+        """
+        if self._pauses.get((due.lane, due.destination)) is due:
+            del self._pauses[due.lane, due.destination]
+            due.lane.journal.retry(due.destination)
+
+    def want_producer_id(self, lane: Lane) -> None:
+        """Ask for a producer id. The answer arrives as `ProducerIdAnswered`."""
+        lane.producer_id.ask()
+        self._ground.cluster.init_producer_id(
+            lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))
+        )
+
+    def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
+        """Handle the answer to a request for a producer id."""
+        if isinstance(result, t.ProducerIdGranted):
+            lane.producer_id.granted()
+            self._ground.progressed()
+            lane.journal.granted(result.producer_id, result.epoch)
+            return
+        lane.producer_id.failed()
+        self._log.limited(
+            logging.INFO,
+            "no_producer_id",
+            lane.name,
+            "No producer id yet: %s",
+            text(result.error),
+            lane=lane.name,
+            attempt=lane.producer_id.failures,
+            error=type(result.error).__name__,
+        )
+        pause_s = self._ground.backoff.pause_s(lane.producer_id.failures)
+        self._ground.timer(pause_s, ProducerIdDue(lane))

@@ -1,0 +1,72 @@
+"""Counts sequence errors of brokers, each once, when the cluster's state has proven what the error means."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkasafe.stats import Stats
+
+__all__ = ["SequenceErrors"]
+
+_NAMES: Final = frozenset(
+    {
+        "OUT_OF_ORDER_SEQUENCE_NUMBER",
+        "DUPLICATE_SEQUENCE_NUMBER",
+        "UNKNOWN_PRODUCER_ID",
+        "INVALID_PRODUCER_EPOCH",
+    }
+)
+_UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
+
+Address = tuple[str, int]
+
+
+class SequenceErrors:
+    """The last error of each partition, until it is judged.
+
+    The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID mostly puts no batch in doubt:
+    it says that the batch was not appended. Then the question is that of KAFKA-5793:
+
+    1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
+    2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
+    3. Otherwise the log should have them, and the engine reads it: they are lost, or they are there.
+
+    Args:
+        stats: Counts the verdicts.
+    """
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._pending: dict[Address, tuple[str, bool]] = {}  # error, whether retention explains it
+
+    def answered(
+        self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
+    ) -> None:
+        """Note the outcome of a Produce request. An outcome other than a sequence error drops a pending one.
+
+        Args:
+            address: Topic and partition.
+            name: Name of the outcome.
+            log_start_offset: As the broker reported it, -1 if it did not.
+            last_acked: Offset of the partition's last acknowledged record, -1 if there is none.
+        """
+        if name not in _NAMES:
+            self._pending.pop(address, None)
+            return
+        self._pending[address] = name, 0 <= last_acked < log_start_offset
+
+    def judged(self, address: Address, verdict: str) -> None:
+        """Count the pending error with this verdict on the partition's batches in doubt."""
+        if found := self._pending.pop(address, None):
+            self._stats.sequence_errors[found[0], verdict] += 1
+
+    def absent(self, address: Address) -> None:
+        """Count a pending refusal that is confirmed: the batch is not in the log, and no loss was found."""
+        name, trimmed = self._pending.get(address, ("", False))
+        if name == _UNKNOWN_PRODUCER:
+            self.judged(address, "retention" if trimmed else "none")
+
+    def lost(self, address: Address) -> None:
+        """Count a pending refusal as a loss: the log lacks acknowledged records of the partition."""
+        if self._pending.get(address, ("", False))[0] == _UNKNOWN_PRODUCER:
+            self.judged(address, "loss")

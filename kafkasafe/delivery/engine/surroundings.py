@@ -1,0 +1,188 @@
+"""Looks for spool directories beside the default one: of another spelling of the addresses, or another client id."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import events
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LookedAround
+from kafkasafe.errors import LaneBusyError, SpoolError
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.siblings import LeftBehind, Siblings
+
+__all__ = ["Surroundings"]
+
+_LOOK_AROUND_EVERY_S: Final = 60.0
+
+
+class Surroundings:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, lanes: LaneKeeper) -> None:
+        self._ground = ground
+        self._ledger = ledger
+        self._log = ground.log
+        self._config = ground.config
+        self._disk = disk
+        self._lanes = lanes
+        # Only a default directory has others beside it that may be of the same cluster.
+        self._siblings = (
+            Siblings(ground.directory.path, ground.files) if ground.config.spool_dir_is_default else None
+        )
+        self._reported: set[Path] = set()
+        self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
+        # By directory, its content when its lanes were taken.
+        self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
+        self._looks_first = False
+        self.looking = False
+        """Whether a thread is reading the directories beside the own one."""
+        self.left_behind_records = 0
+        self.unread: dict[Path, int] = {}
+        """Directories of this producer's cluster and client id whose lanes it has not opened yet, and their records."""
+
+    def begin(self) -> None:
+        """Look for records that a producer of this cluster would adopt, before a broker answers.
+
+        `close` has to wait for them. Otherwise a program that ends as soon as its own records are acknowledged never
+        adopts them, however often it runs.
+        """
+        if self._siblings is not None:
+            self._looks_first = True
+            self._ledger.seek_siblings(on=True)
+            self._look(self._siblings, same_client=True)
+
+    def look_around(self) -> None:
+        """Look for directories of another spelling of the addresses, or another client id."""
+        # If a broker answers during the first look, another one follows it.
+        if self._siblings is not None and not (self.looking or self._ground.closing):
+            self._look(self._siblings, same_client=False)
+
+    def _look(self, siblings: Siblings, *, same_client: bool) -> None:
+        self.looking = True
+
+        def look() -> None:
+            found: Sequence[LeftBehind] = ()
+            try:
+                found = siblings.look(lambda: self._ground.closing, same_client=same_client)
+            finally:
+                self._ground.post(LookedAround(found))
+
+        self._ground.beside(look)
+
+    def looked_around(self, found: Sequence[LeftBehind]) -> None:
+        """Adopt directories of this producer's client id and cluster, and report the others."""
+        self.looking = False
+        self._ground.progressed()
+        self._ledger.waiters.notify_all()
+        if self._ground.closing or self._ground.stranger is not None:
+            return
+        if self._looks_first:
+            self._looks_first = False
+            if self._ground.cluster_id is None:
+                self._expect(found)
+            else:
+                self.look_around()
+            return
+        left = 0
+        self.unread.clear()
+        for sibling in found:
+            if sibling.cluster_id not in {None, self._ground.cluster_id}:
+                continue  # its records are for another cluster
+            # A producer with another client id may have other permissions. An unknown cluster is never guessed.
+            if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
+                continue
+            left += sibling.records
+            self._report(sibling)
+        self.left_behind_records = left
+        self._ledger.seek_siblings(on=False)
+        self._disk.publish_used()
+        self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
+
+    def _expect(self, found: Sequence[LeftBehind]) -> None:
+        """Make `close` wait for records that may be for the cluster that will answer: no broker has answered yet."""
+        try:
+            own = self._ground.directory.cluster_id()
+        except SpoolError:
+            own = None  # reported when the directory is bound to its cluster
+        known = [sibling for sibling in found if sibling.cluster_id is not None]
+        self.unread = {each.path: each.records for each in known if each.cluster_id == own}
+        if not any(own in {None, each.cluster_id} for each in known):
+            self._ledger.seek_siblings(on=False)
+
+    def read(self, path: Path) -> None:
+        """Note that all lanes taken from a directory are open, or cannot be read."""
+        self.unread.pop(path, None)
+
+    def _adopt_sibling(self, sibling: LeftBehind) -> bool:
+        """Adopt a directory. Returns whether its lanes are being drained, here or by others. Errors go to `refused`."""
+        if self._refused.get(sibling.path) == sibling.content:
+            return False
+        try:
+            directory = SpoolDirectory.look(sibling.path, files=self._ground.files)
+            for number in sibling.lanes:
+                try:
+                    lock = directory.take_lane(number)
+                except LaneBusyError:
+                    continue
+                # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
+                if directory.cluster_id() != self._ground.cluster_id:
+                    lock.release()
+                    return False
+                self._taken[sibling.path] = sibling.content
+                self.unread[sibling.path] = sibling.records
+                self._lanes.adopt_lane(lock)
+        except SpoolError as error:
+            self._taken[sibling.path] = sibling.content
+            self.refused(sibling.path, error)
+            return False
+        return True
+
+    def refused(self, path: Path, error: SpoolError) -> None:
+        """Note a directory that cannot be adopted. The engine tries again only after its content has changed."""
+        content = self._taken.get(path)
+        if content is not None:
+            self._refused[path] = content
+        self._log.warning(
+            "%s has no owner and cannot be adopted: %s",
+            path,
+            error,
+            path=str(path),
+            error=type(error).__name__,
+            event="lane_not_adopted",
+        )
+
+    def _report(self, sibling: LeftBehind) -> None:
+        if sibling.path in self._reported:
+            return
+        self._reported.add(sibling.path)
+        servers = self._config.kafka["bootstrap_servers"]
+        address = servers if isinstance(servers, str) else ",".join(sorted(servers))
+        command = shlex.join(["kafkasafe", "spool", "drain", str(sibling.path), "-b", address])
+        whose = (
+            "for a cluster that was never reached. If that is this cluster, deliver them with"
+            if sibling.cluster_id is None
+            else "for this cluster, with another client id. Deliver them with"
+        )
+        self._log.warning(
+            "%d records are pending in %s, which no process owns, %s: %s",
+            sibling.records,
+            sibling.path,
+            whose,
+            command,
+            path=str(sibling.path),
+            records=sibling.records,
+            batches=sibling.batches,
+            event="orphaned_spool_found",
+        )
+        self._ground.emit(
+            events.OrphanedSpoolFound(
+                str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
+            )
+        )

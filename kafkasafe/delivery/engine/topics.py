@@ -1,0 +1,157 @@
+"""Applies the cluster's metadata: partitions to choose from, and topics that are missing, refused or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from kafkasafe.cluster import api as t
+from kafkasafe.delivery.engine.binding import Binding
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.losses import LossWatch
+from kafkasafe.delivery.engine.messages import Chore, ChoreDue
+
+__all__ = ["TOPIC_POLL_S", "Topics"]
+
+TOPIC_POLL_S: Final = 1.0
+_UNKNOWN_TOPIC: Final = 3
+_PORTION_BYTES: Final = 8 * 1024 * 1024
+"""Maximum bytes of batches without partitions that the engine divides at once, in memory."""
+_ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
+_FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
+
+
+class Topics:
+    """See the module.
+
+    Args:
+        drive: Carries out the decisions of a lane's journal.
+        on_topic: Called with a topic's partition count once no records wait for the topic.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        ledger: Ledger,
+        losses: LossWatch,
+        binding: Binding,
+        *,
+        drive: Callable[[Lane], None],
+        on_topic: Callable[[str, int], None],
+    ) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._ledger = ledger
+        self._losses = losses
+        self._binding = binding
+        self._drive = drive
+        self._on_topic = on_topic
+        self._asked_for: dict[str, float] = {}  # topics a caller wanted to exist, and when
+
+    def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
+        """Handle a metadata answer."""
+        if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
+            self._ground.progressed()
+            self._binding.bind(refreshed.cluster_id)
+        self.learn(refreshed.topics, fresh=True)
+        for name, info in refreshed.topics.items():
+            self._see_whether_gone(name, info.error_code)
+        self._losses.look_again(refreshed)
+
+    def want(self, topic: str) -> None:
+        """Ask for a topic's metadata. Brokers that create topics automatically create it."""
+        self._asked_for[topic] = self._ground.clock.monotonic()
+        self._ground.cluster.refresh_metadata([topic], lambda _: None)
+
+    def may_create(self, topic: str) -> bool:
+        """Whether a metadata request may create a topic: none may recreate a deleted one. On the network thread."""
+        asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
+        return self._ground.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
+            lane.journal.views.wants(topic) for lane in list(self._ground.lanes)
+        )
+
+    def _see_whether_gone(self, topic: str, error_code: int) -> None:
+        """Forget the state of a deleted topic after a while. Until then, ask about the topic only now and then."""
+        if not error_code:
+            self._asked_for.pop(topic, None)
+        if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
+            self._ground.gone.pop(topic, None)
+            return
+        since = self._ground.gone.setdefault(topic, self._ground.clock.monotonic())
+        self._ground.cluster.unwatch(topic)
+        if self._ground.clock.monotonic() - since < _FORGET_GONE_S:
+            return
+        del self._ground.gone[topic]
+        for lane in self._ground.lanes:
+            if lane.journal.forget(topic):
+                self._log.info(
+                    "%s was deleted: the producer forgets which records it delivered there",
+                    topic,
+                    topic=topic,
+                    lane=lane.name,
+                    event="topic_forgotten",
+                )
+
+    def poll(self) -> None:
+        """Ask about topics that records wait for without a partition."""
+        waiting = {topic for lane in self._ground.lanes for topic in lane.journal.views.unchosen_topics()}
+        unknown = {topic for topic in waiting if self._ground.cluster.topic(topic) is None}
+        if unknown:
+            self._ground.refresh_topics(unknown)
+        self.learn(sorted(waiting - unknown), fresh=False)
+        self._ground.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
+
+    def learn(self, names: Iterable[str], *, fresh: bool) -> None:
+        """Apply the metadata of topics; `fresh`: they have just arrived.
+
+        1. A program uses 5,000 topics, and one answer has the metadata of all.
+        2. The engine divides the records that wait for them, and writes the parts together: one fsync for each 8 MiB,
+           not for each topic.
+        3. Callers learn a topic's partitions only after that, so that no record overtakes one that waited.
+        """
+        found: list[tuple[str, t.TopicInfo]] = []
+        size = 0
+        for name in names:
+            info = self._ground.cluster.topic(name)
+            if info is not None:
+                found.append((name, info))
+                size += self._note(name, info, fresh=fresh)
+                if size >= _PORTION_BYTES:
+                    self._settle(found)
+                    found, size = [], 0
+        self._settle(found)
+
+    def _settle(self, found: Sequence[tuple[str, t.TopicInfo]]) -> None:
+        """Divide and write the records that waited for these topics, then publish the partitions to callers."""
+        usable = [(name, info) for name, info in found if info.partitions and not info.error_code]
+        for lane in self._ground.lanes:
+            if any(lane.own or lane.journal.views.waiting(name) for name, _ in usable):
+                self._drive(lane)
+        for name, info in usable:
+            if not self._ground.own.journal.views.waiting(name):
+                self._on_topic(name, max(info.partitions) + 1)
+        if found:
+            with self._ledger.lock:
+                if self._ledger.waiters:
+                    self._ledger.waiters.notify_all()
+
+    def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
+        """Pass a topic's metadata to the journals. Returns how many bytes they divide for it next."""
+        now = self._ground.now()
+        size = 0
+        for lane in self._ground.lanes:
+            if info.error_code in {3, 17, 29} and lane.journal.views.waiting(name):
+                reason = kafka_errors.for_code(info.error_code).__name__
+                if fresh:
+                    lane.journal.deny_unchosen(
+                        name, info.error_code, f"{reason}: the cluster says so of the topic", now
+                    )
+            elif info.partitions and not info.error_code and (lane.own or lane.journal.views.waiting(name)):
+                size += lane.journal.views.portion_bytes(name)
+                if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
+                    self._ground.progressed()
+        return size

@@ -1,0 +1,565 @@
+"""Carries out what `units` decides about the units of a lane: sends their batches and offsets in transactions."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from kafka.errors import for_code
+
+from kafkasafe import events
+from kafkasafe import journal as j
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.cluster import api as t
+from kafkasafe.cluster import transactions as x
+from kafkasafe.codes.verdicts import DESTINATION_CODES, Scope, classify_code, classify_produce
+from kafkasafe.delivery.engine.disk import DiskWriter
+from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.ledger import Ledger
+from kafkasafe.delivery.engine.messages import UnitAnswered, UnitDue
+from kafkasafe.delivery.engine.names import RefusedNames
+from kafkasafe.delivery.engine.rejects import Rejects
+from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.refusals import counted
+from kafkasafe.spool.rejected_format import Refused, is_full, most_bytes
+
+__all__ = ["Transactor"]
+
+_OURS: Final = "kafkasafe-"
+_EVIDENCE_BYTES: Final = 64 * 1024
+_SOON_S: Final = 0.01
+"""Pause while the coordinator or a leader still completes the previous transaction, which takes milliseconds."""
+_SOON: Final = frozenset({19, 51, 88})
+_OVER: Final = frozenset({0, 47, 48, 49, 90})
+_NOT_THERE: Final = frozenset({1, 3, 100})
+"""Error codes: a batch's place in the log does not exist any more."""
+_NOT_REFUSED: Final = frozenset({0, 55})
+"""Codes of partitions that AddPartitionsToTxn did not refuse: no error, or the error of another partition."""
+_REFUSED_NAMES: Final = frozenset({31, 50, 53})
+
+
+def marker_group(transactional_id: str) -> str:
+    """The group whose offset is a transactional id's marker. The prefix separates it from a user's groups."""
+    return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
+
+
+_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class Transactor:
+    """See the module."""
+
+    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._config = ground.config
+        self._ledger = ledger
+        self._disk = disk
+        self._rejects = rejects
+        self._names = RefusedNames(ground)
+
+    def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
+        """Send the requests of these actions. Their answers arrive as `UnitAnswered`."""
+        appends: list[u.Produce] = []
+        for action in actions:
+            if isinstance(action, u.Produce):
+                appends.append(action)
+                continue
+            if appends:
+                self._append(lane, appends)
+                appends = []
+            match action:
+                case u.InitProducerId():
+                    self._fence(lane, action)
+                case u.AddPartitions():
+                    places = [
+                        lane.journal.views.address(number) for number in action.transaction.destinations
+                    ]
+                    self._ground.cluster.add_partitions_to_transaction(
+                        self._identity(action), places, self._then(lane, action, "joined")
+                    )
+                case u.CommitOffsets():
+                    self._note(lane, action)
+                case u.EndTxn():
+                    self._ground.cluster.end_transaction(
+                        self._identity(action), True, self._then(lane, action, "ended")
+                    )
+                case u.DescribeTxn():
+                    self._ground.stats.atomic_batches_asked.add()
+                    self._ground.cluster.describe_transaction(
+                        action.tid.name, self._then(lane, action, "described")
+                    )
+                case u.FindOutcome():
+                    self._ask(lane, action)
+                case u.Refuse(unit):
+                    self._refuse(lane, unit)
+                case u.RetryLater():
+                    self._pause(lane, action)
+        if appends:
+            self._append(lane, appends)
+
+    def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[Any], None]:
+        return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
+
+    def _identity(
+        self, action: u.AddPartitions | u.CommitOffsets | u.EndTxn | u.Produce
+    ) -> x.TransactionIdentity:
+        grant = action.transaction.grant
+        return x.TransactionIdentity(action.tid.name, grant.producer_id, grant.epoch, grant.protocol)
+
+    def _fence(self, lane: Lane, action: u.InitProducerId) -> None:
+        kept = action.keep
+        if kept is None:
+            self._init(lane, action, None)
+            return
+        # The open transaction is the lane's own. InitProducerId would abort it under a newer epoch, as if another
+        # producer had taken over the id.
+        keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
+        self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
+
+    def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
+        """Go on after EndTxn. If another producer has the id by now, InitProducerId shows it."""
+        kept, after, code = action.keep, answer.identity, answer.error_code
+        goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
+        if goes_on is None:
+            return
+        if kept is None or not goes_on:
+            self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
+        elif after is not None and after.protocol >= 2:
+            # EndTxn has already returned a new epoch.
+            lane.journal.units.fenced(action, u.Grant(after.producer_id, after.epoch, after.protocol))
+        else:
+            self._init(
+                lane,
+                action,
+                x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol),
+            )
+
+    def _init(self, lane: Lane, action: u.InitProducerId, keep: x.TransactionIdentity | None) -> None:
+        self._ground.cluster.init_transactional_id(
+            action.tid.name,
+            self._config.transaction_timeout_ms,
+            self._then(lane, action, "fenced"),
+            keep=keep,
+        )
+
+    def _append(self, lane: Lane, appends: Sequence[u.Produce]) -> None:
+        requests: list[t.ProduceRequest[u.Produce]] = []
+        for action in appends:
+            batch = action.batch
+            topic, partition = lane.journal.views.address(batch.destination)
+            if not isinstance(batch, j.Batch):
+                continue  # a journal's units only have `j.Batch`
+            try:
+                # Stamp a copy: the bytes for the disk and for `rejected/` do not belong to a transaction.
+                data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+            except SpoolCorruptError as error:
+                if self._rejects.damaged(lane, batch, error):
+                    lane.journal.damaged(batch, str(error))
+                else:
+                    self._failed(lane, action, None, str(error), sent=False)
+                continue
+            except SpoolError as error:
+                self._failed(lane, action, None, str(error), sent=False)
+                continue
+            identity = self._identity(action)
+            codec.stamp_identity(
+                data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
+            )
+            batch.send_in_unit()
+            self._ground.stats.sent_batches.add()
+            if batch.tries > 1:
+                self._ground.stats.resent_batches.add()
+            requests.append(t.ProduceRequest(action, topic, partition, data, transaction=identity))
+        if requests:
+            self._ground.cluster.produce(
+                requests,
+                -1,
+                int(self._config.request_timeout_s * 1000),
+                lambda action, answer: self._ground.post(UnitAnswered(lane, action, "appended", answer)),
+            )
+
+    # -- offsets of groups, the marker among them ------------------------------------------------------------------
+
+    def _note(self, lane: Lane, action: u.CommitOffsets) -> None:
+        identity = self._identity(action)
+        if identity.protocol < 2:
+            self._ground.cluster.add_offsets_to_transaction(
+                identity, self._group(action), self._then(lane, action, "added")
+            )
+        else:
+            self._commit_offsets(lane, action)
+
+    @staticmethod
+    def _group(action: u.CommitOffsets) -> str:
+        if action.index < 0:
+            return marker_group(action.tid.name)
+        return action.transaction.offsets[action.index].group
+
+    def _commit_offsets(self, lane: Lane, action: u.CommitOffsets) -> None:
+        transaction = action.transaction
+        member = x.NO_MEMBER
+        if action.index < 0:
+            place = self._marker_place(lane, transaction)
+            if place is None:
+                raise AssertionError(f"{transaction} has nothing to be delivered")
+            offsets = {place: x.OffsetToCommit(0, transaction.unit_id.hex())}
+        else:
+            given = transaction.offsets[action.index]
+            offsets = {
+                (at.topic, at.partition): x.OffsetToCommit(at.offset, at.metadata, at.leader_epoch)
+                for at in given.positions
+            }
+            member = x.GroupMember(given.member_id, given.generation_id, given.group_instance_id)
+        self._ground.cluster.commit_offsets_in_transaction(
+            self._identity(action),
+            self._group(action),
+            offsets,
+            self._then(lane, action, "noted"),
+            member=member,
+        )
+
+    @staticmethod
+    def _refused_offset(answer: x.OffsetsCommitted) -> tuple[int, str]:
+        """The refusal to report: an error of the whole group comes before one of a single partition."""
+        refused = {place: code for place, code in answer.error_codes.items() if code}
+        (topic, partition), code = next(
+            ((place, code) for place, code in refused.items() if code not in DESTINATION_CODES),
+            next(iter(refused.items())),
+        )
+        return code, f"the offset of {topic}-{partition}"
+
+    @staticmethod
+    def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
+        """A partition that exists, because the coordinator accepts offsets of no other. None if nothing is left."""
+        if transaction.batches:
+            return lane.journal.views.address(transaction.batches[0].destination)
+        first = next((at for each in transaction.offsets for at in each.positions), None)
+        return None if first is None else (first.topic, first.partition)
+
+    # -- the outcome -----------------------------------------------------------------------------------------------
+
+    def _ask(self, lane: Lane, action: u.FindOutcome) -> None:
+        if action.by_log:
+            self._look_into_log(lane, action)
+            return
+        place = self._marker_place(lane, action.transaction)
+        if place is None:
+            # All of the transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
+            lane.journal.units.told(action, committed=False)
+            return
+        self._ground.cluster.committed_offset(
+            marker_group(action.tid.name), *place, self._then(lane, action, "marker")
+        )
+
+    @staticmethod
+    def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed | t.Failure) -> bool | None:
+        """The outcome. None if unknown, as before Kafka 3.0 or without an answer: then fence and marker decide."""
+        grant = action.transaction.grant
+        if isinstance(answer, t.Failure) or answer.error_code:
+            return None
+        own = not action.transaction.transactional_id
+        return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
+
+    def _look_into_log(self, lane: Lane, action: u.FindOutcome) -> bool:
+        """Look for the outcome in the log, because groups forget a marker after a week. False: no offset is known."""
+        transaction, places = action.transaction, action.transaction.places
+        batch = next((each for each in transaction.batches if places.get(each.handle, -1) >= 0), None)
+        if batch is None:
+            return False
+        topic, partition = lane.journal.views.address(batch.destination)
+        self._ground.cluster.fetch_records(
+            topic,
+            partition,
+            places[batch.handle],
+            _EVIDENCE_BYTES,
+            self._then(lane, action, "log"),
+            isolation_level=1,
+        )
+        return True
+
+    def _judge_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
+        transaction, grant = action.transaction, action.transaction.grant
+        places = transaction.places
+        batch = next(each for each in transaction.batches if places.get(each.handle, -1) >= 0)
+        place = places[batch.handle]
+        ours = aborted = False
+        found = next(codec.iter_headers(bytes(answer.records)), None)
+        if found is not None:
+            header = found[1]
+            it = (grant.producer_id, grant.epoch, transaction.sequences.get(batch.handle, -1), place)
+            ours = it == (
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.base_offset,
+            )
+            aborted = any(number == grant.producer_id and first <= place for number, first in answer.aborted)
+        committed = ours and not aborted
+        if action.by_log and not ours:
+            if found is None and answer.log_start_offset <= place:
+                self._failed(lane, action, None, "an earlier transaction of the partition is open")
+            else:
+                lane.journal.units.told(action, committed=None)
+            return
+        if committed and not action.by_log:
+            self._log.warning(
+                "The log of a partition shows that a staged atomic batch is committed, although its marker is missing",
+                lane=lane.name,
+                event="marker_gone",
+            )
+        lane.journal.units.told(action, committed=committed)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
+        """Handle the answer to a request."""
+        units = lane.journal.units
+        if isinstance(action, u.DescribeTxn):
+            units.described(action, self._outcome(action, answer))
+            return
+        if isinstance(answer, t.Failure):
+            if isinstance(action, u.InitProducerId) and answer.sent:
+                units.unanswered(action, ended=step == "aborted")
+            self._failed(
+                lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
+            )
+            return
+        if step == "aborted" and isinstance(action, u.InitProducerId):
+            self._aborted(lane, action, answer)
+            return
+        code = answer.error_code
+        if code and step != "log":
+            said = answer.error_message if isinstance(answer, t.ProduceReply) else None
+            message = said or classify_code(code).name
+            if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
+                # Otherwise the group's coordinator could not be found.
+                code, message = self._refused_offset(answer)
+            refused: dict[tuple[str, int], int] = {}
+            if isinstance(answer, x.PartitionsAdded):
+                refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}
+                if refused:
+                    message = ", ".join(f"{topic}-{partition}" for topic, partition in refused)
+            reason = f"{classify_code(code).name} ({code}): {message}"
+            self._failed(lane, action, code, reason, refused=refused)
+            return
+        self._ground.progressed()
+        if step != "added":
+            # This answer does not show yet whether the offsets are accepted.
+            self._names.accepted(lane, action)
+        match action, step:
+            case u.InitProducerId(), _:
+                identity = answer.identity
+                units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
+                self._ledger.name_answered(action.tid.name)
+            case u.AddPartitions(), _:
+                units.joined(action)
+            case u.Produce(), _:
+                topic, partition = lane.journal.views.address(action.batch.destination)
+                if isinstance(action.batch, j.Batch):
+                    parcel = lane.parcels.get(action.batch.handle)
+                    if parcel is not None:
+                        parcel.stamp_append_time(answer.log_append_time)
+                units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
+            case u.CommitOffsets(), "added":
+                self._commit_offsets(lane, action)
+            case u.CommitOffsets(), _:
+                units.noted(action)
+            case u.EndTxn(), _:
+                after = answer.identity
+                units.ended(
+                    action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
+                )
+            case u.FindOutcome(), "marker":
+                ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
+                if ours or not self._look_into_log(lane, action):
+                    units.told(action, committed=ours)
+            case u.FindOutcome(by_log=True), _:
+                if not code:
+                    self._judge_log(lane, action, answer)
+                elif code in _NOT_THERE:
+                    units.told(action, committed=None)
+                else:
+                    self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
+            case u.FindOutcome(), _:
+                if code:
+                    # The log cannot show the outcome. The missing marker does: the transaction was not committed.
+                    units.told(action, committed=False)
+                else:
+                    self._judge_log(lane, action, answer)
+
+    def _failed(
+        self,
+        lane: Lane,
+        action: u.Request,
+        code: int | None,
+        reason: str,
+        *,
+        sent: bool = True,
+        refused: Collection[tuple[str, int]] = (),
+    ) -> None:
+        name = _CAPITAL.sub("_", type(action).__name__).lower()
+        self._ground.stats.unit_failures[name] += 1
+        self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
+        lasting = self._names.failed(lane, action, code, reason)
+        if isinstance(action, u.InitProducerId):
+            self._name_failed(action.tid.name, code, reason)
+        if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
+            # Units of a shared transaction are retried alone, which shows whose destination causes the error.
+            alone = not action.transaction.is_shared
+            if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
+                for destination in self._refused(lane, action, refused):
+                    lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
+            if classify_code(code).refresh_metadata:
+                self._ground.refresh_topics(
+                    lane.journal.views.address(number)[0] for number in action.transaction.destinations
+                )
+        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
+
+    @staticmethod
+    def _refused(
+        lane: Lane, action: u.Produce | u.AddPartitions, refused: Collection[tuple[str, int]]
+    ) -> Sequence[int]:
+        """The destinations that caused the error. `send` still accepts records for the unit's other partitions."""
+        if isinstance(action, u.Produce):
+            return [action.batch.destination]
+        destinations = list(action.transaction.destinations)
+        return [each for each in destinations if lane.journal.views.address(each) in refused] or destinations
+
+    def _name_failed(self, name: str, code: int | None, reason: str) -> None:
+        """Report permanent refusals of a user's transactional id to callers."""
+        if code in _REFUSED_NAMES:
+            error: BaseException = for_code(code)(reason)
+            self._ledger.name_answered(name, error)
+        else:
+            self._ledger.name_answered(name, trouble=f" ({reason})")
+
+    # -- pauses ----------------------------------------------------------------------------------------------------
+
+    def _pause(self, lane: Lane, again: u.RetryLater) -> None:
+        backoff = self._ground.slow_backoff if again.slow else self._ground.backoff
+        pause_s = backoff.pause_s(again.attempt)
+        if again.code in _SOON and again.attempt <= 6:
+            pause_s = min(pause_s, _SOON_S * again.attempt)
+        self._ground.stats.pauses.add()
+        self._ground.stats.backoff_s["transaction"] += pause_s
+        what = type(again.action).__name__
+        self._log.limited(
+            logging.WARNING if again.attempt > 3 else logging.INFO,
+            "atomic_batch_retried",
+            f"{lane.name} {what}",
+            "%s: %s of an atomic batch: attempt %d failed, next in %.2f s: %s",
+            lane.name,
+            what,
+            again.attempt,
+            pause_s,
+            again.reason,
+            lane=lane.name,
+            attempt=again.attempt,
+            pause_s=round(pause_s, 3),
+            code=again.code,
+        )
+        if isinstance(again.action, u.Backoff):
+            self._ground.emit(
+                events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
+            )
+        self._ground.timer(pause_s, UnitDue(lane, again.action))
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, lane: Lane, unit: u.Unit) -> None:
+        """Write a unit's batches to `rejected/`, durably, before the mark that ends the unit is decided."""
+        batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
+        left = [batch for batch in batches if batch.handle not in lane.rejections]
+        if self._config.in_memory:
+            lane.rejections.keep((batch.handle for batch in left), None)
+            left = []
+        if any(batch.position < 0 for batch in left):
+            # 1. A batch was divided, because its topic's partitions are known now.
+            # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
+            # 3. The parts are written at the end of the turn; `rejected/` names their positions.
+            lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
+            return
+        for destination in dict.fromkeys(batch.destination for batch in left):
+            topic, partition = lane.journal.views.address(destination)
+            portion = []
+            handles = []
+            mine = [batch for batch in left if batch.destination == destination]
+            used = lane.rejected.size_bytes
+            if used + sum(map(most_bytes, mine)) > self._config.rejected_max_bytes:
+                reason = is_full(used, self._config.rejected_max_bytes)
+                lane.journal.units.put_aside(unit, kept=False, reason=reason)
+                return
+            try:
+                for batch in mine:
+                    try:
+                        data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
+                    except SpoolCorruptError as error:
+                        if self._rejects.damaged(lane, batch, error):
+                            continue  # its bytes are in quarantine/
+                        raise
+                    portion.append(Refused(batch.position, data, batch.code, batch.message, batch.given))
+                    handles.append(batch.handle)
+                if not portion:
+                    continue
+                path = lane.rejected.keep(
+                    portion,
+                    m.Destination(destination, topic, partition),
+                    cluster_id=self._ground.cluster_id or "",
+                    now_ms=self._ground.clock.wall_ms(),
+                )
+            except (OSError, SpoolError) as error:
+                lane.disown()
+                lane.journal.units.put_aside(unit, kept=False, reason=str(error))
+                return
+            lane.rejections.keep(handles, path)
+        lane.journal.units.put_aside(unit, kept=True)
+
+    def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
+        """Finish units whose fate is final and durable, after their batches."""
+        for unit, fate in ended:
+            records = sum(batch.count for batch in unit.batches)
+            outcome = fate.value
+            self._ground.stats.units[outcome] += 1
+            if fate is j.Fate.COMMITTED:
+                self._ground.emit(
+                    events.AtomicBatchCommitted(
+                        unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
+                    )
+                )
+            else:
+                self._log.error(
+                    "%s: an atomic batch of %s is %s: %s",
+                    lane.name,
+                    counted(records, "record"),
+                    outcome,
+                    unit.reason,
+                    lane=lane.name,
+                    records=records,
+                    code=unit.code,
+                    event="atomic_batch_dropped",
+                )
+                self._ground.emit(
+                    events.AtomicBatchDropped(
+                        unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
+                    )
+                )
+            for head in lane.heads.pop(unit.unit_id, ()):
+                if head.slip is not None:
+                    head.slip.end(fate)
+                if fate is not j.Fate.COMMITTED:
+                    head.fail(
+                        BatchDroppedError(
+                            f"The atomic batch was {outcome}. Readers of committed records see none of its records:"
+                            f" {unit.reason}",
+                            code=unit.code,
+                        )
+                    )
+                with self._ledger.lock:
+                    self._ledger.durable(head)
+                self._ledger.finish(head)

@@ -1,0 +1,12 @@
+"""The readings of the consumers of this process: see `kafkasafe.delivery.readings`."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from kafkasafe.delivery.readings import Numbers
+
+__all__ = ["NUMBERS"]
+
+NUMBERS: Final = Numbers(time.time_ns() // 1000)

@@ -1,0 +1,578 @@
+"""The pump: the thread that runs the engine, its inbox, and how callers submit batches and wait.
+
+Callers submit sealed batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
+other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
+(`engine/engine.py`), and sleeps until a message arrives or a timer is due. This is also the group commit: all batches
+that arrive during an fsync share the next one.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.cluster.api import Cluster, in_words
+from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.clock import SystemClock
+from kafkasafe.delivery.engine.elsewhere import Elsewhere
+from kafkasafe.delivery.engine.engine import Engine
+from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.lane import Lane
+from kafkasafe.delivery.engine.messages import (
+    AdoptAsked,
+    Decided,
+    LookAsked,
+    Message,
+    Preceded,
+    SpillAsked,
+    TakeOver,
+)
+from kafkasafe.delivery.engine.parcels import Choose, Parcel
+from kafkasafe.delivery.engine.waits import Bell
+from kafkasafe.delivery.process_readings import NUMBERS
+from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
+from kafkasafe.health.states import DISK_STUCK_S, ProducerSeen
+from kafkasafe.limits.patience import Patience
+from kafkasafe.logs import apart
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
+from kafkasafe.spool.own_lane import OwnLane
+from kafkasafe.spool.refusals import RefusedDestination
+
+__all__ = ["Pump", "PumpState"]
+
+_CROWD: Final = 64
+"""From this many messages on, callers should pause. A turn takes all of them before anything in progress advances."""
+
+
+@dataclass(frozen=True, slots=True)
+class PumpState:
+    """The state of a pump at one moment.
+
+    Attributes:
+        gauges: By name.
+        last_acked_offsets: By (topic, partition).
+        refused: Destinations that the cluster refuses, confirmed.
+        units: Number of atomic batches without an outcome, by step.
+    """
+
+    gauges: Mapping[str, float]
+    last_acked_offsets: Mapping[tuple[str, int], int]
+    refused: Sequence[RefusedDestination]
+    units: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Retire:
+    """The producer was dropped: end when everything is delivered, or when the patience ends."""
+
+    began: float
+    patience: Patience
+
+
+@dataclass(frozen=True, slots=True)
+class _Hurry:
+    """A caller waits for the end of a retiring pump."""
+
+    patience: Patience
+
+
+class Pump:
+    """Runs the engine on its own thread.
+
+    Args:
+        config: Options.
+        cluster: The brokers. The pump starts it.
+        directory: The opened spool directory.
+        files: The disk.
+        choose: (topic, partitions, keys, values) → partition of each record. For records that were accepted before
+            their topic was known.
+        seal_due: Called in each turn with the time. Seals chunks that have lingered, and returns the time of the next
+            call.
+        on_topic: Called when a topic's partition count is known and no record waits for it any more.
+        let_go: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
+            in a signal handler.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        cluster: Cluster,
+        directory: SpoolDirectory,
+        files: Files,
+        *,
+        choose: Choose,
+        seal_due: Callable[[float], float],
+        on_topic: Callable[[str, int], None],
+        let_go: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._seal_due = seal_due
+        self._let_go = let_go
+        self._inbox: collections.deque[Message | _Retire | _Hurry] = collections.deque()
+        self._wake = Bell()
+        self._looks = itertools.count(1)
+        self._ground = Ground(
+            config,
+            cluster,
+            directory,
+            files,
+            post=self._post,
+            is_own_thread=self.is_current_thread,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            dice=random.random,
+            beside=self._beside,
+            newest_reading=lambda: NUMBERS.newest,
+        )
+        self.engine = Engine(self._ground, choose=choose, on_topic=on_topic)
+        self.ledger = self.engine.ledger
+        self._retiring: tuple[float, Patience] | None = None
+        self._then: Callable[[], None] = lambda: None
+        self.refused_sends = 0
+        self._config = config
+        self._log = self._ground.log
+        self.stats = self._ground.stats
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True
+        )
+
+    def open(self, lock: LaneLock) -> None:
+        """Opens the own lane on the caller's thread, so that the caller gets its errors.
+
+        Raises:
+            SpoolError: The lane cannot be opened.
+        """
+        self.engine.open(lock)
+        own = self._ground.own
+        self.own_lane = OwnLane(own.spool.lane_id, own.lock.path.absolute(), self._config.in_memory)
+
+    def start(self) -> None:
+        """Starts the threads. From now on no other thread may use the journal."""
+        self.engine.listen()
+        self._ground.cluster.start()
+        self._thread.start()
+
+    @property
+    def lane(self) -> str:
+        """Name of the own lane."""
+        return self._ground.own.name
+
+    def unchosen_topics(self) -> list[str]:
+        """Topics with records that wait for their partitions to be chosen."""
+        return self._ground.own.journal.views.unchosen_topics()
+
+    def remembered_topics(self) -> dict[str, int]:
+        """Partition counts from an earlier incarnation, for topics for which no record waits."""
+        journal = self._ground.own.journal
+        return {
+            name: topic.partition_count
+            for name, topic in journal.views.topics.items()
+            if topic.partition_count > 0 and not journal.views.waiting(name)
+        }
+
+    def crowded(self) -> bool:
+        """Whether so many messages wait that callers should let the pump work before they submit more."""
+        return len(self._inbox) >= _CROWD
+
+    def poke(self) -> None:
+        """Wakes the pump."""
+        self._wake.set()
+
+    def _post(self, message: Message | _Retire | _Hurry) -> None:
+        self._inbox.append(message)
+        # The pump's own thread checks the inbox before it sleeps, so ringing would only cause an idle turn.
+        if not self.is_current_thread():
+            self._wake.set()
+
+    def _beside(self, job: Callable[[], None]) -> None:
+        threading.Thread(
+            target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
+        ).start()
+
+    def submit(self, parcels: Sequence[Parcel]) -> None:
+        """Accepts parcels, in order. See `Ledger.submit`."""
+        self.ledger.submit(parcels)
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
+        """Waits until `ready()` returns True. Returns False if the time ends first.
+
+        The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
+        return, the pump has finished all changes that it makes, with `lock` held, together with the awaited one. With
+        `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that `ready`
+        depends on rings afterwards.
+        """
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        if self.is_current_thread():
+            if ready():
+                return True
+            raise UsageError(
+                "on_event and on_rejected run on the producer's own thread: waiting for deliveries there would never"
+                " end. Nothing was changed; send() is possible there, do the waiting in another thread"
+            )
+        with self._let_go():
+            done = (
+                self.ledger.waiters.wait_for(
+                    lambda: ready() or self.ledger.failure is not None, timeout, choosy=choosy
+                )
+                and ready()
+            )
+            with self.ledger.lock:
+                return done
+
+    def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
+        """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
+        return self._ground.own.journal.units.earlier.get(transactional_id)
+
+    def take_over(self, transactional_id: str) -> None:
+        """Requests that the own lane takes over a transactional id. `Ledger.names` says when this is done."""
+        self._post(TakeOver(transactional_id))
+
+    def spill_all(self) -> None:
+        """Writes everything that is accepted to disk now (`spool="on_error"`)."""
+        self._post(SpillAsked())
+
+    def ask_look(self) -> int:
+        """Ask for a check that everything durable is where the next start finds it. See `has_looked`."""
+        number = next(self._looks)
+        self._post(LookAsked(number))
+        return number
+
+    def has_looked(self, number: int) -> bool:
+        """Return whether that check found everything in place, or restored it. True also after the end of the pump."""
+        return self.engine.looked >= number or not self._thread.is_alive()
+
+    @property
+    def displaced(self) -> int:
+        """Number of lanes that are not where the next start finds them and could not be restored yet."""
+        return self.engine.places.displaced
+
+    def adopt_now(self) -> None:
+        """Requests to adopt lanes now, because a caller waits for records that were left in other lanes."""
+        if self.ledger.left_behind:
+            self._post(AdoptAsked())
+
+    def no_room(self) -> None:
+        """Counts a send for which there was no room."""
+        self.refused_sends += 1
+
+    def state(self) -> PumpState:
+        """The state for a scrape, from any thread. Numbers may be slightly out of date."""
+        lanes = list(self._ground.lanes)
+        journals = [lane.journal for lane in lanes]
+        today_ms = self._ground.clock.wall_ms()
+        gauges: dict[str, float] = {
+            "spool_bytes": self.ledger.kept_bytes,
+            "spool_capacity_bytes": self._config.spool_max_bytes,
+            "connected": self._ground.cluster.connected,
+            "unfinished_batches": self.ledger.unfinished,
+            "undurable_batches": len(self.ledger.undurable),
+            "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
+        }
+        if math.isfinite(free := self.ledger.capacity.free_bytes):
+            gauges["spool_volume_free_bytes"] = free
+        identified = [stamp for journal in journals for stamp in journal.views.identified_since_ms()]
+        gauges["producer_id_age_seconds"] = max(
+            (max(0, today_ms - s) / 1000 for s in identified), default=0.0
+        )
+        gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
+        gauges["spool_records"] = (
+            0 if self._config.in_memory else sum(journal.views.spooled_records for journal in journals)
+        )
+        gauges["orphaned_spool_records"] = self.engine.surroundings.left_behind_records
+        gauges["waiting_for_older_partitions"] = sum(len(journal.views.held_back()) for journal in journals)
+        gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
+        gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
+        gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
+        gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
+        gauges["spool_displaced_lanes"] = self.engine.places.displaced
+        gauges["in_doubt_batches"] = sum(journal.views.in_doubt for journal in journals)
+        offsets = dict(self._ground.own.journal.views.last_acked_offsets())
+        units = collections.Counter(
+            unit.phase.value for journal in journals for unit in journal.units.unfinished
+        )
+        if units or self.stats.units:
+            # Steps without units are 0, so that their series do not come and go.
+            units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
+        refused = [each for each in self.engine.endings.refused() if each.confirmed]
+        return PumpState(gauges, offsets, refused, units)
+
+    def seen(
+        self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
+    ) -> ProducerSeen:
+        """The state for a probe, from any thread. Takes no lock, and asks neither disk nor brokers.
+
+        Args:
+            closed: Why the producer accepts no more records.
+            needed_bytes: Room that the next batch may need in addition to the open ones.
+            callbacks_behind: Whether `send` waits for callbacks of earlier records.
+        """
+        config, ledger = self._config, self.ledger
+        failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._ground.cluster.last_error
+        lanes = list(self._ground.lanes)
+        displaced = self.engine.places.in_trouble(self._ground.own)  # before its reason, which is set first
+        in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
+        on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
+        return ProducerSeen(
+            closed="" if closed is None else str(closed),
+            forked=isinstance(closed, ForkedProcessError),
+            failure=self._end_of_thread() if failure is None else str(failure),
+            wrong_cluster="" if stranger is None else str(stranger),
+            undecidable=[error.evidence for _, error in list(ledger.undecided.values())],
+            disk_trouble=ledger.disk_trouble,
+            disk_full=ledger.disk_full,
+            displaced=displaced,
+            undurable_s=ledger.undurable_s(),
+            disk_patience_s=DISK_STUCK_S + (config.spool_after_s if config.spool == "on_error" else 0.0),
+            capacity=ledger.capacity,
+            needed_bytes=needed_bytes,
+            in_memory=config.in_memory,
+            spool_bytes=ledger.kept_bytes,
+            spool_max_bytes=config.spool_max_bytes,
+            callbacks_behind=callbacks_behind,
+            blocked=[
+                str(each) for each in (*self.refused_topics.values(), *self.refused_partitions.values())
+            ],
+            damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.damage)],
+            losses=len(ledger.losses),
+            connected=self._ground.cluster.connected,
+            network_error=None if network is None else in_words(network),
+            waiting_records=on_disk + in_memory,
+            oldest_s=ledger.oldest_age_s(),
+        )
+
+    def _end_of_thread(self) -> str:
+        """A message that the thread has ended, if no error ended it."""
+        return "Its thread has ended" if self.ended() else ""
+
+    def resolve_undecidable(self, *, resend: bool) -> None:
+        """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
+
+        This applies to the batches of the last raised error; if none was raised, to all undecidable batches. A batch
+        that has become undecidable since then needs another decision.
+        """
+        # Remove them at once, so that the caller's next `send` does not raise the error again.
+        decided = self.ledger.take_shown()
+        self._post(Decided(decided, resend=resend))
+
+    def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
+        """Ends the thread, and closes lanes and network. The next owner delivers what is on disk.
+
+        Args:
+            timeout_s: How long the pump may continue its current work.
+            deadline: After this time a failing disk is not tried again; monotonic seconds.
+        """
+        if deadline is not None:
+            self._ground.hurry(deadline)
+        self._ground.closing = True
+        self._ground.stop = True
+        self._wake.set()
+        if self.is_current_thread():
+            return False
+        with self._let_go():
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._ground.abandon = True
+                self._wake.set()
+                self._thread.join(5.0)
+        return not self._thread.is_alive()
+
+    def retire(self, patience: Patience, then: Callable[[], None]) -> None:
+        """Lets the pump end when everything is delivered, or when the patience ends.
+
+        Takes no lock, because the garbage collector may call it.
+
+        Args:
+            patience: Counted from now on.
+            then: Called on the pump's thread at its end.
+        """
+        began = time.monotonic()
+        self._then = then
+        self._post(_Retire(began, patience))
+
+    def come_after(self, other: Pump) -> None:
+        """Delivers what a dropped producer has accepted before what this one sends from now on.
+
+        Takes no lock, because the garbage collector may call it.
+
+        Args:
+            other: The pump of the dropped producer.
+        """
+        predecessor = other.engine.predecessor
+        predecessor.follow(lambda: self._post(Preceded(predecessor)))
+
+    def hurry(self, patience: Patience, timeout_s: float) -> bool:
+        """Gives a retiring pump this patience, counted from its retirement. Returns whether it ended in time."""
+        self._post(_Hurry(patience))
+        return self.join(timeout_s)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the end of the thread. Returns whether it has ended."""
+        self._thread.join(timeout_s)
+        return self.ended()
+
+    def _step(self, message: Message | _Retire | _Hurry) -> None:
+        match message:
+            case _Retire(began, patience):
+                # Seal chunks that the producer itself did not seal.
+                self._seal_due(float("inf"))
+                if self._config.spool == "on_error":
+                    self.engine.disk.spill(0.0)
+                self.engine.drop()
+                self._retiring = began, patience
+            case _Hurry(patience):
+                if self._retiring is not None:
+                    self._retiring = self._retiring[0], patience
+            case _:
+                self.engine.step(message)
+
+    def _retired(self) -> bool:
+        """Whether a retiring pump should end now."""
+        if self._retiring is None:
+            return False
+        began, patience = self._retiring
+        hopeless = self.ledger.undecidable or self.ledger.wrong_cluster is not None
+        return (
+            (self.ledger.idle() and not self._inbox)
+            or hopeless
+            or self.patience_ends(patience, began) <= time.monotonic()
+        )
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the pump's own thread: in a hook or a handler."""
+        return threading.current_thread() is self._thread
+
+    def ended(self) -> bool:
+        """Whether the thread has ended. Nothing is resolved any more."""
+        return not self._thread.is_alive()
+
+    def nudge(self) -> None:
+        """Wakes waiting callers, so that they check their conditions."""
+        self.ledger.waiters.notify_all()
+
+    def forked(self, error: BaseException) -> None:
+        """Prepares a forked child for use: the pump's thread, and the holder of the lock, do not exist in it."""
+        self.ledger.renew()
+        self.ledger.failure = error
+
+    @apart()
+    def _run(self) -> None:
+        try:
+            self.engine.begin()
+            while not self._ground.stop:
+                self._turn()
+            self._last_turn()
+        except SpoolError as error:
+            # Without a traceback: the message says what is safe and what to do.
+            self._log.error(
+                "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
+            )
+            self.ledger.fail(error)
+        except BaseException as error:
+            self._log.exception(
+                "The producer ended by an error; %s",
+                "unacknowledged records are lost with it, unless the cluster has them"
+                if self._config.in_memory
+                else "everything durable is safe in the spool",
+                event="producer_ended",
+            )
+            self.ledger.fail(error)
+        finally:
+            self.engine.shut()
+            self._then()
+            self._then = lambda: None
+
+    def _turn(self) -> None:
+        self._wake.clear()
+        due = self._seal_due(time.monotonic())
+        jobs = len(self._inbox)
+        for _ in range(jobs):
+            self._step(self._inbox.popleft())
+        self.engine.turn()
+        if self._ground.stranger is not None:
+            # Write everything that is accepted to disk, then end this producer.
+            self._seal_due(float("inf"))
+            if not self._inbox:
+                if self._config.spool == "on_error":
+                    self.engine.disk.spill(0.0)
+                    self.engine.drive(self._ground.own)
+                raise self._ground.stranger
+        if self._retired():
+            self._ground.stop = True
+        if self._inbox or self._ground.stop:
+            return
+        if self._retiring is not None:
+            due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
+        due = min(due, self.engine.due)
+        self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
+
+    def _last_turn(self) -> None:
+        """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
+        self._seal_due(float("inf"))
+        if self._inbox and not self._ground.abandon:
+            for _ in range(len(self._inbox)):
+                self._step(self._inbox.popleft())
+            if self._config.spool == "on_error":
+                self.engine.disk.spill(0.0)
+            for lane in list(self._ground.lanes):
+                self.engine.drive(lane)
+
+    @property
+    def refused_topics(self) -> Mapping[str, RefusedDestination]:
+        """Topics that the cluster refuses as a whole, by name, confirmed."""
+        return self.engine.endings.refused_topics
+
+    @property
+    def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
+        """Partitions that the cluster refuses although it accepts their topics, confirmed."""
+        return self.engine.endings.refused_partitions
+
+    @property
+    def left(self) -> Mapping[Path, int]:
+        """At the end: number of records that wait on disk, by spool directory."""
+        return self.engine.left
+
+    @property
+    def left_elsewhere(self) -> Elsewhere | None:
+        """At the end: where the own lane's records are, if the lane is not where its path leads."""
+        return self.engine.left_elsewhere
+
+    @property
+    def left_doubted(self) -> Sequence[tuple[str, int]]:
+        """At the end: partitions for which it is unknown whether they still have the acknowledged records."""
+        return self.engine.left_doubted
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """The own lane and the adopted ones."""
+        return tuple(self._ground.lanes)
+
+    def doubts(self) -> list[str]:
+        """Open questions about acknowledged records of the own lane, and why they are open, as text."""
+        return [
+            f"{topic}-{partition} still has all acknowledged records ({why})"
+            for topic, partition, why in self._ground.own.journal.views.doubts()
+        ]
+
+    def refused(self, topic: str | None = None) -> list[RefusedDestination]:
+        """Destinations that wait because the cluster refuses them, of one topic or all, oldest first. Any thread."""
+        return self.engine.endings.refused(topic)
+
+    def refresh_topic(self, topic: str) -> None:
+        """Requests a topic's metadata. Brokers that create topics automatically create it."""
+        self.engine.topics.want(topic)
+
+    def patience_ends(self, patience: Patience, began: float) -> float:
+        """When a caller that has waited for deliveries since `began` gives up, in monotonic seconds."""
+        return self.engine.patience_ends(patience, began)

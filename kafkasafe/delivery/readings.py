@@ -1,0 +1,380 @@
+"""Compares a consumer's position with the offsets to which atomic batches moved its group, and decides when to go back.
+
+A *reading* is one run of a consumer through a partition: from the position where it is placed until it is moved away.
+Each atomic batch with the consumer's offsets continues the one before. If one of them is dropped, `units` drops the
+later ones of the reading as well, and the consumer has to return to the group's offset: another reading begins.
+
+A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
+after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
+(`Readings.goes_on`).
+
+A batch may outlive its reading: its program closed the producer, and another process may deliver it at any time. The
+batches of one lane are compared with one another (`units.ReadingOrder`), those of different lanes are not. So until it
+is decided, a batch of another lane has to be made impossible (`Earlier`).
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+from kafkasafe.units import Reading
+
+__all__ = ["NONE", "Carrier", "Claim", "Earlier", "Fate", "Lane", "Member", "Numbers", "Readings", "Run"]
+
+NONE: Final = -1
+"""The group has no offset for the partition."""
+
+Member: TypeAlias = tuple[int, str]
+"""The group's generation, and a consumer's name in it."""
+
+_Partition = TypeVar("_Partition", bound=Hashable)
+
+
+class Fate(enum.Enum):
+    """The fate of a batch with a consumer's offsets, as far as its process knows."""
+
+    OPEN = "open"
+    """The program has not committed it yet."""
+    FORGOTTEN = "forgotten"
+    """The program dropped it before it was committed."""
+    WAITING = "waiting"
+    """The producer accepted it, and its outcome is open."""
+    COMMITTED = "committed"
+    REJECTED = "rejected"
+    """The producer gave it up and kept its records. It did not move the group, and its consumer continues."""
+    DROPPED = "dropped"
+    """The producer gave it up without keeping its records: the consumer has to read them again."""
+    LEFT = "left"
+    """The program closed its producer before its outcome: another producer may deliver it."""
+
+
+_UNDECIDED: Final = frozenset({Fate.OPEN, Fate.WAITING, Fate.LEFT})
+_UNMOVED: Final = frozenset({Fate.FORGOTTEN, Fate.REJECTED})
+"""It did not move the group, and its reading continues."""
+
+
+class Numbers:
+    """Numbers of the readings of a process, ascending.
+
+    Args:
+        first: The first one, at least 1. No other process whose batches may be in the same spool begins with it.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._next = itertools.count(first)
+        self.newest = 0
+        """The last number that was drawn."""
+
+    def draw(self) -> int:
+        """Draw the number of a new reading. Call it before asking the group for its offset."""
+        self.newest = max(self.newest, number := next(self._next))
+        return number
+
+
+class Lane(Protocol):
+    """The lane of a producer. Two are equal if they are one lane of a spool, with the same or different producers."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with its producer."""
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """Which lane delivers a batch, and in whose name the offsets of the batch are written.
+
+    Attributes:
+        lane: The lane of the batch's producer. Another producer has another object.
+        member: The consumer as a member of its group; None: it is none (`assign`), so its group cannot refuse offsets.
+    """
+
+    lane: Lane
+    member: Member | None
+
+    def is_refused(self, now: Member | None) -> bool:
+        """Whether the group refuses these offsets by now, as those of a former generation or member.
+
+        Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
+
+        Args:
+            now: The same consumer as a member; None: it is no member, so its group may still have the former one.
+        """
+        return self.member is not None and now is not None and now != self.member
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A batch moves the group to an offset.
+
+    Attributes:
+        offset: Of the next record to be read.
+        fate: Returns the fate of the batch. From any thread.
+        carrier: Of the batch; None: not known.
+        void: The consumer was moved back: the batch must not be committed any more.
+    """
+
+    offset: int
+    fate: Callable[[], Fate]
+    carrier: Carrier | None = None
+    void: bool = False
+
+
+class Run:
+    """One reading of a partition, and the batches with its offsets, in the order in which they were made.
+
+    Attributes:
+        reading: The number and start that batches record for it.
+        reached: The group's offset, as far as this reading moved it; None: not known.
+        sent: The last accepted offset; None: no offset was accepted, and the reading's start is not known.
+        first: The position where it began, if the group's offset does not give it; None: not known.
+        broken: A batch of it was dropped, or left undecided.
+    """
+
+    def __init__(self, number: int, start: int | None) -> None:
+        self.reading = Reading(number, NONE if start is None else start)
+        self.reached = start
+        self.sent = None if start == NONE else start
+        self.first: int | None = None
+        self.broken = False
+        self._claims: deque[Claim] = deque()
+        self._left: list[Claim] = []
+        """Batches whose producer the program closed before the outcome."""
+
+    def place(self, first: int) -> None:
+        """Set the position where it begins, which differs from the group's offset."""
+        self.first = first
+
+    def claim(self, claim: Claim) -> None:
+        """Add a batch that is about to move the group to an offset."""
+        self._claims.append(claim)
+
+    def look(self) -> None:
+        """Evaluate the fates of the batches, in order, up to the first without a final one."""
+        while self._claims:
+            claim = self._claims[0]
+            match claim.fate():
+                case Fate.OPEN | Fate.WAITING:
+                    break
+                case Fate.COMMITTED:
+                    self.reached = self.sent = claim.offset
+                case Fate.REJECTED:
+                    self.sent = claim.offset
+                case (Fate.DROPPED | Fate.LEFT) as fate:
+                    self.sent = claim.offset
+                    self.broken = True
+                    if fate is Fate.LEFT:
+                        self._left.append(claim)
+                case Fate.FORGOTTEN:
+                    pass
+            self._claims.popleft()
+
+    @property
+    def waits(self) -> bool:
+        """Whether an accepted batch has no outcome yet."""
+        return any(claim.fate() is Fate.WAITING for claim in self._claims)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the program still has a batch with its offsets that it has not committed."""
+        return any(claim.fate() is Fate.OPEN for claim in self._claims)
+
+    @property
+    def undecided(self) -> list[Claim]:
+        """The batches that may still move the group, now or when another producer delivers what its own one left."""
+        return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
+
+    def elsewhere(self, mine: Carrier) -> list[Claim]:
+        """Return the undecided batches of other producers than this carrier's."""
+        return [
+            claim
+            for claim in self._claims
+            if claim.carrier is not None
+            and claim.carrier.lane is not mine.lane
+            and claim.fate() in _UNDECIDED
+        ]
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the group's offset gave its position, and no batch of it has moved the group or may still do so.
+
+        Rejected batches do not move it. So if all were rejected, a batch of an earlier reading may still come first.
+        """
+        return (
+            self.reached is not None
+            and self.reached == self.reading.start
+            and all(claim.fate() in _UNMOVED for claim in self._claims)
+        )
+
+    @property
+    def handed(self) -> int | None:
+        """The offset to which all batches, also uncommitted ones, would move the group; None: not known."""
+        taken = (claim.offset for claim in self._claims if claim.fate() is not Fate.FORGOTTEN)
+        return max(taken, default=self.sent)
+
+    @property
+    def accepted(self) -> int | None:
+        """As `handed`, without batches that the program has not committed yet."""
+        taken = (claim.offset for claim in self._claims if claim.fate() not in {Fate.FORGOTTEN, Fate.OPEN})
+        return max(taken, default=self.sent)
+
+    def in_no_batch(self, consumed: int) -> bool:
+        """Whether the program may hold records that are in no batch.
+
+        Args:
+            consumed: Up to which offset records were handed out.
+        """
+        handed = self.handed
+        return consumed != (self.first if handed is None else handed)
+
+    def step_back(self) -> None:
+        """Void batches that the program has not committed: the consumer continues from `accepted` again."""
+        for claim in self._claims:
+            if claim.fate() is Fate.OPEN:
+                claim.void = True
+        self._claims = deque(claim for claim in self._claims if not claim.void)
+
+    def end(self) -> None:
+        """Void the batches of the reading: the consumer is moved away."""
+        for claim in self._claims:
+            claim.void = True
+
+
+class Readings(Generic[_Partition]):
+    """The readings of one consumer."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self._runs: dict[_Partition, Run] = {}
+        self._suspects: set[_Partition] = set()
+        self.used = False
+        """Whether an atomic batch ever had the consumer's offsets. Other consumers move their groups themselves."""
+
+    def use(self) -> None:
+        """Note that a batch with the consumer's offsets is made."""
+        self.used = True
+
+    def get(self, partition: _Partition) -> Run | None:
+        """The current reading of a partition."""
+        return self._runs.get(partition)
+
+    def draw(self) -> int:
+        """Draw a number for `begin`. Call it before asking the group for its offset."""
+        return self._numbers.draw()
+
+    def begin(self, partition: _Partition, number: int, start: int | None) -> Run:
+        """Begin another reading.
+
+        Args:
+            partition: The partition.
+            number: From `draw`.
+            start: The group's offset, NONE if it has no offset; None: not known.
+        """
+        self.end(partition)
+        run = self._runs[partition] = Run(number, start)
+        return run
+
+    def end(self, partition: _Partition) -> None:
+        """End the reading of a partition."""
+        self._suspects.discard(partition)
+        run = self._runs.pop(partition, None)
+        if run is not None:
+            run.end()
+
+    def suspect(self) -> None:
+        """Suspect all readings after a rebalance: other members may have had the consumer's partitions meanwhile."""
+        self._suspects.update(self._runs)
+
+    def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
+        """The partitions whose positions have to be compared with the group's offsets."""
+        found = []
+        for partition in assigned if self.used else ():
+            run = self._runs.get(partition)
+            if run is not None:
+                run.look()
+                if run.broken or partition in self._suspects:
+                    found.append(partition)
+        return found
+
+    def waits(self, partition: _Partition) -> bool:
+        """Whether the group's offset may still change, because a batch with the consumer's offsets has no outcome."""
+        run = self._runs.get(partition)
+        return run is not None and run.waits
+
+    def goes_on(self, partition: _Partition, group_offset: int) -> bool:
+        """Whether the reading continues: no batch of it was dropped, and nothing else has moved the group.
+
+        Otherwise another one begins at the group's offset, even if the consumer is already there: other members have
+        processed the records that it handed out and that are in no batch.
+
+        Args:
+            partition: The partition. No batch of it waits.
+            group_offset: The group's final offset; NONE if it has no offset.
+        """
+        run = self._runs[partition]
+        run.look()
+        if run.broken or run.reached != group_offset:
+            return False
+        self._suspects.discard(partition)
+        return True
+
+
+class Earlier(Generic[_Partition]):
+    """The batches of a consumer's ended readings that may still move the group."""
+
+    def __init__(self) -> None:
+        self._claims: dict[_Partition, list[Claim]] = {}
+
+    def add(self, partition: _Partition, claims: Iterable[Claim]) -> None:
+        """Note the undecided batches of a reading that has ended."""
+        self._claims[partition] = [*self._claims.pop(partition, ()), *claims]
+        self._tidy(partition)
+
+    def elsewhere(self, partition: _Partition, mine: Carrier) -> list[Claim]:
+        """Return those that another lane than this carrier's may still commit.
+
+        Batches of the carrier's own lane are compared there, and the group refuses those of a former member. What was
+        left in memory is lost: whatever its last requests have begun, the group's offset is not stable before its end.
+
+        Args:
+            partition: The partition.
+            mine: Of the next batch.
+        """
+        self._tidy(partition, mine.member)
+        return [
+            claim
+            for claim in self._claims.get(partition, ())
+            if claim.carrier is not None
+            and claim.carrier.lane != mine.lane
+            and not claim.carrier.is_refused(mine.member)
+        ]
+
+    def forget(self, partition: _Partition, claim: Claim) -> None:
+        """Forget a batch, and those that were left together with it: all of them are decided."""
+        self._claims[partition] = [
+            each
+            for each in self._claims.pop(partition, ())
+            if each is not claim and (each.carrier != claim.carrier or each.fate() is not Fate.LEFT)
+        ]
+
+    def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
+        """Of several batches with one carrier that were left, keep the first. Keep none that cannot be committed."""
+        found: list[Claim] = []
+        left: set[Carrier] = set()
+        for claim in self._claims.pop(partition, ()):
+            fate, carrier = claim.fate(), claim.carrier
+            if fate not in _UNDECIDED:
+                continue
+            if fate is Fate.LEFT and carrier is not None:
+                if carrier in left or carrier.lane.in_memory or carrier.is_refused(now):
+                    continue
+                left.add(carrier)
+            found.append(claim)
+        if found:
+            self._claims[partition] = found

@@ -1,5 +1,0 @@
-"""Return types of `health()` of producers and consumers: see docs/operations.md."""
-
-from kafkasafe._core.health import ConsumerHealth, HealthReason, ProducerHealth
-
-__all__ = ["ConsumerHealth", "HealthReason", "ProducerHealth"]

@@ -1,0 +1,194 @@
+"""Decides from outside whether a producer could accept records in a spool directory, and what needs an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.health.states import HealthReason
+from kafkasafe.limits.capacity import Capacity
+
+__all__ = ["NEEDED_BYTES", "LaneSeen", "SpoolHealth", "SpoolSeen", "spool_health"]
+
+NEEDED_BYTES: Final = 2 * 1024 * 1024
+"""Room that a producer with default options needs for its next batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSeen:
+    """A lane at one moment.
+
+    Attributes:
+        name: Of its directory.
+        owner_pid: Of the process that owns it, 0 if none seems to.
+        strays_to: Where its owner has it open instead, empty where that is here or not known.
+        size_bytes: Of its log.
+        waiting_records: That are not delivered.
+        oldest_s: For how long the oldest of them has waited, seconds.
+        in_doubt_batches: How many of the batches that wait may have been sent.
+        undecidable_batches: For how many of them its owner waits for a decision.
+        rejected_records: In `rejected/`, or deleted there.
+        damaged: Number of damaged ranges, and of files that cannot be read.
+    """
+
+    name: str
+    owner_pid: int
+    strays_to: str
+    size_bytes: int
+    waiting_records: int
+    oldest_s: float
+    in_doubt_batches: int
+    undecidable_batches: int
+    rejected_records: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolSeen:
+    """A spool directory at one moment.
+
+    Attributes:
+        lanes: Those that can be read.
+        unreadable: One sentence for each lane, or file of the directory, that cannot be.
+        free_bytes: Free space of the volume.
+        read_only: The volume cannot be written to.
+        limit_bytes: How large the log of a lane may become; None where that is not known.
+        max_age_s: How old a record may be that waits; None: any age.
+    """
+
+    lanes: Sequence[LaneSeen]
+    unreadable: Sequence[str]
+    free_bytes: int
+    read_only: bool
+    limit_bytes: int | None
+    max_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolHealth:
+    """The health of a spool directory at one moment.
+
+    Attributes:
+        ready: A producer could accept records there.
+        reasons: Why it could not; empty where it could.
+        warnings: What needs an operator all the same.
+        room_bytes: What the lane with the least room could accept, as far as its limit is known.
+        waiting_records: That are not delivered.
+        oldest_record_age_s: For how long the oldest of them has waited, seconds; 0 where none waits.
+    """
+
+    ready: bool
+    reasons: tuple[HealthReason, ...]
+    warnings: tuple[HealthReason, ...]
+    room_bytes: int
+    waiting_records: int
+    oldest_record_age_s: float
+
+
+def spool_health(seen: SpoolSeen) -> SpoolHealth:
+    """The health of a spool directory."""
+    reasons = [
+        *_of_directory(seen),
+        *_of_lanes(seen, "spool_full", _full),
+        *_of_lanes(seen, "spool_displaced", _displaced),
+        *_of_lanes(seen, "undecidable", _undecidable),
+    ]
+    warnings = [
+        *(HealthReason("unreadable", text) for text in seen.unreadable),
+        *_of_lanes(seen, "damaged", _damaged),
+        *_of_lanes(seen, "rejected", _rejected),
+        *_of_lanes(seen, "no_owner", _unowned),
+        *_of_lanes(seen, "too_old", _too_old),
+    ]
+    return SpoolHealth(
+        ready=not reasons,
+        reasons=tuple(reasons),
+        warnings=tuple(warnings),
+        room_bytes=0
+        if seen.read_only
+        else min(
+            (_capacity(seen, lane).room_bytes for lane in seen.lanes), default=_capacity(seen).room_bytes
+        ),
+        waiting_records=sum(lane.waiting_records for lane in seen.lanes),
+        oldest_record_age_s=max((lane.oldest_s for lane in seen.lanes if lane.waiting_records), default=0.0),
+    )
+
+
+_Rule = Callable[[SpoolSeen, LaneSeen], str]
+
+
+def _of_lanes(seen: SpoolSeen, name: str, rule: _Rule) -> list[HealthReason]:
+    texts = ((lane.name, rule(seen, lane)) for lane in seen.lanes)
+    return [HealthReason(name, f"{lane}: {text}") for lane, text in texts if text]
+
+
+def _of_directory(seen: SpoolSeen) -> list[HealthReason]:
+    if seen.read_only:
+        return [HealthReason("read_only", "The volume is mounted read-only")]
+    if _capacity(seen).volume_left < NEEDED_BYTES:
+        return [HealthReason("volume_full", f"The volume has {seen.free_bytes:,} bytes left")]
+    return []
+
+
+def _capacity(seen: SpoolSeen, lane: LaneSeen | None = None) -> Capacity:
+    unlimited = 1 << 62
+    limit = unlimited if seen.limit_bytes is None else seen.limit_bytes
+    return Capacity(limit, 0 if lane is None else lane.size_bytes, 0, free_bytes=seen.free_bytes)
+
+
+def _full(seen: SpoolSeen, lane: LaneSeen) -> str:
+    left = _capacity(seen, lane).spool_left
+    if seen.limit_bytes is None or not lane.owner_pid or left >= NEEDED_BYTES:
+        return ""
+    return f"{lane.size_bytes:,} bytes are taken; {max(left, 0):,} are left below the limit of its producer"
+
+
+def _displaced(_: SpoolSeen, lane: LaneSeen) -> str:
+    return (
+        f"its producer writes to {lane.strays_to}, where the next start does not look"
+        if lane.strays_to
+        else ""
+    )
+
+
+def _undecidable(_: SpoolSeen, lane: LaneSeen) -> str:
+    if not lane.undecidable_batches or not lane.owner_pid:
+        return ""  # the next producer asks the cluster again
+    return (
+        f"{_counted(lane.undecidable_batches, 'batch', 'batches')} of which it cannot be determined whether the log has"
+        " them: the producer waits for a decision"
+    )
+
+
+def _damaged(_: SpoolSeen, lane: LaneSeen) -> str:
+    if not lane.damaged:
+        return ""
+    return f"{_counted(lane.damaged, 'damaged range or file', 'damaged ranges or files')}: see kafkasafe spool verify"
+
+
+def _rejected(_: SpoolSeen, lane: LaneSeen) -> str:
+    return (
+        f"{_counted(lane.rejected_records, 'record')} rejected: see kafkasafe spool ls"
+        if lane.rejected_records
+        else ""
+    )
+
+
+def _unowned(_: SpoolSeen, lane: LaneSeen) -> str:
+    if lane.owner_pid or lane.strays_to or not lane.waiting_records:
+        return ""
+    return (
+        f"{_counted(lane.waiting_records, 'record')} and no process that delivers: start a producer on the directory,"
+        " or kafkasafe spool drain"
+    )
+
+
+def _too_old(seen: SpoolSeen, lane: LaneSeen) -> str:
+    if seen.max_age_s is None or not lane.waiting_records or lane.oldest_s <= seen.max_age_s:
+        return ""
+    return f"the oldest record has waited {lane.oldest_s:.0f} s"
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

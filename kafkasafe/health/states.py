@@ -1,0 +1,368 @@
+"""Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
+
+A producer is *ready* while it can accept records. That does not depend on brokers: in an outage, records wait on disk,
+which is the purpose of a spool. A problem that needs attention but does not prevent accepting records is a warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafkasafe.limits.capacity import Capacity
+
+__all__ = [
+    "DISK_STUCK_S",
+    "ConsumerHealth",
+    "ConsumerSeen",
+    "HealthReason",
+    "ProducerHealth",
+    "ProducerSeen",
+    "consumer_health",
+    "producer_health",
+    "unopened_consumer",
+    "unopened_producer",
+]
+
+DISK_STUCK_S: Final = 10.0
+"""A disk that takes longer than this for one write cannot be used."""
+_NAMED: Final = 3
+"""How many topics or partitions a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReason:
+    """One reason of a health that is not good.
+
+    Attributes:
+        name: For programs, such as "spool_full"; docs/operations.md lists the names.
+        text: Human-readable text.
+    """
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerHealth:
+    """The health of a producer at one moment.
+
+    Attributes:
+        ready: The producer can accept records now. An outage of the brokers does not change that while the spool has
+            room. For a readiness probe.
+        reasons: Why it is not ready; empty where it is.
+        warnings: What needs a look and does not keep the producer from accepting records of other topics.
+        alive: False once the producer is closed, or ended by an error: only a new producer can accept records. For a
+            liveness probe.
+        connected: The cluster answers.
+        network_error: Why no broker can be used, None where that is not known or not so.
+        waiting_records: Records in the spool that have no fate yet; with `spool="never"`, records in memory.
+        oldest_record_age_s: For how long the oldest of them has waited, seconds; 0 where none waits.
+        undecidable_batches: How many wait for `resolve_undecidable`.
+        spool_bytes: What counts against `spool_max_bytes`.
+        spool_max_bytes: The producer's option.
+        room_bytes: How many bytes of records can be accepted before `spool_max_bytes` or the volume is full.
+    """
+
+    ready: bool
+    reasons: tuple[HealthReason, ...]
+    warnings: tuple[HealthReason, ...]
+    alive: bool
+    connected: bool
+    network_error: str | None
+    waiting_records: int
+    oldest_record_age_s: float
+    undecidable_batches: int
+    spool_bytes: int
+    spool_max_bytes: int
+    room_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSeen:
+    """A snapshot of a producer.
+
+    Attributes:
+        closed: Why it no longer accepts records; empty while it is open.
+        forked: It is closed because it belongs to the parent process.
+        failure: The error that ended it, empty if none did.
+        wrong_cluster: The evidence that another cluster answers, else empty.
+        undecidable: Evidence of each batch that waits for a decision.
+        disk_trouble: Why the disk makes nothing durable at present, else empty.
+        disk_full: The disk trouble is a lack of space.
+        displaced: The disk trouble is that the spool's path leads elsewhere.
+        undurable_s: How long the oldest record has waited for the disk, seconds.
+        disk_patience_s: How long it may wait.
+        capacity: Of the spool.
+        needed_bytes: What the next batch may need, beside those that are open.
+        in_memory: The spool has no files.
+        spool_bytes: What counts against `spool_max_bytes`.
+        spool_max_bytes: The option.
+        callbacks_behind: `send` waits for callbacks of earlier records.
+        blocked: What the cluster blocks, with the reason.
+        damaged: Partitions whose next batch is damaged on disk.
+        losses: Errors about lost records that the next calls raise.
+        connected: The cluster answers.
+        network_error: Why not.
+        waiting_records: Records without a fate.
+        oldest_s: For how long the oldest of them has waited, seconds.
+    """
+
+    closed: str
+    forked: bool
+    failure: str
+    wrong_cluster: str
+    undecidable: Sequence[str]
+    disk_trouble: str
+    disk_full: bool
+    displaced: bool
+    undurable_s: float
+    disk_patience_s: float
+    capacity: Capacity
+    needed_bytes: int
+    in_memory: bool
+    spool_bytes: int
+    spool_max_bytes: int
+    callbacks_behind: bool
+    blocked: Sequence[str]
+    damaged: Sequence[str]
+    losses: int
+    connected: bool
+    network_error: str | None
+    waiting_records: int
+    oldest_s: float
+
+
+def producer_health(seen: ProducerSeen) -> ProducerHealth:
+    """The health of a producer that was opened."""
+    ended = _reasons(_ENDS, seen)
+    # Report nothing else for an ended producer: its disk and its cluster are no longer checked.
+    reasons = ended or _reasons(_STOPS, seen)
+    return ProducerHealth(
+        ready=not reasons,
+        reasons=reasons,
+        warnings=() if ended else _reasons(_WARNINGS, seen),
+        alive=not ended,
+        connected=seen.connected and not ended,
+        network_error=seen.network_error,
+        waiting_records=seen.waiting_records,
+        oldest_record_age_s=max(0.0, seen.oldest_s),
+        undecidable_batches=len(seen.undecidable),
+        spool_bytes=seen.spool_bytes,
+        spool_max_bytes=seen.spool_max_bytes,
+        room_bytes=0 if ended else seen.capacity.room_bytes,
+    )
+
+
+def unopened_producer(*, closed: bool) -> ProducerHealth:
+    """The health of a producer before its start, or closed without one."""
+    reason = (
+        HealthReason("closed", "The producer is closed")
+        if closed
+        else HealthReason("not_started", "The producer is not started yet")
+    )
+    return ProducerHealth(
+        ready=False,
+        reasons=(reason,),
+        warnings=(),
+        alive=not closed,
+        connected=False,
+        network_error=None,
+        waiting_records=0,
+        oldest_record_age_s=0.0,
+        undecidable_batches=0,
+        spool_bytes=0,
+        spool_max_bytes=0,
+        room_bytes=0,
+    )
+
+
+# -- the rules: by the name of each reason, its text, empty where it does not apply ------------------------------------
+
+_Rules = Mapping[str, Callable[[ProducerSeen], str]]
+
+
+def _reasons(rules: _Rules, seen: ProducerSeen) -> tuple[HealthReason, ...]:
+    found = ((name, text(seen)) for name, text in rules.items())
+    return tuple(HealthReason(name, words) for name, words in found if words)
+
+
+def _undecidable(seen: ProducerSeen) -> str:
+    if not seen.undecidable:
+        return ""
+    return (
+        f"Whether {_counted(len(seen.undecidable), 'batch', 'batches')} reached the log cannot be determined"
+        f" ({_some(seen.undecidable)}). send() raises UndecidableError until resolve_undecidable() decides"
+    )
+
+
+def _spool_full(seen: ProducerSeen) -> str:
+    if seen.needed_bytes <= seen.capacity.spool_left:
+        return ""
+    where = "memory" if seen.in_memory else "the spool"
+    return (
+        f"The records in {where} take {seen.spool_bytes:,} bytes and spool_max_bytes is {seen.spool_max_bytes:,}:"
+        f" there is no room for the next batch of up to {seen.needed_bytes:,} bytes"
+    )
+
+
+def _volume_full(seen: ProducerSeen) -> str:
+    if seen.disk_trouble:
+        return seen.disk_trouble if seen.disk_full and not seen.displaced else ""
+    if seen.needed_bytes <= seen.capacity.volume_left:
+        return ""
+    return f"The volume of the spool has {seen.capacity.free_bytes:,.0f} bytes left"
+
+
+def _disk_failed(seen: ProducerSeen) -> str:
+    return "" if seen.disk_full or seen.displaced else seen.disk_trouble
+
+
+def _displaced(seen: ProducerSeen) -> str:
+    if not seen.displaced:
+        return ""
+    return seen.disk_trouble or "The spool is not where its path leads"
+
+
+def _disk_stuck(seen: ProducerSeen) -> str:
+    if seen.in_memory or seen.disk_trouble or seen.undurable_s < seen.disk_patience_s:
+        return ""
+    return f"Records have waited {seen.undurable_s:.0f} s for the disk"
+
+
+def _callbacks_behind(seen: ProducerSeen) -> str:
+    return "send() waits until callbacks of earlier records have run" if seen.callbacks_behind else ""
+
+
+_ENDS: Final[_Rules] = {
+    "forked": lambda seen: seen.closed if seen.forked else "",
+    "closed": lambda seen: "" if seen.forked else seen.closed,
+    "failed": lambda seen: "" if seen.closed else seen.failure,
+}
+_STOPS: Final[_Rules] = {
+    "wrong_cluster": lambda seen: seen.wrong_cluster,
+    "undecidable": _undecidable,
+    "spool_displaced": _displaced,
+    "volume_full": _volume_full,
+    "disk_failed": _disk_failed,
+    "disk_stuck": _disk_stuck,
+    "spool_full": _spool_full,
+    "callbacks_behind": _callbacks_behind,
+}
+_WARNINGS: Final[_Rules] = {
+    # Not a reason: the next send() raises it once and goes on. Without traffic nothing would ever raise it.
+    "data_loss": lambda seen: (
+        f"The next calls raise {_counted(seen.losses, 'error')} about lost records, once each"
+        if seen.losses
+        else ""
+    ),
+    "blocked": lambda seen: f"The cluster blocks {_some(seen.blocked)}" if seen.blocked else "",
+    "damaged": lambda seen: (
+        f"The next batch of {_some(seen.damaged)} is damaged on disk, and its records wait"
+        if seen.damaged
+        else ""
+    ),
+}
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHealth:
+    """The health of a consumer at one moment.
+
+    Attributes:
+        ready: The program polls, and no partition waits for a decision of the program. Brokers have no part in that.
+        reasons: Why it is not ready; empty where it is.
+        connected: A connection to a broker stands.
+        last_poll_age_s: Seconds since the program polled last, 0 during a poll; None before the first one.
+        stopped_partitions: (topic, partition) of each one that `poll` does not read until the program seeks.
+    """
+
+    ready: bool
+    reasons: tuple[HealthReason, ...]
+    connected: bool
+    last_poll_age_s: float | None
+    stopped_partitions: tuple[tuple[str, int], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSeen:
+    """A snapshot of a consumer.
+
+    Attributes:
+        closed: `close` was called.
+        connected: A connection to a broker stands.
+        last_poll_age_s: Seconds since the program polled last, 0 during a poll; None before the first one.
+        max_poll_interval_s: How long it may be without a poll.
+        stopped: Each partition that is not read, and why.
+    """
+
+    closed: bool
+    connected: bool
+    last_poll_age_s: float | None
+    max_poll_interval_s: float
+    stopped: Mapping[tuple[str, int], str]
+
+
+def consumer_health(seen: ConsumerSeen) -> ConsumerHealth:
+    """The health of a consumer."""
+    reasons: list[HealthReason] = []
+    if seen.closed:
+        reasons.append(HealthReason("closed", "The consumer is closed"))
+    age = seen.last_poll_age_s
+    if age is not None and age > seen.max_poll_interval_s and not seen.closed:
+        limit = f"max_poll_interval_ms allows {seen.max_poll_interval_s:.0f} s"
+        text = f"The program has not polled for {age:.0f} s; {limit}"
+        reasons.append(HealthReason("poll_overdue", text))
+    if seen.stopped and not seen.closed:
+        named = [f"{topic}-{partition}: {why}" for (topic, partition), why in seen.stopped.items()]
+        reasons.append(
+            HealthReason("partitions_stopped", f"{_some(named)}. poll() raises it until the program seeks")
+        )
+    return ConsumerHealth(
+        ready=not reasons,
+        reasons=tuple(reasons),
+        connected=seen.connected and not seen.closed,
+        last_poll_age_s=age,
+        stopped_partitions=tuple(seen.stopped),
+    )
+
+
+def unopened_consumer(*, closed: bool) -> ConsumerHealth:
+    """The health of a consumer before its start, or closed without one."""
+    reason = (
+        HealthReason("closed", "The consumer is closed")
+        if closed
+        else HealthReason("not_started", "The consumer is not started yet")
+    )
+    return ConsumerHealth(
+        ready=False, reasons=(reason,), connected=False, last_poll_age_s=None, stopped_partitions=()
+    )
+
+
+def _plain(health: ProducerHealth | ConsumerHealth) -> dict[str, Any]:
+    return dataclasses.asdict(health)
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return "; ".join(texts[:_NAMED]) + more

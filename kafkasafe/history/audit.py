@@ -1,0 +1,241 @@
+"""Finds missing and repeated sequences of a log, from batch headers.
+
+Brokers do not assign sequences: an idempotent producer gives each record of a partition the next sequence, and starts
+again at 0 with each epoch. So for one (partition, producer id, epoch), the sequences in the log ascend without gaps. A
+gap means that the log lost a record, or that the record never arrived although later ones did. A repeated sequence
+means that a record was written twice.
+
+A log is read in parts, in any place and order: `runs` groups a part's headers into contiguous runs, and `judge` joins
+the runs of all parts. Records that compaction removed look like a gap. Records that retention removed do not, because
+the log then begins after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kafkasafe.record.batch import BatchHeader
+
+__all__ = ["Gap", "IdCount", "Producer", "Repeat", "Run", "judge", "runs"]
+
+_SEQUENCES: Final = 2**31  # after the last one comes 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Batches of one producer in one partition whose sequences follow each other.
+
+    Attributes:
+        producer_id: -1 for records of producers without idempotence, which have no sequences.
+        epoch: Producer epoch.
+        first_sequence: Of the first record.
+        last_sequence: Of the last one (inclusive).
+        first_offset: Of the first record.
+        last_offset: Of the last one (inclusive).
+        batches: How many.
+        records: How many records they hold now; fewer than sequences after compaction.
+        transactional: Whether they belong to transactions.
+    """
+
+    producer_id: int
+    epoch: int
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    batches: int
+    records: int
+    transactional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Sequences that are not in the log, `first` to `last` (inclusive), and the offset after the gap."""
+
+    epoch: int
+    first: int
+    last: int
+    before_offset: int
+
+    @property
+    def records(self) -> int:
+        """How many records are missing."""
+        return (self.last - self.first) % _SEQUENCES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Sequences that are in the log again, `first` to `last` (inclusive), and the offset where they come again."""
+
+    epoch: int
+    first: int
+    last: int
+    at_offset: int
+
+    @property
+    def records(self) -> int:
+        """How many come again."""
+        return (self.last - self.first) % _SEQUENCES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class IdCount:
+    """What the records' ids say.
+
+    Attributes:
+        source: Where the ids are.
+        records: How many have one.
+        without_id: How many have none.
+        distinct: How many ids there are.
+        missing: How many whole numbers between the least and the largest id are missing; None if ids are not numbers.
+        examples: Ids that occur more than once, and how often; the most frequent first.
+    """
+
+    source: str
+    records: int
+    without_id: int
+    distinct: int
+    missing: int | None
+    examples: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> int:
+        """How many records have the id of an earlier record."""
+        return self.records - self.distinct
+
+
+@dataclass(slots=True)
+class Producer:
+    """The records of one producer in a partition's log.
+
+    Attributes:
+        producer_id: -1: all producers without idempotence together.
+        epochs: Oldest first.
+        trimmed: Retention removed its first records: the log begins within its sequences.
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    batches: int = 0
+    records: int = 0
+    transactional: bool = False
+    trimmed: bool = False
+    epochs: list[int] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
+
+    @property
+    def missing_records(self) -> int:
+        """In all gaps."""
+        return sum(gap.records for gap in self.gaps)
+
+    @property
+    def repeated_records(self) -> int:
+        """In all repeats."""
+        return sum(repeat.records for repeat in self.repeats)
+
+
+def runs(headers: Iterable[BatchHeader]) -> list[Run]:
+    """The runs of a part of a log, in the order in which they begin.
+
+    Args:
+        headers: Of the part's batches, in offset order. Control batches are passed over.
+    """
+    found: list[Run] = []
+    latest: dict[int, int] = {}
+    for header in headers:
+        if header.is_control:
+            continue
+        numbered = header.producer_id >= 0 and header.base_sequence >= 0
+        run = Run(
+            producer_id=header.producer_id if numbered else -1,
+            epoch=header.producer_epoch if numbered else -1,
+            first_sequence=header.base_sequence if numbered else -1,
+            last_sequence=header.last_sequence if numbered else -1,
+            first_offset=header.base_offset,
+            last_offset=header.last_offset,
+            batches=1,
+            records=header.count,
+            transactional=header.is_transactional,
+        )
+        at = latest.get(run.producer_id)
+        if at is not None and _follows(found[at], run):
+            found[at] = _joined(found[at], run)
+        else:
+            latest[run.producer_id] = len(found)
+            found.append(run)
+    return found
+
+
+def judge(found: Iterable[Run], log_start: int = 0) -> dict[int, Producer]:
+    """Judge the runs of a partition, by producer id.
+
+    Args:
+        found: Of all parts of the log, in any order.
+        log_start: First offset of the log: retention removed the records before it.
+    """
+    producers: dict[int, Producer] = {}
+    # (producer, epoch) → the sequence that comes next.
+    expected: dict[tuple[int, int], int] = {}
+    for run in sorted(found, key=lambda run: run.first_offset):
+        producer = producers.get(run.producer_id)
+        is_first = producer is None
+        if producer is None:
+            producer = Producer(run.producer_id, run.first_offset, run.last_offset)
+            producers[run.producer_id] = producer
+        producer.last_offset = max(producer.last_offset, run.last_offset)
+        producer.batches += run.batches
+        producer.records += run.records
+        producer.transactional = producer.transactional or run.transactional
+        if run.producer_id < 0:
+            continue
+        if run.epoch not in producer.epochs:
+            producer.epochs.append(run.epoch)
+        key = run.producer_id, run.epoch
+        if key not in expected:
+            expected[key] = 0
+            if is_first and run.first_sequence and log_start > 0:
+                producer.trimmed = True
+                expected[key] = run.first_sequence
+        _compare(producer, run, expected)
+    return producers
+
+
+def _compare(producer: Producer, run: Run, expected: dict[tuple[int, int], int]) -> None:
+    key = run.producer_id, run.epoch
+    due = expected[key]
+    ahead = (run.first_sequence - due) % _SEQUENCES
+    behind = (due - run.first_sequence) % _SEQUENCES
+    length = (run.last_sequence - run.first_sequence) % _SEQUENCES + 1
+    if ahead == 0:
+        pass
+    elif ahead < behind:
+        producer.gaps.append(Gap(run.epoch, due, (run.first_sequence - 1) % _SEQUENCES, run.first_offset))
+    else:
+        again = min(behind, length)
+        last = (run.first_sequence + again - 1) % _SEQUENCES
+        producer.repeats.append(Repeat(run.epoch, run.first_sequence, last, run.first_offset))
+        if length <= behind:
+            # The whole run repeats earlier sequences, so the expected sequence stays the same.
+            return
+    expected[key] = (run.last_sequence + 1) % _SEQUENCES
+
+
+def _follows(run: Run, following: Run) -> bool:
+    if run.producer_id < 0:
+        return True
+    return run.epoch == following.epoch and following.first_sequence == (run.last_sequence + 1) % _SEQUENCES
+
+
+def _joined(run: Run, following: Run) -> Run:
+    return replace(
+        run,
+        last_sequence=following.last_sequence,
+        last_offset=following.last_offset,
+        batches=run.batches + following.batches,
+        records=run.records + following.records,
+        transactional=run.transactional or following.transactional,
+    )

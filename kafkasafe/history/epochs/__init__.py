@@ -1,0 +1,63 @@
+"""Finds the first offset at which two logs differ, from leader epochs (KIP-101, KIP-279, KIP-320).
+
+Each leader epoch has one leader, which appends in order. So a log is a sequence of runs, one per epoch. Two records
+with the same epoch and offset are the same record, and everything before them is equal too (log matching). Hence the
+first differing offset of two logs is where the *largest epoch that both have* ends first. All walks below search for
+that epoch; they differ in what one request carries.
+
+- `Lineage`: the history, epoch → first offset, of the records that a consumer read (or of a replica's log).
+- `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. A response whose
+  end offset is at or past the position does **not** end the walk: the leader answers about its largest epoch not above
+  the requested one. If that is a different epoch, the leader has lost records that the consumer read, even if its log
+  is longer.
+- `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
+- `BatchWalk`: without epochs, or where brokers do not report them, compares the CRCs of the batches that were read with
+  the leader's, one batch at a time; `first_difference` compares all at once.
+
+Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
+"""
+
+from kafkasafe.history.epochs.batches import BatchMark, BatchMemory, BatchWalk, first_difference
+from kafkasafe.history.epochs.kip279 import Comparison, Leader, Reply, Strategy, compare
+from kafkasafe.history.epochs.lineage import (
+    UNDEFINED,
+    Lineage,
+    LineageError,
+    decode_topic_id,
+)
+from kafkasafe.history.epochs.walk import (
+    LIVE_REQUEST_BYTES,
+    LIVE_RESPONSE_BYTES,
+    Diverged,
+    EpochWalk,
+    Outcome,
+    ReplyKind,
+    Same,
+    Step,
+    Unknown,
+)
+
+__all__ = [
+    "LIVE_REQUEST_BYTES",
+    "LIVE_RESPONSE_BYTES",
+    "UNDEFINED",
+    "BatchMark",
+    "BatchMemory",
+    "BatchWalk",
+    "Comparison",
+    "Diverged",
+    "EpochWalk",
+    "Leader",
+    "Lineage",
+    "LineageError",
+    "Outcome",
+    "Reply",
+    "ReplyKind",
+    "Same",
+    "Step",
+    "Strategy",
+    "Unknown",
+    "compare",
+    "decode_topic_id",
+    "first_difference",
+]

@@ -1,0 +1,201 @@
+"""The comparison of logs without epochs, by the CRCs of the batches that were read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.history.epochs.lineage import DEFAULT_LIMIT, LineageError
+from kafkasafe.history.epochs.walk import Diverged, Outcome, Same, Unknown
+
+__all__ = [
+    "MAX_REWRITTEN",
+    "BatchMark",
+    "BatchMemory",
+    "BatchWalk",
+    "first_difference",
+]
+
+
+# --- without epochs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """The offsets and checksum of a batch that was read.
+
+    Attributes:
+        last_offset: Inclusive.
+        crc: Its CRC32C, which covers neither offset nor leader epoch.
+    """
+
+    base_offset: int
+    last_offset: int
+    crc: int
+
+
+class BatchMemory:
+    """The newest batches that were read, oldest first. Bounded; not thread-safe."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self._marks: deque[BatchMark] = deque(maxlen=limit)
+
+    @property
+    def marks(self) -> tuple[BatchMark, ...]:
+        """Oldest first."""
+        return tuple(self._marks)
+
+    def observe(self, mark: BatchMark) -> None:
+        """Note a batch that was read. Drops remembered batches that it overlaps or precedes."""
+        self.truncate(mark.base_offset)
+        self._marks.append(mark)
+
+    def truncate(self, offset: int) -> None:
+        """Drop batches that end at or after `offset`."""
+        while self._marks and self._marks[-1].last_offset >= offset:
+            self._marks.pop()
+
+
+def first_difference(
+    ours: Sequence[BatchMark], theirs: Sequence[BatchMark], *, theirs_start: int, theirs_end: int
+) -> Outcome:
+    """Compare remembered batches with those of the leader.
+
+    Args:
+        ours: The batches that were read, in offset order.
+        theirs: The headers of all of the leader's batches in the range, in offset order.
+        theirs_start: First offset of the range: the log start, or where the reading began.
+        theirs_end: Offset after the last one in the range; the log end, if the reading reached it.
+
+    Returns:
+        Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
+        offsets and CRC; inexact unless the leader's log ends there or the batch has one record, since the leader may
+        still have the first records of that batch. Unknown if no batch starts at or after `theirs_start`. Batches that
+        compaction or another compression rewrote count as different.
+    """
+    standing = {mark.base_offset: mark for mark in theirs}
+    compared = [mark for mark in ours if mark.base_offset >= theirs_start]
+    if not compared:
+        return Unknown("no batch that was read is in the range to compare")
+    last = compared[-1].last_offset
+    for mark in compared:
+        if standing.get(mark.base_offset) == mark:
+            continue
+        at = mark.base_offset
+        # Exact if the leader's log ends here, or if the batch has a single record.
+        exact = theirs_end <= at or mark.last_offset == at
+        known = min(theirs_end - 1, last)
+        return Diverged(at, (at, last), (at, known) if known >= at else None, None, (), exact)
+    return Same(last + 1)
+
+
+MAX_REWRITTEN: Final = 16
+"""A walk gives up after more than this many batches that compaction rewrote."""
+
+_COMPACTED: Final = "the log was compacted: what was read cannot be compared"
+
+
+class BatchWalk:
+    """Finds the first batch that was read and is not in the leader's log, by fetching single batches.
+
+    Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
+    starts with the newest batch: if the leader has it, the leader also has the batches before it, as far as a client
+    can determine. (Only a writer that resends the same bytes to the same offset, after different batches, breaks this.)
+    Otherwise a binary search finds the first missing batch: at most 2 + log2 of the remembered batches, plus one round
+    for each batch that compaction rewrote.
+    """
+
+    __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
+
+    def __init__(
+        self, marks: Iterable[BatchMark], *, position: int, log_start_offset: int, log_end_offset: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            marks: The batches that were read, in offset order.
+            position: Next offset to read; the outcome covers only records before it.
+            log_start_offset: The leader's; batches before it are not compared.
+            log_end_offset: The leader's; batches that reach past it are missing.
+        """
+        self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
+        self._position, self._log_end = position, log_end_offset
+        self._good = -1
+        """Invariant: the leader has the batches up to this index, and does not have those from `_bad` on."""
+        self._bad = next(
+            (at for at, mark in enumerate(self._marks) if mark.last_offset >= log_end_offset),
+            len(self._marks),
+        )
+        self._skipped = 0
+        self.round_trips = 0
+        self.outcome: Outcome | None = None
+        if not self._marks:
+            self.outcome = Unknown("no batch that was read is remembered and still in the log")
+        self._conclude()
+
+    def query(self) -> int | None:
+        """An offset in the batch to fetch; None once `outcome` is set."""
+        return None if self.outcome is not None else self._marks[self._asked].last_offset
+
+    @property
+    def _asked(self) -> int:
+        newest = self._bad - 1
+        return newest if self._good < 0 and self._bad == len(self._marks) else (self._good + self._bad) // 2
+
+    def answer(self, last_offset: int, crc: int, *, rewritten: bool = False) -> Outcome | None:
+        """Take the leader's batch at the queried offset, or the next one after it.
+
+        Args:
+            last_offset: Offset of its last record.
+            crc: Its CRC.
+            rewritten: Compaction rewrote the batch, so it cannot be compared.
+
+        Raises:
+            LineageError: The walk already has its outcome.
+        """
+        if self.outcome is not None:
+            raise LineageError("an answer, but nothing was asked: the walk has its outcome")
+        self.round_trips += 1
+        at = self._asked
+        mark = self._marks[at]
+        if (mark.last_offset, mark.crc) == (last_offset, crc):
+            self._good = at
+        elif rewritten:
+            del self._marks[at]
+            self._bad -= 1
+            self._skipped += 1
+        else:
+            self._bad = at
+        self._conclude()
+        return self.outcome
+
+    def _conclude(self) -> None:
+        if self.outcome is not None:
+            return
+        if self._skipped > MAX_REWRITTEN:
+            self.outcome = Unknown(_COMPACTED)
+            return
+        if self._bad - self._good > 1:
+            return
+        if self._bad < len(self._marks):
+            mark = self._marks[self._bad]
+            at = mark.base_offset
+            # Exact only if the batch before was compared. The leader may also have the first of several records.
+            adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
+            exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
+            last = self._position - 1
+            standing = min(self._log_end - 1, last)
+            self.outcome = Diverged(
+                at, (at, last), (at, standing) if standing >= at else None, None, (), exact
+            )
+        elif self._marks:
+            self.outcome = Same(min(self._marks[-1].last_offset + 1, self._position))
+        else:
+            self.outcome = Unknown(_COMPACTED)
+
+    def __repr__(self) -> str:
+        return f"<BatchWalk of {len(self._marks)} batches after {self.round_trips} rounds: {self.outcome or 'asking'}>"

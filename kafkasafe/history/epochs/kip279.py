@@ -1,0 +1,288 @@
+"""The protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
+
+No client uses them: `kafkasafe lineage` compares them.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.history.epochs.lineage import UNDEFINED, Lineage
+from kafkasafe.history.epochs.walk import (
+    EPOCH_BYTES,
+    ERROR_BYTES,
+    OFFSET_BYTES,
+    PARTITION_BYTES,
+    ReplyKind,
+    Step,
+)
+
+__all__ = [
+    "Comparison",
+    "Leader",
+    "Reply",
+    "Strategy",
+    "compare",
+]
+
+
+# --- the leader's side ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A leader's answer: an epoch and its end offset, or `UNDEFINED`; `kind` says why."""
+
+    epoch: int
+    end_offset: int
+    kind: ReplyKind = ReplyKind.END
+
+
+_UNDEFINED: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNDEFINED)
+_UNKNOWN: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNKNOWN)
+
+
+class Leader:
+    """Answers from a leader's history, by the rules of each protocol."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, history: Lineage) -> None:
+        self._log = history
+
+    def kip279(self, epoch: int) -> Reply:
+        """The largest epoch not above `epoch`, and its end.
+
+        If all of the leader's epochs are newer: `UNDEFINED` and the start of its first one. Without epochs: `UNDEFINED`
+        twice.
+        """
+        index = self._log.floor(epoch)
+        if index is not None:
+            return Reply(self._log.entries[index][0], self._log.end_of(index))
+        return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
+
+    def kip101(self, epoch: int) -> Reply:
+        """As before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
+
+        For the newest epoch, the leader's log end. `UNDEFINED` for an epoch newer or older than all of the leader's
+        (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
+        """
+        entries = self._log.entries
+        index = self._log.floor(epoch)
+        if not entries or index is None or epoch > entries[-1][0]:
+            return _UNDEFINED
+        return Reply(epoch, self._log.end_of(index))
+
+    def alternative1(self, epoch: int) -> Reply:
+        """The end of `epoch`; UNKNOWN if the leader has only other epochs, UNDEFINED if it has no epochs."""
+        if not self._log.entries:
+            return _UNDEFINED
+        index = self._log.floor(epoch)
+        if index is None or self._log.entries[index][0] != epoch:
+            return _UNKNOWN
+        return Reply(epoch, self._log.end_of(index))
+
+    def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
+        """For the first epoch of the sequence (newest first) that the leader has: the lower of the two end offsets."""
+        for epoch, end in sequence:
+            reply = self.alternative1(epoch)
+            if reply.kind is ReplyKind.END:
+                return Reply(epoch, min(end, reply.end_offset))
+        return _UNKNOWN if self._log.entries else _UNDEFINED
+
+    def live(self, epoch: int) -> Reply:
+        """The answer of brokers since 2.1 to OffsetForLeaderEpoch.
+
+        It differs from KIP-279 in two cases: an epoch newer than all of the leader's is undefined, and an epoch older
+        than all of them ends where the log starts.
+        """
+        entries = self._log.entries
+        if not entries or epoch < 0 or epoch > entries[-1][0]:
+            return _UNDEFINED
+        reply = self.kip279(epoch)
+        return reply if reply.epoch != UNDEFINED else Reply(epoch, reply.end_offset)
+
+
+# --- the four protocols ---------------------------------------------------------------------------------------------
+
+
+class Strategy(enum.Enum):
+    """The protocols of KIP-279 between a follower and a leader: the accepted one and its alternatives."""
+
+    KIP279 = "kip279"
+    """The accepted one: the response says which epoch it is about."""
+    ALTERNATIVE1 = "alt1"
+    """The leader returns an error for an epoch that it does not have; the follower asks about the next older one."""
+    ALTERNATIVE2 = "alt2"
+    """The follower sends a sequence of epochs and their ends; the leader takes the first that it has."""
+    CLEAN_ONLY = "clean"
+    """One request, about the epoch of the follower's high watermark. Correct only if all elections were clean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of a protocol, with its costs.
+
+    Attributes:
+        truncate_to: First differing offset, to which the follower would truncate its log. The follower's log end if
+            the logs do not differ.
+        request_bytes: Bytes of the partition in all requests, counted as in KIP-279.
+        response_bytes: The same for the responses.
+    """
+
+    strategy: Strategy
+    truncate_to: int
+    request_bytes: int
+    response_bytes: int
+    steps: tuple[Step, ...]
+
+    @property
+    def round_trips(self) -> int:
+        """Number of answered requests."""
+        return len(self.steps)
+
+
+def compare(
+    strategy: Strategy,
+    ours: Lineage,
+    theirs: Lineage,
+    high_watermark: int | None = None,
+    *,
+    lengths: Sequence[int] = (),
+) -> Comparison:
+    """Play one protocol to its end.
+
+    Args:
+        strategy: The protocol.
+        ours: The follower's history; all epochs defined.
+        theirs: The leader's.
+        high_watermark: The follower's. The follower truncates to it when the leader knows none of its epochs, and the
+            first sequence of Alternative 2 reaches back to it. None: not known; the follower then truncates everything
+            that the leader does not know. `CLEAN_ONLY` needs it.
+        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of them, each round sends
+            twice as many as the one before. Empty: `_first_width` gives the first length.
+
+    Raises:
+        ValueError: `CLEAN_ONLY` without a high watermark, or lengths that do not increase from 1 or more.
+    """
+    if strategy is Strategy.CLEAN_ONLY and high_watermark is None:
+        raise ValueError(
+            "the clean-only protocol asks about the epoch of the high watermark, which is not given"
+        )
+    if any(after <= before for before, after in itertools.pairwise((0, *lengths))):
+        raise ValueError(f"lengths of the sequence must increase from 1 or more, not {list(lengths)}")
+    leader = Leader(theirs)
+    steps: list[Step] = []
+    requests = responses = 0
+    fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
+    index: int | None = len(ours.entries) - 1
+    if strategy is Strategy.CLEAN_ONLY:
+        # The epoch of the last record below the high watermark. Without such a record there is no epoch to ask about.
+        index = max((at for at, (_, start) in enumerate(ours.entries) if start < fallback), default=None)
+    if not ours.entries or index is None:
+        return Comparison(strategy, fallback, 0, 0, ())
+    width = 1
+    if strategy is Strategy.ALTERNATIVE2:
+        width = min(lengths[0] if lengths else _first_width(ours, high_watermark), len(ours.entries))
+    while index is not None:
+        request = tuple((ours.entries[at][0], ours.end_of(at)) for at in range(index, index - width, -1))
+        requests += _request_bytes(strategy, width)
+        responses += _RESPONSE_BYTES[strategy]
+        if strategy is Strategy.KIP279:
+            reply = leader.kip279(request[0][0])
+            cut, following = _follow_kip279(ours, reply, fallback, high_watermark)
+        elif strategy is Strategy.ALTERNATIVE1:
+            reply = leader.alternative1(request[0][0])
+            cut, following = _follow_alternative1(ours, index, reply, fallback)
+        elif strategy is Strategy.CLEAN_ONLY:
+            reply = leader.kip101(request[0][0])
+            cut, following = _follow_clean_only(ours, index, reply, fallback), None
+        else:
+            reply = leader.alternative2(request)
+            longer = lengths[len(steps) + 1] if len(steps) + 1 < len(lengths) else 2 * width
+            cut, width = _follow_alternative2(ours, width, longer, reply, fallback)
+            following = index if width else None
+        steps.append(Step(request, reply.epoch, reply.end_offset, cut, reply.kind))
+        index = following
+    return Comparison(strategy, cut, requests, responses, tuple(steps))
+
+
+# KIP-279's "32 bits more" of the response are its epoch. Alternative 2 "adds 64 bits" with one pair and 160 with
+# two: pairs without a length, in place of the epoch.
+_RESPONSE_BYTES: Final = {
+    Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
+    Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
+    Strategy.ALTERNATIVE2: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
+    Strategy.CLEAN_ONLY: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
+}
+
+
+def _request_bytes(strategy: Strategy, pairs: int) -> int:
+    if strategy is Strategy.ALTERNATIVE2:
+        return PARTITION_BYTES + pairs * (EPOCH_BYTES + OFFSET_BYTES)
+    return PARTITION_BYTES + EPOCH_BYTES
+
+
+def _follow_kip279(
+    ours: Lineage, reply: Reply, fallback: int, high_watermark: int | None
+) -> tuple[int, int | None]:
+    """Where to cut, and the entry to ask about next."""
+    if reply.kind is not ReplyKind.END:
+        return fallback, None
+    if reply.epoch == UNDEFINED:
+        # All of the leader's epochs are newer: from the start of its first one, the log holds none of our records.
+        cut = min(reply.end_offset, ours.end_offset)
+        return (cut if high_watermark is None else min(cut, high_watermark)), None
+    at = ours.floor(reply.epoch)
+    if at is None:
+        return min(reply.end_offset, ours.start_offset), None
+    if ours.entries[at][0] == reply.epoch:
+        return min(reply.end_offset, ours.end_of(at)), None
+    return ours.end_of(at), at
+
+
+def _follow_alternative1(ours: Lineage, index: int, reply: Reply, fallback: int) -> tuple[int, int | None]:
+    if reply.kind is ReplyKind.END:
+        return min(reply.end_offset, ours.end_of(index)), None
+    if not index or reply.kind is ReplyKind.UNDEFINED:
+        return fallback, None
+    return ours.end_of(index - 1), index - 1
+
+
+def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -> int:
+    """Where to cut: drop all newer epochs, and the records of this epoch that the leader does not have."""
+    if reply.kind is not ReplyKind.END:
+        return fallback
+    return min(reply.end_offset, ours.end_of(index))
+
+
+def _first_width(ours: Lineage, high_watermark: int | None) -> int:
+    """How many epochs the first sequence has; KIP-279 leaves this to tuning.
+
+    The epochs between high watermark and log end that follow each other without a gap. A gap means that leaders in
+    between wrote nothing that we have, so the elections were not clean. Without a high watermark: at most two, which
+    suffices for clean elections.
+    """
+    entries, width = ours.entries, 1
+    while width < len(entries):
+        older, newer = entries[-width - 1], entries[-width]
+        if older[0] + 1 != newer[0] or (width >= 2 if high_watermark is None else newer[1] < high_watermark):
+            break
+        width += 1
+    return width
+
+
+def _follow_alternative2(
+    ours: Lineage, width: int, longer: int, reply: Reply, fallback: int
+) -> tuple[int, int]:
+    """Where to cut, and how many epochs to send next (0: finished)."""
+    if reply.kind is ReplyKind.END:
+        return reply.end_offset, 0
+    if width == len(ours.entries) or reply.kind is ReplyKind.UNDEFINED:
+        return fallback, 0
+    cut = ours.entries[-width][1]
+    return cut, min(longer, len(ours.entries))

@@ -1,0 +1,339 @@
+"""Decides which acknowledged batches the log has lost, from the batch headers that the log holds now.
+
+An acknowledged batch can vanish: an unclean election, a wiped disk, a recreated topic. Brokers do not report this
+(KAFKA-7190 and its kin end in plain successes at lower offsets). So the journal raises suspicions from other signs
+(`Cause`), and a survey compares the batch headers of the log with the acknowledged batches.
+
+A batch is **lost** when it is not in the log and another batch covers its offset, or its offset is at or after the
+log's end. If the journal never learned its exact offset, the survey must have seen the log from the lowest possible
+offset on, without a gap. A batch is not lost when retention deleted it (it is before the log's start) or compaction
+emptied it (no batch covers its offset): Kafka removes those as configured.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkasafe.history.identity import BatchId, add_sequence, sequence_distance
+
+__all__ = ["AckedBatch", "Cause", "Loss", "Released", "Survey"]
+
+_RELEASED: Final = 1 << 15
+"""How many offsets of released batches are kept at least."""
+
+_BEYOND: Final = 2**63 - 1
+"""After every offset."""
+
+
+class Cause(enum.Enum):
+    """The sign that raised a suspicion."""
+
+    ACK = "ack"
+    """A broker acknowledged a batch at or before an offset that it had acknowledged earlier."""
+    SEQUENCE = "sequence"
+    """The leader misses acknowledged sequences."""
+    UNKNOWN_PRODUCER = "unknown producer"
+    """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
+    LOG_END = "log end"
+    """The log ends before an acknowledged batch."""
+    TOPIC_ID = "topic id"
+    """The topic was recreated."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckedBatch:
+    """A batch that the cluster acknowledged.
+
+    Attributes:
+        identity: Its id.
+        base_offset: Its first offset, or a lower bound of it.
+        exact: `base_offset` is exact; else it is a lower bound.
+    """
+
+    identity: BatchId
+    base_offset: int
+    exact: bool = True
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after its last record."""
+        return self.base_offset + self.identity.count
+
+
+class Released:
+    """Offsets of acknowledged batches that have left the spool but still have marks in it.
+
+    Attributes:
+        complete_from: From this offset on, every such batch is known. Beyond every offset while none is known.
+    """
+
+    __slots__ = ("_offsets", "complete_from")
+
+    def __init__(self) -> None:
+        self.complete_from = _BEYOND
+        self._offsets = array("q")
+
+    def note(self, base_offset: int, forgotten_offset: int) -> None:
+        """Note the offset that a mark gives for a batch that has left the spool.
+
+        Args:
+            base_offset: The offset.
+            forgotten_offset: Before this offset there may be batches that no mark names.
+        """
+        offsets = self._offsets
+        if not offsets:
+            self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
+        while offsets and offsets[-1] >= base_offset:
+            offsets.pop()  # the log was truncated since then, which an earlier survey examined
+        offsets.append(base_offset)
+        if len(offsets) > 2 * _RELEASED:
+            del offsets[:_RELEASED]
+            self.complete_from = max(self.complete_from, offsets[0])
+
+    def since(self, offset: int) -> Sequence[int] | None:
+        """The offsets from this one on, ascending; None if further batches may be unknown there."""
+        if offset < self.complete_from:
+            return None
+        return self._offsets[bisect_left(self._offsets, offset) :]
+
+    def cut(self, end_offset: int) -> None:
+        """Drop offsets from this one on: the log once ended there."""
+        while self._offsets and self._offsets[-1] >= end_offset:
+            self._offsets.pop()
+
+    def forget(self) -> None:
+        """Drop all offsets."""
+        self.complete_from = _BEYOND
+        del self._offsets[:]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The result of a survey.
+
+    Attributes:
+        indexes: Which of the acknowledged batches are lost, ascending.
+        first_offset: First lost offset, -1 when nothing is lost.
+        last_offset: Last lost offset (inclusive), -1 when nothing is lost.
+        records: Records in the lost batches, and in older ones whose loss follows from the sequences.
+        moved: New base offset by index, of batches that the log holds at another offset.
+        oldest_known: The oldest batch searched for is lost too, and how many before it are lost is unknown.
+        released_there: Every suspected batch of this lane that is known by its offset alone is at that offset.
+        ours_until: From the first suspected offset up to here (exclusive), batches of this lane cover every offset. -1
+            if the survey did not check that, or no such batch covers the first one.
+    """
+
+    indexes: tuple[int, ...]
+    first_offset: int
+    last_offset: int
+    records: int
+    moved: dict[int, int]
+    oldest_known: bool
+    ours_until: int = -1
+    released_there: bool = False
+
+
+@dataclass(slots=True)
+class Survey:
+    """Takes the log's batch headers and notes which acknowledged batches are in it.
+
+    Attributes:
+        acked: The acknowledged batches, in the order of their acknowledgement.
+        next_offset: Where the next page starts.
+        end_offset: The log's end, including records above the high watermark (exclusive).
+        log_start_offset: The log's start.
+        from_offset: From here on the log may have changed, -1 when unknown. Batches may have been appended again here,
+            before the offset of the oldest one.
+        ours: Producer ids that only this lane's batches have.
+        doubted_from: From here on, the survey compares each offset of the log with `ours`; -1: it compares none.
+        released: Base offsets, from `doubted_from` on, of this lane's batches that are known by their offset alone,
+            ascending; None if some of those offsets are unknown.
+        complete: The survey saw no gap between batches: nothing was compacted.
+    """
+
+    acked: Sequence[AckedBatch]
+    end_offset: int
+    log_start_offset: int
+    from_offset: int = -1
+    ours: frozenset[int] = frozenset()
+    doubted_from: int = -1
+    released: Sequence[int] | None = None
+    complete: bool = True
+    next_offset: int = field(init=False)
+    _found: dict[int, int] = field(default_factory=dict)
+    _taken: set[int] = field(default_factory=set)
+    _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _places: list[tuple[int, int]] = field(default_factory=list)
+    _begin: int = field(init=False)
+    _ours_until: int = field(init=False)
+    _checked: int = 0
+    _misses: bool = False
+    _before: _Before | None = None
+
+    def __post_init__(self) -> None:
+        """Begin right before the oldest batch, or at the log's start if that is later."""
+        oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
+        if self.from_offset >= 0:
+            oldest = min(oldest, self.from_offset)
+        self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
+        # Include the batch before: its sequences show how many records are missing before the oldest batch.
+        self.next_offset = max(self.log_start_offset, self._begin - 1)
+        self._ours_until = self.doubted_from
+        if self.acked:
+            self._before = _Before(self.acked, self._begin)
+        self._places = sorted((batch.base_offset, index) for index, batch in enumerate(self.acked))
+        for index, batch in enumerate(self.acked):
+            identity = batch.identity
+            self._wanted[identity.producer_id, identity.producer_epoch, identity.base_sequence] = index
+
+    @property
+    def done(self) -> bool:
+        """Whether the survey has seen the log up to its end."""
+        return self.next_offset >= self.end_offset
+
+    def page(
+        self, headers: Iterable[tuple[int, int, int, int, int]], *, next_offset: int, log_start_offset: int
+    ) -> None:
+        """Take one page.
+
+        Args:
+            headers: (base offset, last offset, producer id, epoch, base sequence) of each batch, ascending.
+            next_offset: Where the page ends (exclusive).
+            log_start_offset: The log's start when it was read.
+        """
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        for base_offset, last_offset, producer_id, epoch, base_sequence in headers:
+            if last_offset < self.next_offset:
+                continue
+            self.complete = self.complete and base_offset <= max(self.next_offset, self._begin)
+            if self._before is not None:
+                count = last_offset - base_offset + 1
+                self._before.see(BatchId(producer_id, epoch, base_sequence, count), base_offset)
+            ours = producer_id in self.ours
+            if ours and base_offset <= self._ours_until:
+                self._ours_until = max(self._ours_until, last_offset + 1)
+            self._check_released(base_offset if ours else -1, last_offset)
+            index = self._wanted.get((producer_id, epoch, base_sequence))
+            if index is not None:
+                self._found.setdefault(index, base_offset)
+            first = bisect_left(self._places, (base_offset, -1))
+            behind = bisect_left(self._places, (last_offset + 1, -1))
+            self._taken.update(number for _, number in self._places[first:behind] if number != index)
+            self.next_offset = last_offset + 1
+        self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
+
+    def _check_released(self, base_offset: int, last_offset: int) -> None:
+        """Check released batches that begin before the end of this batch: each must begin at `base_offset`.
+
+        `base_offset` is -1 for a batch of another producer.
+        """
+        released = self.released or ()
+        while self._checked < len(released) and released[self._checked] <= last_offset:
+            self._misses |= self.log_start_offset <= released[self._checked] != base_offset
+            self._checked += 1
+
+    def _is_gone(self, index: int, batch: AckedBatch) -> bool:
+        if not batch.exact:
+            # The batch was at or after this offset: the survey must have seen all of that range.
+            return self.complete and batch.base_offset >= self.log_start_offset
+        if batch.next_offset <= self.log_start_offset:
+            return False
+        return index in self._taken or batch.base_offset >= self.end_offset
+
+    @property
+    def any_left(self) -> bool:
+        """Whether a batch from before the loss is still at its offset: then the topic was not recreated since."""
+        end = 0
+        for index, batch in enumerate(self.acked):
+            if batch.base_offset < end:
+                break  # acknowledged after the loss
+            if batch.exact and self._found.get(index) == batch.base_offset:
+                return True
+            end = batch.next_offset
+        return False
+
+    def loss(self) -> Loss:
+        """The result, once the survey is done."""
+        lost = [
+            index
+            for index, batch in enumerate(self.acked)
+            if index not in self._found and self._is_gone(index, batch)
+        ]
+        moved = {i: at for i, at in self._found.items() if at != self.acked[i].base_offset}
+        first_offset = min((self.acked[i].base_offset for i in lost), default=-1)
+        records = sum(self.acked[i].identity.count for i in lost)
+        oldest_known = bool(lost) and lost[0] == 0
+        before = self._before
+        missing = None if before is None or not oldest_known else before.missing()
+        if before is not None and missing is not None:
+            oldest_known = False
+            if missing > 0:
+                first_offset = min(first_offset, before.end_offset)
+                records += missing
+        return Loss(
+            tuple(lost),
+            first_offset,
+            max((self.acked[i].next_offset - 1 for i in lost), default=-1),
+            records,
+            moved,
+            oldest_known,
+            self._ours_until if self._ours_until > self.doubted_from else -1,
+            self.released is not None and self._checked == len(self.released) and not self._misses,
+        )
+
+
+class _Before:
+    """Counts lost records among those acknowledged before the oldest remembered batch.
+
+    Sequences have no gaps: if the log still has a batch of that producer id, its sequence shows how many are missing.
+    """
+
+    def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
+        self._oldest = acked[0]
+        self._begin = begin
+        self._remembered = {
+            batch.identity.base_sequence: batch for batch in acked if self._ours(batch.identity)
+        }
+        self._last_sequence: int | None = None
+        self._elsewhere: dict[int, int] = {}
+        self.end_offset = -1
+        """Offset after the last older batch that is still in its place."""
+
+    def _ours(self, identity: BatchId) -> bool:
+        oldest = self._oldest.identity
+        return (identity.producer_id, identity.producer_epoch) == (oldest.producer_id, oldest.producer_epoch)
+
+    def _stands_before(self, base_sequence: int) -> bool:
+        return sequence_distance(base_sequence, self._oldest.identity.base_sequence) > 0
+
+    def see(self, identity: BatchId, base_offset: int) -> None:
+        """Take a batch of the log, in log order."""
+        if not self._ours(identity) or not self._stands_before(identity.base_sequence):
+            return
+        end_offset = base_offset + identity.count
+        last = self._last_sequence
+        if end_offset <= self._begin or (
+            last is not None
+            and identity.base_sequence == add_sequence(last, 1)
+            and end_offset <= self._oldest.base_offset
+        ):
+            self._last_sequence, self.end_offset = identity.last_sequence, end_offset
+        elif identity.base_sequence not in self._remembered:
+            self._elsewhere[identity.base_sequence] = identity.count
+
+    def missing(self) -> int | None:
+        """The number of missing records; None if the log has no older batch of that producer id."""
+        last = self._last_sequence
+        if last is None:
+            return None
+        others = {
+            **self._elsewhere,
+            **{s: b.identity.count for s, b in self._remembered.items() if self._stands_before(s)},
+        }
+        accounted = sum(count for s, count in others.items() if sequence_distance(last, s) > 0)
+        return sequence_distance(last, self._oldest.identity.base_sequence) - 1 - accounted

@@ -1,0 +1,150 @@
+"""The two-phase journal: every batch from its seal to its commit, decided without I/O.
+
+Theory of operation
+-------------------
+The shell passes events to the journal (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then takes
+`ready()`: the actions that are due. The contract is that of etcd's raft: *persist before you send, send before you
+resolve*.
+
+    1. `ready().persist` holds batches and marks. Write them as one group, make them durable, call `persisted()`.
+       Until then, neither `sends` nor `resolved` contains anything that depends on them.
+    2. Then `ready()` again: `sends` are Produce requests, always the same bytes for the same id; `asks` are
+       questions to the cluster; `waits` are partitions that want `retry()` after a pause; `resolved` are batches
+       whose fate is final and durable.
+
+The table `STATE` gives the state of a batch after an event (`Batch.on`), and `FLOW` the activity of a partition
+(`Progress.on`), or `UNASSIGNED_FLOW` that of a topic whose partitions are not known. An event that the table does not
+have is a bug, and raises. A batch of an earlier incarnation gets its state from the log (`recovery`), and one that
+joins a unit is JOINED from the beginning.
+
+Order and the window. A partition's batches are sent in the order in which they were sealed, at most `window` (five)
+without a durable commit mark. The first batch under an id goes alone until it is acknowledged, and so does the
+first after a pause in which the broker may have dropped our producer state: a broker without state accepts *any* base
+sequence, so a second batch could overtake a failed first one. After any failure the partition *settles*: the journal
+sends nothing new until every request in flight has an outcome; then either all of them are proven absent and go again,
+in order, or the journal asks the cluster first.
+
+No clock, no randomness, no I/O: `now` (float seconds, any epoch) and all answers of the cluster are arguments.
+
+Rooms
+-----
+Data that all objects share: `lifecycle` (the events of a batch), `flow` (those of a partition), `states` (a batch),
+`destination` (batches for one address: a `partition`, or a topic that is `unassigned` to partitions),
+`missing` (destinations that may not exist), `messages`, `notices`, `groups`, `clock`.
+Objects that own state:
+
+    home        the cluster of the lane                     sequences   the id of the next batch
+    progress    the current activity of a partition         window      how many batches may be in flight at once
+    refusal     since when one refusal lasts                acked       acknowledged batches
+    doubt       requests that had no answer                 loss_case   acknowledged batches that may be lost
+    rejection   batches on their way to `rejected/`         precedence  batches that other lanes deliver first
+    quiescence  when all requests are dead                  healing     lost batches that are sent again
+    queue       the batches of a partition                  spool_index positions of the spool that are needed
+    replay      the group of the log that is being read     destinations  all of them, and the known topics
+    outbox      decided actions, until `ready` takes them   broker_clock  the brokers' time
+    snapshots   marks that a new segment repeats            turns       when a batch of a unit is the next one
+
+Objects that decide. Each gets the objects that it uses as arguments of its constructor, and knows none that use it:
+
+    packing     batches that are far from their turn    suspicions  signs that acknowledged batches are lost
+    refusals    destinations that are not accepted      topics      destinations, learned and forgotten
+    endings     groups that became durable              losses      surveys, and lost batches to send again
+    ids         given, and taken back                   forward     copies of batches at the spool's front
+    sealing     new batches, on their way to the disk   dividing    one batch becomes several
+    gathering   several batches become one              rejecting   batches that are finally refused
+    verdicts    batches in doubt                        answers     to requests and questions
+    members     batches of units                        lives       order across incarnations and lanes
+    recovery    the log of earlier incarnations         machine     the next step of a partition
+    rounds      all actions that are due
+
+`parts` makes all of them. `journal` has the facade: `Journal` passes each event to the object that handles it, and
+collects the resulting actions. `settings` has the options of a journal. `views` has read-only queries for callers
+outside, as `Journal.views`.
+
+`quiet` has the conditions of a partition that the rules of `machine` check in their order.
+"""
+
+from kafkasafe.journal.clock import Clock, alive_s
+from kafkasafe.journal.destination import UNCHOSEN
+from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
+from kafkasafe.journal.gathering import GATHER_LEAST
+from kafkasafe.journal.groups import Consequence, Persist
+from kafkasafe.journal.journal import Journal
+from kafkasafe.journal.lifecycle import STATE, BatchEvent, IllegalMoveError, State
+from kafkasafe.journal.messages import (
+    Aside,
+    Ask,
+    Divide,
+    EpochCheck,
+    Packed,
+    Ready,
+    Resolution,
+    SurveyAsk,
+    Unpacked,
+    Wait,
+)
+from kafkasafe.journal.notices import (
+    AckedLoss,
+    Delivered,
+    Denial,
+    Denied,
+    Healed,
+    Hole,
+    Notice,
+    Refusal,
+    Relented,
+    Undecidable,
+)
+from kafkasafe.journal.partition import WINDOW, Partition
+from kafkasafe.journal.settings import Settings
+from kafkasafe.journal.states import (
+    DAMAGED,
+    TOO_SLOW,
+    Batch,
+    Fate,
+)
+
+__all__ = [
+    "DAMAGED",
+    "FLOW",
+    "GATHER_LEAST",
+    "STATE",
+    "TOO_SLOW",
+    "UNASSIGNED_FLOW",
+    "UNCHOSEN",
+    "WINDOW",
+    "AckedLoss",
+    "Aside",
+    "Ask",
+    "Batch",
+    "BatchEvent",
+    "Clock",
+    "Consequence",
+    "Delivered",
+    "Denial",
+    "Denied",
+    "Divide",
+    "EpochCheck",
+    "Fate",
+    "Flow",
+    "FlowEvent",
+    "Healed",
+    "Hole",
+    "IllegalMoveError",
+    "Journal",
+    "Notice",
+    "Packed",
+    "Partition",
+    "Persist",
+    "Ready",
+    "Refusal",
+    "Relented",
+    "Resolution",
+    "Settings",
+    "State",
+    "SurveyAsk",
+    "Undecidable",
+    "Unpacked",
+    "Wait",
+    "alive_s",
+]

@@ -1,0 +1,256 @@
+"""The acknowledged batches of a partition. Recovery rebuilds the same state that the earlier incarnation had.
+
+`suspicions` and `losses` decide what happens when the log may have lost some of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId
+from kafkasafe.history.loss import Released
+from kafkasafe.journal.states import Batch, follows
+
+__all__ = ["ANYWHERE", "AckedLog"]
+
+ANYWHERE: Final = 2**63 - 1
+"""After every offset."""
+
+_REMEMBERED: Final = 64
+"""How many acknowledged batches of a partition are remembered at least."""
+
+
+@dataclass(slots=True)
+class AckedLog:
+    """The acknowledged batches of one partition, with their offsets.
+
+    Attributes:
+        baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
+        last_acked_offset: Of the last acknowledged record (inclusive), -1 before the first acknowledgement.
+        clear_offset: Durable: every batch of this lane that may be at or before this offset is finished. The broker may
+            acknowledge a batch while one before it is in doubt, so this can be lower than `last_acked_offset`.
+        leader_epoch: Of the last acknowledgement, -1 when unknown.
+        topic_id: Id of the topic to which the offsets belong.
+        last_acked_id: Id of the newest batch that is in the log below the high watermark.
+        acked: Committed batches in the order of their commits: those that are still in the spool, and a few more.
+        commits: (position, base offset) of acknowledged batches that no mark names yet.
+        forgotten_offset: Batches acknowledged before this offset, and before `acked`, are not remembered.
+        released: Offsets of batches that have left the spool.
+        known_from: Batches that are not remembered, if still in the log, are before this offset; -1 when unknown.
+        told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
+            batch in the spool. Later batches may have lower positions: parts of a divided batch, and copies, are
+            written after their successors.
+        unwritten: How many baselines are on their way to the disk,
+        void: and how many of those, the first ones, are of a log that was forgotten since.
+    """
+
+    baseline_offset: int = -1
+    last_acked_offset: int = -1
+    clear_offset: int = -1
+    leader_epoch: int = -1
+    topic_id: bytes = m.NO_TOPIC_ID
+    last_acked_id: BatchId | None = None
+    acked: deque[Batch] = field(default_factory=deque)
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    forgotten_offset: int = -1
+    released: Released = field(default_factory=Released)
+    known_from: int = -1
+    told_position: int = -1
+    unwritten: int = 0
+    void: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the log's end before our first batch is known, or the broker acknowledged a batch of this lane."""
+        return self.baseline_offset >= 0 or self.last_acked_offset >= 0
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether neither the log's contents nor the topic are known, as after `forget`."""
+        return not (self.has_begun or any(self.topic_id) or self.acked)
+
+    @property
+    def reach(self) -> int:
+        """The lowest offset at which an unfinished batch can begin; -1 when unknown."""
+        return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
+
+    def forget(self) -> None:
+        """Drop everything: from here on, the log is that of another cluster or another topic."""
+        self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
+        self.leader_epoch = -1
+        self.topic_id = m.NO_TOPIC_ID
+        self.last_acked_id = None
+        self.acked.clear()
+        self.forgotten_offset = self.known_from = self.told_position = -1
+        self.released.forget()
+        self.void = self.unwritten
+
+    # -- what the cluster says -----------------------------------------------------------------------------------------
+
+    def begin(self, end_offset: int) -> None:
+        """Note the log's end before the first batch of this lane was sent, except for batches of units."""
+        self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
+        self.unwritten += 1
+
+    def begun(self) -> bool:
+        """Note that the next baseline on its way is durable. False: it is of a log that was forgotten since."""
+        self.unwritten -= 1
+        if not self.void:
+            return True
+        self.void -= 1
+        return False
+
+    def begin_before(self, first_offset: int) -> None:
+        """Lower the baseline to a unit's batch: units do not wait for the baseline and may precede it in the log."""
+        if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
+            self.baseline_offset = first_offset
+
+    def name_topic(self, topic_id: bytes) -> None:
+        """Note the topic to which the offsets belong."""
+        self.topic_id = topic_id
+
+    def lead(self, leader_epoch: int) -> None:
+        """Note the leader epoch of the newest acknowledgement."""
+        self.leader_epoch = leader_epoch
+
+    def acknowledge(self, base_offset: int, count: int) -> None:
+        """Note an acknowledged batch at this offset; -1: the offset is unknown."""
+        if base_offset >= 0:
+            self.last_acked_offset = base_offset + count - 1
+
+    def find(self, base_offset: int, count: int) -> None:
+        """Note a batch found at this offset, possibly before acknowledged ones."""
+        self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
+
+    def know_from(self, base_offset: int) -> None:
+        """Note a batch that was acknowledged after all batches that are not remembered."""
+        if self.known_from < 0:
+            self.known_from = base_offset
+
+    def pass_id(self, identity: BatchId | None) -> None:
+        """Note that the log has the batch with this id below the high watermark."""
+        last = self.last_acked_id
+        if identity is not None and not (last is not None and follows(last, identity)):
+            self.last_acked_id = identity
+
+    # -- what is durable -----------------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> None:
+        """Put the batch's offset into the next COMMITTED mark."""
+        self.commits.append((batch.position, batch.base_offset))
+
+    def take_commits(self) -> tuple[tuple[int, int], ...]:
+        """Take the entries for the COMMITTED mark."""
+        commits = tuple(self.commits)
+        self.commits.clear()
+        return commits
+
+    def clear(self, base_offset: int, count: int) -> None:
+        """Note that the first unfinished batch is finished at this offset; -1: the offset is unknown."""
+        if base_offset >= 0:
+            self.clear_offset = base_offset + count - 1
+
+    def remember(self, batch: Batch, released_before: int) -> None:
+        """Remember a committed batch, whose `place` is set."""
+        self.acked.append(batch)
+        self.trim(released_before)
+
+    @property
+    def next_place(self) -> int:
+        """Lowest possible offset of a committed batch whose offset is unknown: right after the batch before it."""
+        if not self.acked:
+            return max(self.baseline_offset, 0)
+        return self.acked[-1].place + self.acked[-1].count
+
+    def trim(self, released_before: int) -> None:
+        """Drop batches that have left the spool, except a few: these locate the start of a loss."""
+        while len(self.acked) > _REMEMBERED and self.acked[0].position < released_before:
+            batch = self.acked.popleft()
+            self.forgotten_offset = max(self.forgotten_offset, batch.place + batch.count)
+            self.known_from = max(self.known_from, batch.place + batch.count)
+
+    def tell(self, position: int) -> None:
+        """Note that separate marks hold the id of the batch at this position."""
+        self.told_position = position
+
+    # -- what a survey finds -------------------------------------------------------------------------------------------
+
+    def leave_out(self, handles: Container[int]) -> None:
+        """Drop lost batches that cannot be sent again."""
+        self.acked = deque(batch for batch in self.acked if batch.handle not in handles)
+
+    def take_out(self, positions: Sequence[int], given_up: Sequence[int]) -> list[Batch]:
+        """Drop lost batches. Returns those at `positions`, in that order."""
+        lost = {batch.position: batch for batch in self.acked if batch.position >= 0}
+        gone = {*positions, *given_up}
+        self.acked = deque(batch for batch in self.acked if batch.position not in gone)
+        return [lost[position] for position in positions if position in lost]
+
+    def end_at(self, end_offset: int) -> None:
+        """Note where the log ends, after the lost batches were taken out."""
+        last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
+        self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
+        if all(batch.identity != self.last_acked_id for batch in self.acked):
+            self.last_acked_id = None
+        self.baseline_offset = min(self.baseline_offset, end_offset)
+
+    def confirm_until(self, end_offset: int) -> None:
+        """Adopt the offsets that the survey found: the log has lost nothing."""
+        known = max(
+            (batch.base_offset + batch.count - 1 for batch in self.acked), default=self.last_acked_offset
+        )
+        self.last_acked_offset = min(known, end_offset - 1)
+
+    # -- what a log says that is read back -----------------------------------------------------------------------------
+
+    def read_state(self, mark: m.State) -> None:
+        """Take over the state from a mark."""
+        self.baseline_offset = mark.baseline_offset
+        self.clear_offset = mark.last_acked_offset
+        # The broker may have acknowledged batches after an unfinished one.
+        self.last_acked_offset = max(self.last_acked_offset, mark.last_acked_offset)
+        self.leader_epoch = mark.leader_epoch
+        self.topic_id = mark.topic_id
+        if not self.acked:
+            self.forgotten_offset = mark.last_acked_offset + 1
+
+    def read_released(self, base_offset: int, *, clear: bool) -> None:
+        """Take a mark that names a batch which has left the spool, so that its record count is unknown.
+
+        Args:
+            base_offset: Its offset.
+            clear: No unfinished batch was accepted before it.
+        """
+        self.begin_before(base_offset)
+        self.last_acked_offset = base_offset
+        if clear:
+            self.clear_offset = base_offset
+        self.known_from = -1
+        self.released.note(base_offset, self.forgotten_offset)
+        if not self.acked:
+            self.forgotten_offset = ANYWHERE
+
+    def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
+        """Take a mark that gives the offset of a batch of an ended unit. Arguments as in the other methods."""
+        self.know_from(base_offset)
+        self.last_acked_offset = base_offset + count - 1
+        if clear:
+            self.clear_offset = self.last_acked_offset
+
+    def recall(self, batch: Batch) -> None:
+        """Remember this batch alone: recovery read its id from marks, and the ids of earlier batches are not known."""
+        self.acked = deque((batch,))
+        self.forgotten_offset = batch.base_offset
+
+    def cut(self, last_offset: int) -> None:
+        """Drop batches after this last offset of the log that had left the spool: they are lost."""
+        self.released.cut(last_offset + 1)
+        self.acked = deque(
+            batch
+            for batch in self.acked
+            if batch.position >= 0 or batch.place + batch.count - 1 <= last_offset
+        )

@@ -1,0 +1,326 @@
+"""Outcomes of requests and questions: acknowledged, lost, refused, damaged; and the end of a pause.
+
+`verdicts` handles the judgement of batches in doubt, and `losses` the result of a survey.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kafkasafe import units as u
+from kafkasafe.codes.verdicts import DESTINATION_CODES, Action, Scope, classify_produce, latest_timestamp
+from kafkasafe.history.identity import ProducerView, shows
+from kafkasafe.history.loss import Cause
+from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.endings import Durability
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.groups import Begun
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.rejecting import Rejecter
+from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.states import DAMAGED, TOO_SLOW, Batch, State
+from kafkasafe.journal.suspicions import Suspicions
+
+__all__ = ["Answers"]
+
+_TIMEOUTS: Final = 2
+"""After this many time-outs in a row, the journal divides a batch once the log is proven not to have it."""
+
+_INVALID_TIMESTAMP: Final = 32
+
+
+class Answers:
+    """Handles answers, and requests without an answer."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        durability: Durability,
+        rejecter: Rejecter,
+        clock: BrokerClock,
+        units: u.Units,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._durability = durability
+        self._rejecter = rejecter
+        self._clock = clock
+        self._units = units
+        self._request_timeout_s = request_timeout_s
+
+    def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
+        """Note that the cluster acknowledged a batch.
+
+        Args:
+            batch: The batch.
+            base_offset: Offset of its first record, -1 when the broker does not say.
+            leader_epoch: Of the leader that answered, -1 when unknown.
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        partition = self._partitions[batch.destination]
+        batch.on(BatchEvent.ACKNOWLEDGED)
+        batch.locate(base_offset)
+        self._refusals.clear_refusal(partition)
+        self._suspicions.check_offset_order(partition, base_offset)
+        self._suspicions.note_leader_epoch(partition, leader_epoch)
+        if partition.flow is Flow.PROBING:
+            # acks=all answers only when the replicas have the batch, and so all before it.
+            for earlier in list(partition.queue):
+                if earlier is batch:
+                    break
+                if earlier.state is State.IN_DOUBT:
+                    earlier.on(BatchEvent.FOUND)
+                    self._durability.finish(partition, earlier)
+            partition.progress.on(FlowEvent.PROBED)
+        elif partition.flow is Flow.FLOWING:
+            partition.progress.recover()
+            partition.progress.clear_reason()
+            partition.window.note_answer()
+        partition.log.acknowledge(base_offset, batch.count)
+        self._suspicions.stop_if_suspected(partition)
+        self._durability.finish(partition, batch)
+        if batch.identity is not None:
+            until = now + self._clock.state_age_s - self._clock.age_s(batch, now_ms)
+            partition.window.open(batch.identity, until)
+        self._packer.touch(partition)
+
+    def lost(
+        self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
+    ) -> None:
+        """Note that a request got no answer.
+
+        Args:
+            batch: The batch.
+            sent: It may have reached a broker.
+            code: 3, 17 or 29 if the metadata has this error, else 0.
+            message: Human-readable text.
+            now: Seconds.
+            timed_out: The request timed out: the link is slow, or the broker hangs.
+        """
+        partition = self._partitions[batch.destination]
+        partition.progress.want_metadata()
+        if sent:
+            partition.doubt.may_arrive_until(now + self._request_timeout_s)
+        if timed_out and batch is partition.queue.head:
+            batch.time_out()
+            if batch.timeouts >= _TIMEOUTS and batch.count > 1 and partition.flow is not Flow.PROBING:
+                batch.condemn(TOO_SLOW, f"{batch.timeouts} requests with it timed out")
+        lasting = False
+        if sent or code not in DESTINATION_CODES:
+            partition.refusal.no_answer()
+        else:
+            lasting = self._refusals.note_refusal(partition, code, message, Scope.DESTINATION, now)
+        if sent or partition.flow is Flow.PROBING or (lasting and batch.unanswered):
+            batch.on(BatchEvent.UNCERTAIN)
+        elif lasting:
+            self._refuse(batch, code, message)
+        else:
+            batch.on(BatchEvent.NOT_APPENDED)
+        self._settle(partition, message)
+
+    def damaged(self, batch: Batch, message: str) -> None:
+        """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided.
+
+        A batch of a unit ends its unit, which is delivered as a whole or not at all.
+
+        Args:
+            batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
+            message: Human-readable text.
+        """
+        if batch.unit is not None:
+            self._units.give_up(batch.unit, DAMAGED, message)
+            return
+        batch.blame(DAMAGED, message)
+        partition = self._partitions.get(batch.destination)
+        if partition is None:
+            self._rejecter.reject_unassigned(batch)
+            return
+        if batch.state is State.REFUSED:
+            self._rejecter.reject_head(partition, batch, FlowEvent.DAMAGED)
+            self._packer.touch(partition)
+            return
+        if batch.unanswered or partition.flow is Flow.PROBING:
+            # A broker may have appended it before it was damaged: the journal asks the cluster.
+            batch.on(BatchEvent.UNCERTAIN)
+        else:
+            self._refuse(batch, DAMAGED, message)
+        self._settle(partition, message)
+
+    def refused(
+        self,
+        batch: Batch,
+        code: int,
+        message: str,
+        *,
+        bad_records: tuple[tuple[int, str], ...] = (),
+        log_start_offset: int = -1,
+        now: float,
+        now_ms: int,
+    ) -> None:
+        """Note that the broker answered with an error.
+
+        Args:
+            batch: The batch.
+            code: Kafka's error code.
+            message: The broker's message.
+            bad_records: (index, message) of the records that the broker named.
+            log_start_offset: Where the log starts, -1 from brokers that do not return it.
+            now: Seconds.
+            now_ms: Wall clock, ms since the epoch.
+        """
+        partition = self._partitions[batch.destination]
+        verdict = classify_produce(code)
+        partition.progress.want_metadata(wanted=verdict.refresh_metadata)
+        text = f"{verdict.name} ({code}): {message or verdict.explanation}"
+        scope = verdict.scope
+        if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
+            scope = Scope.BATCH
+        final = verdict.action is Action.REJECT_BATCH and scope is Scope.NONE
+        if batch.gathered and (final or scope is Scope.BATCH):
+            partition.keep_apart()
+        # An answer is about its own request only. It proves nothing while the broker may still append an older request
+        # whose answer was lost, or while a probe runs because the leader has the batch.
+        alone = now >= partition.doubt.dead_at and partition.flow is not Flow.PROBING
+        if code in {47, 90}:
+            partition.doubt.fence()
+        if (
+            code == 59
+            and partition.log.last_acked_offset >= 0
+            and log_start_offset <= partition.log.last_acked_offset
+        ):
+            # Retention drops a producer's state only with its last record (KAFKA-5793). Old brokers return -1.
+            evidence = (
+                f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
+                f" {partition.log.last_acked_offset} was acknowledged"
+            )
+            self._suspicions.raise_suspicion(partition, Cause.UNKNOWN_PRODUCER, evidence)
+        lasting = False
+        if scope is Scope.DESTINATION:
+            lasting = self._refusals.note_refusal(partition, code, text, scope, now)
+        elif batch is partition.queue.head:
+            # No earlier batch waits for an answer, so the error is about this batch alone.
+            if scope is Scope.BATCH:
+                lasting = batch.overdue or self._refusals.note_refusal(
+                    partition, code, text, scope, now, handle=batch.handle
+                )
+                batch.refuse_for_long(overdue=lasting)
+            else:
+                self._refusals.clear_refusal(partition)
+        if alone and not batch.unanswered and verdict.absent and (final or lasting):
+            self._refuse(batch, code, text)
+            batch.blame_records(bad_records)
+            batch.check_absence(wanted=True)
+        elif alone and (
+            (verdict.absent and not final and not lasting)
+            # No other request contained it, and the broker did not append this one.
+            or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
+            or (code == 59 and not batch.unanswered)
+        ):
+            batch.on(BatchEvent.NOT_APPENDED)
+            batch.check_absence(wanted=code == 59)
+            if code == 59:
+                partition.ids.expire()
+        else:
+            if code in {45, 59}:
+                partition.doubt.refuse_sequence()
+            batch.on(BatchEvent.UNCERTAIN)
+            if lasting and not verdict.absent:
+                batch.condemn(code, text)
+        self._settle(partition, text)
+
+    def retry(self, destination: int) -> None:
+        """Note that the pause of a `Wait` is over."""
+        partition = self._partitions[destination]
+        if partition.flow is Flow.WAITING:
+            partition.progress.on(FlowEvent.PAUSE_OVER)
+            self._packer.touch(partition)
+
+    def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
+        """Note a partition's end offset before our first batch; the first send waits until it is durable."""
+        partition = self._partitions[destination]
+        if partition.flow is not Flow.ASKING_BASELINE:
+            return
+        partition.log.begin(end_offset)
+        early = partition.log.last_acked_offset >= 0 or self._units.is_open(destination)
+        if not (early and any(partition.log.topic_id)):
+            partition.log.name_topic(topic_id)
+        self._refusals.clear_refusal(partition)
+        self._out.ready.persist.marks.append(state_mark(partition))
+        self._out.ready.persist.after.append(Begun(destination))
+
+    def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
+        """Note that the cluster did not answer a question; the journal asks again after a pause.
+
+        Args:
+            destination: Destination number.
+            reason: Human-readable text.
+            code: Kafka's error code if the cluster gave one, else 0.
+            now: Seconds.
+        """
+        partition = self._partitions[destination]
+        if not partition.progress.is_asking:
+            return
+        lasting = False
+        if code in DESTINATION_CODES:
+            lasting = self._refusals.note_refusal(
+                partition, code, reason, Scope.DESTINATION, now, asking=partition.queue.has_doubt
+            )
+        else:
+            partition.refusal.no_answer()
+        # A missing permission to ask proves nothing about batches in doubt; a deleted topic has no batch of ours.
+        if lasting and not (partition.queue.has_doubt and code in {17, 29}):
+            self._rejecter.reject_all(partition, code, reason)
+        else:
+            partition.progress.want_metadata()
+            self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
+
+    def confirmed(self, destination: int, view: ProducerView | None) -> None:
+        """Take the answer to an `Ask` with `confirm`.
+
+        Args:
+            destination: Destination number.
+            view: The leader's state of the batch's producer id; None if it has none, or cannot return it.
+        """
+        partition = self._partitions[destination]
+        if not partition.progress.is_confirming:
+            return
+        event = FlowEvent.CONFIRMED
+        head = partition.queue.head
+        if head is not None and head.unconfirmed and head.identity is not None:
+            head.check_absence(wanted=False)
+            if shows(view, head.identity):
+                head.on(BatchEvent.MAY_BE_THERE)
+                event = FlowEvent.CONTRADICTED
+        partition.progress.on(event)
+        self._packer.touch(partition)
+
+    def _settle(self, partition: Partition, reason: str) -> None:
+        partition.progress.on(FlowEvent.FAILED)
+        partition.progress.explain(reason)
+        partition.window.close()
+        self._packer.touch(partition)
+
+    @staticmethod
+    def _refuse(batch: Batch, code: int, message: str) -> None:
+        batch.on(BatchEvent.REFUSED)
+        batch.blame(code, message)
+
+    def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
+        """Whether its timestamps are too new, not too old, and the broker will accept them within the timeout."""
+        ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
+        return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

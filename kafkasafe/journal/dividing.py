@@ -1,0 +1,107 @@
+"""Divides one batch into several, which take its place: all of them or none, in a separate group.
+
+`machine`, `rejecting` and `members` decide when a batch has to be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import FlowEvent
+from kafkasafe.journal.groups import Ended, unit_marks
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.ids import Identities
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.states import Batch, Fate, State
+
+__all__ = ["Divider"]
+
+
+class Divider:
+    """Replaces a divided batch by its parts."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        sealer: Sealer,
+        identities: Identities,
+        revivals: Revivals,
+        units: u.Units,
+    ) -> None:
+        self._all = destinations.all
+        self._out = out
+        self._packer = packer
+        self._sealer = sealer
+        self._identities = identities
+        self._revivals = revivals
+        self._units = units
+
+    def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
+        """Note that a batch was divided (see `Divide`): its children take its place, all or none.
+
+        Args:
+            batch: The divided batch.
+            children: (destination, count, size_bytes, max_timestamp, doomed) of each, in order, ≥ 1.
+
+        Returns:
+            The children as batches, in order.
+        """
+        partition = self._all[batch.destination]
+        persist = self._out.ready.persist
+        made = []
+        first = len(persist.batches)
+        refused = batch.state is State.REFUSED
+        place = partition.queue.index(batch)
+        for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
+            if refused:
+                # The parts take their parent's place, before all later batches.
+                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
+                child.inherit(batch, doomed=doomed)
+                child.owe(owed=batch.durable)
+                partition.queue.insert(place + index, child)
+                if batch.durable:
+                    self._sealer.write(child)
+            else:
+                child = self._sealer.make(destination, count, size_bytes, max_timestamp)
+                child.owe(owed=batch.durable)
+                if batch.rank:
+                    child.come_from(batch.written_at)
+                if batch.unit is not None:
+                    if destination == batch.destination:
+                        # As above: the batch is too large, and its parts take its place.
+                        child.join(batch.unit)
+                        child.stand_for(batch)
+                        partition.queue.insert(place + index, child)
+                    else:
+                        self._sealer.join(batch.unit, child)
+                    self._sealer.write(child)
+                else:
+                    self._sealer.enqueue(child)
+            made.append(child)
+        if batch.unit is not None:
+            self._units.divided(batch.unit, batch, made)
+        self._revivals.divide(batch, made)
+        self._revivals.finish(batch)
+        if batch.position >= 0:
+            persist.keep_whole()
+            persist.marks.append(m.Replaced(batch.position, first, len(made)))
+            if batch.unit is not None:
+                # The spool may delete the segment with the first UNIT mark before these batches.
+                persist.marks.extend(unit_marks(batch.unit, first, len(made)))
+        batch.on(BatchEvent.DIVIDED)
+        partition.queue.remove(batch)
+        persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
+        if refused and isinstance(partition, Partition):
+            self._identities.reidentify(partition)
+        partition.progress.on(FlowEvent.DIVIDED)
+        self._packer.touch(partition)
+        return made

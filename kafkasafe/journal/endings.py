@@ -1,0 +1,170 @@
+"""Applies the consequences of durable groups. Batches are finished here, and never earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafkasafe import units as u
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.groups import (
+    Begun,
+    Consequence,
+    Ended,
+    Identified,
+    Persist,
+    SilenceBroken,
+    UnitEnded,
+    UnitStaged,
+)
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.messages import Resolution
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.quiescence import Quiescence
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.states import Batch, Fate, State, batches_of
+
+__all__ = ["Durability"]
+
+
+class Durability:
+    """Takes durable groups, and finishes batches."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        quiescence: Quiescence,
+        revivals: Revivals,
+        units: u.Units,
+    ) -> None:
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._quiescence = quiescence
+        self._units = units
+        self._revivals = revivals
+
+    def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
+        """Note that the group is durable.
+
+        Args:
+            persist: The group from `ready()`.
+            positions: Position of each of its batches.
+            end_position: The spool's next position.
+        """
+        self._index.reach(end_position)
+        for batch, position in zip(persist.everything, positions, strict=True):
+            batch.written(position)
+            self._index.place(batch)
+            if batch.state is State.SEALED and batch.identity is not None:
+                batch.on(BatchEvent.DURABLE)
+            self._packer.touch(self._all[batch.destination])
+            if batch.state is State.ACKED and batch.unit is None:
+                # The broker acknowledged it while the disk was writing it.
+                self.finish(self._all[batch.destination], batch)
+        for group in persist.units:
+            self._units.written(
+                group.unit, min((b.position for b in group.batches), default=end_position - 1)
+            )
+        for consequence in persist.after:
+            self._follow(consequence)
+
+    def _follow(self, consequence: Consequence) -> None:
+        match consequence:
+            case Ended(batch, Fate.COMMITTED):
+                self._leave(batch)
+            case Ended(batch, fate, kept):
+                if not kept:
+                    self._index.drop(batch)
+                self._out.ready.resolved.append(Resolution(batch, fate))
+                if fate is Fate.REJECTED:
+                    self._report_healed(batch)
+            case Begun(destination):
+                partition = self._partitions[destination]
+                if not partition.log.begun() or partition.flow is not Flow.ASKING_BASELINE:
+                    # The baseline of the present log is asked for, or on its way; or it was asked for twice, as before
+                    # and after a move to another cluster, and the other question has an outcome already.
+                    return
+                partition.progress.recover()
+                if partition.loss.suspicion is None:
+                    partition.progress.on(FlowEvent.BASELINE_DURABLE)
+                else:
+                    partition.progress.on(FlowEvent.BASELINE_DURABLE_SUSPECTED)
+                self._packer.touch(partition)
+            case Identified(destination, batches):
+                for batch, identity in batches:
+                    # Unless the journal took the id back meanwhile.
+                    if batch.state is State.SEALED and batch.identity is identity:
+                        batch.on(BatchEvent.ID_DURABLE)
+                self._packer.touch(self._partitions[destination])
+            case UnitStaged(transaction):
+                self._units.staged(transaction)
+            case UnitEnded(unit, fate):
+                for batch in batches_of(unit):
+                    if fate is Fate.COMMITTED:
+                        self._leave(batch)
+                    else:
+                        self._all[batch.destination].queue.remove(batch)
+                        self._index.drop(batch)
+                        self._out.ready.resolved.append(Resolution(batch, fate))
+                    self._packer.touch(self._all[batch.destination])
+                self._units.over(unit)
+                self._out.ready.ended.append((unit, fate))
+            case SilenceBroken():
+                self._out.ready.sends.extend(self._quiescence.taken_back())
+
+    def finish(self, partition: Destination, batch: Batch) -> None:
+        """Commit an acknowledged batch. It is finished when its commit mark is durable."""
+        partition.log.pass_id(batch.identity)
+        if batch.writing:
+            return  # `persisted` continues: the mark needs its position
+        if batch.position < 0:
+            self._leave(batch)
+            return
+        self._commits(partition, batch)
+        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
+
+    def _commits(self, partition: Destination, batch: Batch) -> None:
+        partition.log.commit(batch)
+        self._out.committing[partition.number] = partition
+
+    @staticmethod
+    def dequeue(partition: Destination, batch: Batch) -> None:
+        """Remove a batch whose commit mark is durable from its queue."""
+        if partition.queue[0] is not batch:
+            partition.queue.remove(batch)
+            return
+        partition.queue.popleft()
+        partition.log.clear(batch.base_offset, batch.count)
+
+    def _leave(self, batch: Batch) -> None:
+        """Finish a batch whose commit mark is durable."""
+        batch.on(BatchEvent.COMMITTED)
+        partition = self._all[batch.destination]
+        self.dequeue(partition, batch)
+        self._index.drop(batch)
+        self.remember(partition, batch)
+        self._out.ready.resolved.append(Resolution(batch, Fate.COMMITTED))
+        self._report_healed(batch)
+        self._packer.touch(partition)
+
+    def remember(self, partition: Destination, batch: Batch) -> None:
+        """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
+        if batch.identity is None or batch.state is not State.COMMITTED:
+            return
+        # Without a known offset, use the lowest possible one.
+        batch.place_at(batch.base_offset if batch.base_offset >= 0 else partition.log.next_place)
+        partition.log.remember(batch, self._index.released)
+
+    def _report_healed(self, batch: Batch) -> None:
+        healed = self._revivals.finish(batch)
+        if healed is not None:
+            self._out.ready.notices.append(healed)

@@ -1,0 +1,144 @@
+"""Merges consecutive small batches that wait and were never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId, add_sequence
+from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.groups import Ended
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.states import Batch, Fate, State, id_fields
+
+__all__ = ["GATHER_LEAST", "Gatherer"]
+
+GATHER_LEAST: Final = 8
+"""The least number of batches that wait after those in flight for which a merge is worth a group in the spool."""
+_GATHER_MOST: Final = 256
+_GATHERED_SHARE: Final = 8
+"""A batch larger than this fraction (1/8) of the merged size limit is not merged."""
+
+
+class Gatherer:
+    """Selects small batches to merge, and makes the merged batch."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        sealer: Sealer,
+        revivals: Revivals,
+        clock: BrokerClock,
+        precedence: Precedence,
+        *,
+        gather_bytes: int,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._sealer = sealer
+        self._revivals = revivals
+        self._clock = clock
+        self._precedence = precedence
+        self._gather_bytes = gather_bytes
+
+    def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
+        """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place.
+
+        None of them was ever sent, and none will be: the journal sends the new one once its group is durable.
+
+        Args:
+            batches: The batches, in order.
+            size_bytes: Of the new one.
+
+        Returns:
+            The new one.
+        """
+        first = batches[0]
+        if first.identity is None:
+            raise AssertionError("A prepared batch has an id")
+        partition = self._partitions[first.destination]
+        persist = self._out.ready.persist
+        count = sum(batch.count for batch in batches)
+        made = self._sealer.make(
+            first.destination, count, size_bytes, max(batch.max_timestamp for batch in batches)
+        )
+        # As with the parts of a refused batch, recovery derives its place from the first batch's position.
+        made.gather(first, BatchId(*id_fields(first.identity), count))
+        partition.queue.insert(partition.queue.index(first), made)
+        place = len(persist.batches)
+        self._sealer.write(made)
+        persist.keep_whole()
+        for batch in batches:
+            persist.marks.append(m.Replaced(batch.position, place, 1))
+            batch.on(BatchEvent.MERGED)
+            partition.queue.remove(batch)
+            persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
+        self._packer.touch(partition)
+        return made
+
+    def keep_apart(self, destination: int) -> None:
+        """Stop merging batches of this destination."""
+        self._partitions[destination].keep_apart()
+
+    def gather(self, partition: Partition, now_ms: int) -> None:
+        """Select batches to merge: the leader confirms each batch separately, so fewer batches are delivered faster."""
+        if not (self._gather_bytes and partition.gathers):
+            return
+        queue = partition.queue
+        while (
+            (row := queue.first_packed) and queue.unpacked < _GATHER_MOST and self._is_small(row.size_bytes)
+        ):
+            self._packer.unpack(partition, 1)
+        run: list[Batch] = []
+        room = self._gather_bytes
+        for batch in queue:
+            if not run and batch.state in {State.SENT, State.ACKED}:
+                continue
+            room -= batch.size_bytes
+            if room < 0 or len(run) == _GATHER_MOST or not self._may_gather(partition, batch, now_ms):
+                break
+            if run and not _goes_on(run[-1], batch):
+                break
+            run.append(batch)
+        if len(run) >= GATHER_LEAST:
+            self._out.ready.gathers[partition.number] = run
+
+    def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
+        """It waits on disk under its id, was never sent, and is nothing but a batch."""
+        return (
+            batch.state is State.PREPARED
+            and batch.durable
+            and not (batch.writing or batch.former_life or batch.revived)
+            and not (batch.tries or batch.unanswered or batch.code)
+            and not (batch.heirs or batch.origin >= 0)
+            and batch.rank == (batch.position,)
+            and batch.unit is None
+            and self._is_small(batch.size_bytes)
+            and partition.number not in self._revivals
+            and not self._clock.is_old(batch, now_ms)
+            and not self._precedence.is_held(partition, batch)
+        )
+
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes * _GATHERED_SHARE <= self._gather_bytes
+
+
+def _goes_on(batch: Batch, following: Batch) -> bool:
+    """Whether the sequences of the one go on where those of the other end."""
+    a, b = batch.identity, following.identity
+    return (
+        a is not None
+        and b is not None
+        and id_fields(b) == (a.producer_id, a.producer_epoch, add_sequence(a.last_sequence, 1))
+    )

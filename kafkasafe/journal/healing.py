@@ -1,0 +1,108 @@
+"""Lost batches that are sent again. `losses` decides which batches are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kafkasafe.journal.notices import Healed
+from kafkasafe.journal.states import Batch, State
+
+__all__ = ["Healing", "Revivals"]
+
+
+@dataclass(slots=True)
+class Healing:
+    """Batches that are sent again after a loss, until the last of them is finished.
+
+    Attributes:
+        keep_from: Spool position of the first of them. The spool releases nothing from there on before the last one is
+            finished: the cluster may lose healed batches again, and the next incarnation has to know all of them.
+        left: How many are not finished.
+        records: How many records are in the log again.
+        first_offset: Where the first of them is, -1 when not known.
+        last_offset: Where the last of them is (inclusive), -1 when not known.
+    """
+
+    keep_from: int
+    left: int = 0
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+    def add(self, batches: int, keep_from: int) -> None:
+        """Add batches that are sent again; the first of them is at this position."""
+        self.keep_from = min(self.keep_from, keep_from)
+        self.left += batches
+
+    def divide(self, parts: int) -> None:
+        """Add the parts of a divided batch, which itself is finished by the division."""
+        self.left += parts
+
+    def finish(self, batch: Batch) -> bool:
+        """Note that one of them is finished. Returns whether it was the last one."""
+        self.left -= 1
+        if batch.state is State.COMMITTED:
+            self.records += batch.count
+            if batch.base_offset >= 0:
+                if self.first_offset < 0:
+                    self.first_offset = batch.base_offset
+                self.last_offset = batch.base_offset + batch.count - 1
+        return not self.left
+
+    def report(self, destination: int) -> Healed | None:
+        """The notice about the records that are in the log again; None if all were rejected."""
+        if not self.records:
+            return None
+        return Healed(destination, self.records, self.first_offset, self.last_offset)
+
+
+class Revivals:
+    """Lost batches that are sent again, by destination."""
+
+    __slots__ = ("_healing",)
+
+    def __init__(self) -> None:
+        self._healing: dict[int, Healing] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._healing)
+
+    def __contains__(self, destination: int) -> bool:
+        return destination in self._healing
+
+    def get(self, destination: int) -> Healing | None:
+        """The batches of this destination that are sent again; None if no batch is."""
+        return self._healing.get(destination)
+
+    @property
+    def pins(self) -> Iterable[int]:
+        """Spool positions from which on the spool keeps everything."""
+        return (healing.keep_from for healing in self._healing.values())
+
+    def add(self, destination: int, batches: Sequence[Batch]) -> None:
+        """Add batches that are sent again, at least one."""
+        keep_from = min(batch.position for batch in batches)
+        self._healing.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
+
+    def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
+        """Note that a batch was divided. If it was to be sent again, its parts are sent again instead."""
+        healing = self._healing.get(parent.destination)
+        if parent.revived and healing is not None:
+            healing.divide(len(parts))
+            for part in parts:
+                part.revive_part()
+
+    def finish(self, batch: Batch) -> Healed | None:
+        """Note that a batch is finished. Returns the notice if it was the last one to be sent again after a loss."""
+        healing = self._healing.get(batch.destination)
+        if not batch.revived or healing is None:
+            return None
+        if not healing.finish(batch):
+            return None
+        del self._healing[batch.destination]
+        return healing.report(batch.destination)
+
+    def forget(self, destination: int) -> None:
+        """Drop the batches of this destination: the lane writes to another log."""
+        self._healing.pop(destination, None)

@@ -1,0 +1,62 @@
+"""The cluster to which a lane's offsets, ids and acknowledged batches belong, as recorded in the lane's own log.
+
+The spool directory names a cluster as well, but for all of its lanes at once. Each lane needs its own record:
+
+1. Producers on lanes 0 and 1 deliver to cluster A, and end.
+2. Cluster B answers at their address. No batch waits in any lane, so the directory may change to B.
+3. A producer on lane 0 meets B, and is killed right after the directory names B: its lane still has A's offsets.
+4. Its next incarnation finds a directory that names B, and a lane of A. So does a producer that opens lane 1 later.
+"""
+
+from __future__ import annotations
+
+from kafkasafe import marks as m
+
+__all__ = ["Home"]
+
+
+class Home:
+    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log."""
+
+    def __init__(self) -> None:
+        self._cluster_id = ""
+        self._ids: set[int] = set()
+
+    @property
+    def marks(self) -> list[m.Cluster]:
+        """The marks that a new segment repeats."""
+        return [m.Cluster(self._cluster_id)] if self._cluster_id else []
+
+    def names(self, cluster_id: str) -> bool:
+        """Whether the lane's log names this cluster."""
+        return self._cluster_id == cluster_id
+
+    def is_other(self, cluster_id: str, assumed: str | None) -> bool:
+        """Whether the lane's offsets and ids belong to another cluster.
+
+        Args:
+            cluster_id: Of the cluster that answers.
+            assumed: The lane's cluster if no mark names one: the lane met none, or a version without this mark wrote
+                the log.
+        """
+        return (self._cluster_id or assumed or cluster_id) != cluster_id
+
+    @property
+    def producer_ids(self) -> frozenset[int]:
+        """The producer ids that the log still names: no other producer writes under them."""
+        return frozenset(self._ids)
+
+    def granted(self, producer_id: int) -> None:
+        """Note that the cluster granted a producer id."""
+        self._ids.add(producer_id)
+
+    def move(self, mark: m.Cluster, *, forgets: bool) -> None:
+        """Set the lane's cluster.
+
+        Args:
+            mark: Names the cluster.
+            forgets: Earlier offsets and ids belong to another cluster, whether or not the log names it.
+        """
+        if forgets:
+            self._ids.clear()
+        self._cluster_id = mark.cluster_id

@@ -1,0 +1,115 @@
+"""Gives batch ids in queue order, and takes them back once every batch that has one is proven absent from the log.
+
+`kafkasafe.history.identity` decides what the cluster's answers prove about them.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.groups import Identified
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.states import Batch, State, id_fields
+
+__all__ = ["Identities"]
+
+_PREPARE_AHEAD: Final = 64
+"""How many waiting batches get their id with one mark."""
+
+
+class Identities:
+    """Producer ids, epochs and sequences."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        ids: IdSource,
+        home: Home,
+        *,
+        durable_first: bool,
+        window: int,
+    ) -> None:
+        self._all = destinations.all
+        self._out = out
+        self._packer = packer
+        self._ids = ids
+        self._home = home
+        self._durable_first = durable_first
+        self._window = window
+
+    def granted(self, producer_id: int, producer_epoch: int) -> None:
+        """Note the producer id that the cluster granted to this incarnation."""
+        self._ids.grant(producer_id, producer_epoch)
+        self._home.granted(producer_id)
+        self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
+        for partition in self._all.values():
+            if partition.queue:
+                self._packer.touch(partition)
+
+    def prepare(self, partition: Partition) -> None:
+        """Give ids to the next batches that have none; they may be sent when the mark is durable."""
+        if not self._ids.is_granted or partition.ids.stale:
+            # Sequences ascend in queue order, and later batches still have ids that are about to be taken back.
+            return
+        near = list(islice(partition.queue, self._window))
+        if all(batch.identity is not None for batch in near):
+            return
+        entries: list[m.Identity] = []
+        moved: list[tuple[Batch, BatchId]] = []
+        for batch in islice(partition.queue, _PREPARE_AHEAD):
+            if batch.identity is not None:
+                continue
+            if (
+                batch.unit is not None
+                or batch.doomed
+                or ((self._durable_first or batch.owed) and not batch.durable)
+            ):
+                break
+            identity = partition.ids.take(self._ids, batch.count)
+            batch.identify(identity)
+            if batch.durable:
+                entries.append(m.Identity(batch.position, *id_fields(identity)))
+                moved.append((batch, identity))
+            else:
+                batch.on(BatchEvent.ID_IN_MEMORY)
+        if not entries:
+            return
+        self._out.ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
+        )
+        self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
+
+    def reidentify(self, partition: Partition) -> None:
+        """Take back the ids of all waiting batches: each batch is proven absent, or was never sent.
+
+        The next ids begin at sequence 0 of the next epoch, which fences this epoch (47) at the broker.
+        """
+        partition.ids.renew(self._ids)
+        kept = []
+        partition.queue.forget_identities()
+        for batch in partition.queue.all():
+            if batch.state in {State.PREPARED, State.REFUSED}:
+                # The broker judges a refused batch again in its turn: its answer was for the old id.
+                if batch.state is State.REFUSED:
+                    batch.on(BatchEvent.PASSED_BY)
+                batch.on(BatchEvent.ID_TAKEN_BACK)
+                batch.take_back_id()
+            elif batch.state is State.SEALED:
+                batch.identify(None)
+            elif batch.identity is not None and batch.position >= 0:
+                # Also acknowledged batches: their commit mark follows this one, and recovery may have to find them.
+                kept.append(m.Identity(batch.position, *id_fields(batch.identity)))
+        self._out.ready.persist.marks.append(
+            m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))
+        )

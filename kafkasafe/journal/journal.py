@@ -1,0 +1,396 @@
+"""The facade of the journal: passes each event to the object that handles it, and collects the resulting actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId, Judgement, ProducerView
+from kafkasafe.history.loss import Cause, Loss
+from kafkasafe.journal.clock import Clock
+from kafkasafe.journal.groups import Persist
+from kafkasafe.journal.messages import Aside, EpochCheck, Ready
+from kafkasafe.journal.notices import Delivered
+from kafkasafe.journal.order import Address
+from kafkasafe.journal.parts import Parts
+from kafkasafe.journal.settings import Settings
+from kafkasafe.journal.states import Batch
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """See the package. The docstring of the object that gets an argument says what the argument means."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._parts = parts = Parts(Settings() if settings is None else settings)
+        self.units = parts.units
+        self.missing = parts.missing
+        self.views = parts.views
+
+    # -- actions that are due ------------------------------------------------------------------------------------------
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether `ready` would be empty until the next event."""
+        return self._parts.rounds.at_rest
+
+    def ready(self, now: float, now_ms: int) -> Ready:
+        """Take all actions that are due now; each action is returned once."""
+        return self._parts.rounds.take(now, now_ms)
+
+    def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
+        """Note a broker's timestamp, in ms. Whether our clock is so late that the journal sends each batch alone."""
+        return self._parts.clock.show(broker_ms, now_ms)
+
+    def clock_at_least(self, at_least_ms: int) -> None:
+        """Note a lower bound of the time, in ms since the epoch, from other clients' records. It may be wrong."""
+        self._parts.clock.show_at_least(at_least_ms)
+
+    # -- new batches, and destinations ---------------------------------------------------------------------------------
+
+    def destination(self, topic: str, partition: int) -> int:
+        """The number of a destination, declared if it is new."""
+        return self._parts.topics.destination(topic, partition)
+
+    def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
+        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        return self._parts.topics.learn_topic(name, topic_id, partition_count)
+
+    def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
+        """Note the cluster that answers. Forgets a former cluster's offsets and ids, if no batch waits for it."""
+        return self._parts.topics.bind(cluster_id, assumed=assumed)
+
+    def forget(self, topic: str) -> bool:
+        """Forget the offsets of a deleted topic for which no batch waits. True if there were any."""
+        return self._parts.topics.forget(topic)
+
+    def granted(self, producer_id: int, producer_epoch: int) -> None:
+        """Note the producer id that the cluster granted to this incarnation."""
+        self._parts.identities.granted(producer_id, producer_epoch)
+
+    def seal(
+        self,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+        unit: u.Unit | None = None,
+    ) -> Batch:
+        """Add a new batch, after all earlier ones of its destination."""
+        return self._parts.sealer.seal(
+            destination,
+            count=count,
+            size_bytes=size_bytes,
+            max_timestamp=max_timestamp,
+            given=given,
+            unit=unit,
+        )
+
+    def close_unit(self, unit: u.Unit) -> None:
+        """Close a new unit, all of whose batches are sealed: it is written as one group, and delivered as a whole."""
+        self._parts.sealer.close_unit(unit)
+
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
+        self._parts.sealer.spill(batches)
+
+    def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
+        """Note that a batch was divided (see `Divide`): its children take its place, all or none."""
+        return self._parts.divider.replaced(batch, children)
+
+    def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
+        """Merge waiting batches (see `Ready.gathers`) into one, with their records, sequences and place."""
+        return self._parts.gatherer.gathered(batches, size_bytes)
+
+    def keep_apart(self, destination: int) -> None:
+        """Stop merging batches of this destination."""
+        self._parts.destinations.partitions[destination].keep_apart()
+
+    # -- what is durable -----------------------------------------------------------------------------------------------
+
+    def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
+        """Note that the group is durable."""
+        self._parts.durability.persisted(persist, positions, end_position)
+
+    def released(self, before_position: int) -> None:
+        """Note that the spool deleted everything before this position: the journal cannot send it again."""
+        self._parts.losses.released(before_position)
+
+    def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
+        """Unfinished batches at the front of the spool, to be copied: at least one, unless one cannot be copied now."""
+        return self._parts.forward.to_move(before_position, most_bytes)
+
+    def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
+        """Unfinished batches in a lost part of the spool that can be copied; None: call again later."""
+        return self._parts.forward.to_rescue(first_position, end_position)
+
+    def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
+        """The marks to write before the copies of these batches, in one atomic group."""
+        return self._parts.forward.move_marks(batches)
+
+    def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
+        """Note that the copies are durable: they replace the originals."""
+        self._parts.forward.moved(batches, positions, end_position)
+
+    def packable(self, destination: int) -> Iterator[Batch]:
+        """Batches that may be packed next, in order; the first ones may be given to `pack`."""
+        return self._parts.packer.packable(destination)
+
+    def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
+        """Reduce the first batches of `packable` to the data that is needed to send them later."""
+        self._parts.packer.pack(destination, shells)
+
+    def delivered_before(self, position: int) -> list[Delivered]:
+        """Delivered records before this position that were still in the spool after its last release."""
+        return self.views.delivered_before(position)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
+        """Note that the cluster acknowledged a batch."""
+        self._parts.answers.acked(batch, base_offset, leader_epoch=leader_epoch, now=now, now_ms=now_ms)
+
+    def lost(
+        self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
+    ) -> None:
+        """Note that a request got no answer."""
+        self._parts.answers.lost(batch, sent=sent, code=code, message=message, now=now, timed_out=timed_out)
+
+    def refused(
+        self,
+        batch: Batch,
+        code: int,
+        message: str,
+        *,
+        bad_records: tuple[tuple[int, str], ...] = (),
+        log_start_offset: int = -1,
+        now: float,
+        now_ms: int,
+    ) -> None:
+        """Note that the broker answered with an error."""
+        self._parts.answers.refused(
+            batch,
+            code,
+            message,
+            bad_records=bad_records,
+            log_start_offset=log_start_offset,
+            now=now,
+            now_ms=now_ms,
+        )
+
+    def damaged(self, batch: Batch, message: str) -> None:
+        """Note that a batch's bytes are damaged on disk: it can be neither sent nor divided."""
+        self._parts.answers.damaged(batch, message)
+
+    def retry(self, destination: int) -> None:
+        """Note that the pause of a `Wait` is over."""
+        self._parts.answers.retry(destination)
+
+    def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
+        """Note a partition's end offset before our first batch; the first send waits until it is durable."""
+        self._parts.answers.baseline(destination, end_offset, topic_id)
+
+    def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
+        """Note that the cluster did not answer a question; the journal asks again after a pause."""
+        self._parts.answers.ask_failed(destination, reason, code=code, now=now)
+
+    def confirmed(self, destination: int, view: ProducerView | None) -> None:
+        """Take the answer to an `Ask` with `confirm`."""
+        self._parts.answers.confirmed(destination, view)
+
+    def judged(
+        self,
+        destination: int,
+        judgement: Judgement,
+        *,
+        stable: bool,
+        shrunk_to: int = -1,
+        read_from: int = 0,
+        leader_epoch: int = -1,
+        now: float,
+    ) -> None:
+        """Take the answer to an `Ask` with batches in doubt."""
+        self._parts.verdicts.judged(
+            destination,
+            judgement,
+            stable=stable,
+            shrunk_to=shrunk_to,
+            read_from=read_from,
+            leader_epoch=leader_epoch,
+            now=now,
+        )
+
+    def decide(self, batch: Batch, *, resend: bool) -> None:
+        """Take the user's decision about an undecidable batch: send it under a new id, or take it as delivered."""
+        self._parts.verdicts.decide(batch, resend=resend)
+
+    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
+        """Note that the cluster refuses a destination of a unit for a reason that may be temporary."""
+        return self._parts.refusals.deny_unit(destination, code, reason, now)
+
+    def absent(self, destination: int, reason: str) -> None:
+        """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it."""
+        self._parts.refusals.absent(destination, reason)
+
+    def present(self, destination: int) -> None:
+        """Note that the partition exists after all, or was created."""
+        self._parts.refusals.present(destination)
+
+    def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
+        """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
+        self._parts.rejecter.deny_unchosen(topic, code, reason, now)
+
+    def next_aside(self, destination: int) -> None:
+        """Continue with the next portion after `set_aside`."""
+        self._parts.rejecter.next_aside(destination)
+
+    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
+        """Note that the first `kept` batches are durable in `rejected/`, which rejects them."""
+        return self._parts.rejecter.set_aside(aside, kept, reason)
+
+    def disown(self, mark: m.Resent) -> None:
+        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        self._parts.rejecter.disown(mark)
+
+    def retired(self, mark: m.Resent) -> None:
+        """Note that the file is durably deleted: its mark may be dropped."""
+        self._parts.rejecter.retired(mark)
+
+    def suspect(
+        self,
+        destination: int,
+        cause: Cause,
+        evidence: str,
+        *,
+        from_offset: int = -1,
+        check: EpochCheck | None = None,
+    ) -> None:
+        """Raise a suspicion that the log has lost acknowledged batches; a survey runs before any new batch is sent."""
+        self._parts.suspicions.suspect(destination, cause, evidence, from_offset=from_offset, check=check)
+
+    def checked(self, check: EpochCheck) -> None:
+        """Note a passed check: the former leader's epoch does not end before its last acknowledgement."""
+        self._parts.suspicions.checked(check)
+
+    def check_failed(self, check: EpochCheck, *, code: int) -> None:
+        """Note that a check had no answer; it is repeated."""
+        self._parts.suspicions.check_failed(check, code=code)
+
+    def recreated(self, destination: int, evidence: str) -> None:
+        """Raise a suspicion: the topic was recreated, so the acknowledged batches were deleted with the old topic."""
+        self._parts.suspicions.recreated(destination, evidence)
+
+    def surveyed(
+        self,
+        destination: int,
+        loss: Loss,
+        end_offset: int,
+        *,
+        epoch_end_offset: int = -1,
+        topic_id: bytes = m.NO_TOPIC_ID,
+        same_topic: bool = True,
+        leader_epoch: int = -1,
+    ) -> None:
+        """Take the answer to a `SurveyAsk`."""
+        self._parts.losses.surveyed(
+            destination,
+            loss,
+            end_offset,
+            epoch_end_offset=epoch_end_offset,
+            topic_id=topic_id,
+            same_topic=same_topic,
+            leader_epoch=leader_epoch,
+        )
+
+    def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
+        """Note that the log could not be read; the journal tries again after a pause."""
+        self._parts.losses.survey_failed(destination, reason, code=code)
+
+    # -- other lanes and incarnations ----------------------------------------------------------------------------------
+
+    def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
+        """Deliver batches that are written from this position on only after these debts."""
+        self._parts.incarnations.begin_after(position, debts)
+
+    def hold_back(self, held: Mapping[Address | None, int]) -> None:
+        """Send nothing of these addresses that was written at these positions or later: see `order.holds`."""
+        self._parts.incarnations.hold_back(held)
+
+    def halt(self, *, halted: bool) -> None:
+        """Send nothing at all: another producer takes the lane over as soon as nothing is in flight."""
+        self._parts.incarnations.halt(halted=halted)
+
+    def slept(self, seconds: float, now: float) -> None:
+        """Note for how long the machine slept; `now` includes that time."""
+        self._parts.incarnations.slept(seconds, now)
+
+    def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
+        """The mark for the last group of an owner that has stopped sending: when all its requests are dead."""
+        return self._parts.incarnations.quiet(now, clock, unfinished=self.views.unfinished)
+
+    @property
+    def afters(self) -> Sequence[m.After]:
+        """The debts to deliver before batches of this lane, without those known to be delivered."""
+        return self._parts.precedence.afters
+
+    def paid(self, debt: m.Debt) -> None:
+        """Note that all batches of this debt are delivered."""
+        self._parts.precedence.paid(debt)
+
+    def snapshot(self) -> list[m.Mark]:
+        """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
+        return self._parts.snapshots.all()
+
+    def tell_newest(self, before_position: int) -> list[m.Mark]:
+        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
+        return self._parts.snapshots.newest(before_position)
+
+    # -- recovery ------------------------------------------------------------------------------------------------------
+
+    def recover_batch(
+        self,
+        position: int,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        identity: BatchId | None,
+    ) -> None:
+        """Take a data batch of the log, in log order."""
+        self._parts.recovery.recover_batch(
+            position,
+            destination,
+            count=count,
+            size_bytes=size_bytes,
+            max_timestamp=max_timestamp,
+            identity=identity,
+        )
+
+    def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
+        """Take the marks of one group, in log order."""
+        self._parts.recovery.recover_marks(position, recovered)
+
+    def recover_lost(self, position: int, destination: int) -> None:
+        """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks."""
+        self._parts.recovery.recover_lost(position, destination)
+
+    def recover_torn(self, destination: int) -> None:
+        """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
+        self._parts.recovery.recover_torn(destination)
+
+    def recovered_log(self) -> None:
+        """End the last group: the log ends here, so no later group ends it."""
+        self._parts.recovery.recovered_log()
+
+    def pack_recovered(self, numbers: Iterator[int]) -> None:
+        """Pack long backlogs as far as they are read. The shell calls this between two groups of the log."""
+        self._parts.recovery.pack_recovered(numbers)
+
+    def recovered(self, now: float, clock: Clock | None = None) -> None:
+        """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks."""
+        self._parts.recovery.recovered(now, clock)

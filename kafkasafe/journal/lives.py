@@ -1,0 +1,91 @@
+"""Order relative to other incarnations and lanes, and the marks for the next incarnation.
+
+`recovery` reads the marks of earlier incarnations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kafkasafe import marks as m
+from kafkasafe.journal.clock import Clock
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.order import Address
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.quiescence import Quiescence
+from kafkasafe.journal.spool_index import SpoolIndex
+
+__all__ = ["Incarnations"]
+
+
+class Incarnations:
+    """Holds batches back for those of other lanes, and announces when all requests of this lane are dead."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        precedence: Precedence,
+        quiescence: Quiescence,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._precedence = precedence
+        self._quiescence = quiescence
+        self._request_timeout_s = request_timeout_s
+
+    def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
+        """Deliver batches that are written from this position on only after these debts.
+
+        An incarnation begins with this call. The caller repeats it when another producer of the directory is dropped.
+        """
+        self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
+
+    def hold_back(self, held: Mapping[Address | None, int]) -> None:
+        """Send nothing of these addresses that was written at these positions or later: see `order.holds`."""
+        if self._precedence.hold_back(held):
+            self._touch_waiting()
+
+    def halt(self, *, halted: bool) -> None:
+        """Send nothing at all: another producer takes the lane over as soon as nothing is in flight."""
+        if self._precedence.halt(halted=halted):
+            self._touch_waiting()
+
+    def _touch_waiting(self) -> None:
+        for partition in self._all.values():
+            if partition.queue:
+                self._packer.touch(partition)
+
+    def slept(self, seconds: float, now: float) -> None:
+        """Note for how long the machine slept; `now` includes that time.
+
+        Producer state at the brokers aged meanwhile. The sockets slept as well, and send their buffers only now.
+        """
+        before = now - seconds
+        self._quiescence.sleep(seconds, before)
+        for partition in self._partitions.values():
+            partition.doubt.sleep(seconds, before)
+
+    def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
+        """The mark for the last group of an owner that has stopped sending: when all its requests are dead.
+
+        None if no batch is unfinished or suspected to be lost, so that the next incarnation asks nothing, or if the log
+        already has the mark.
+        """
+        if self._quiescence.is_announced or not (unfinished or self._index.suspected):
+            return None
+        # Requests in flight may have been sent just now.
+        dead_at = [
+            now + self._request_timeout_s if partition.queue.has_in_flight else partition.doubt.dead_at
+            for partition in self._partitions.values()
+        ]
+        return self._quiescence.mark(dead_at, now, clock)

@@ -1,0 +1,294 @@
+"""Surveys a log that may have lost acknowledged batches, and sends lost ones again.
+
+`suspicions` decides what raises a suspicion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.codes.verdicts import MISSING_CODES
+from kafkasafe.history.loss import AckedBatch, Cause, Loss
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.messages import SurveyAsk
+from kafkasafe.journal.missing import Missing
+from kafkasafe.journal.notices import AckedLoss
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import ANYWHERE, Partition
+from kafkasafe.journal.quiescence import Quiescence
+from kafkasafe.journal.snapshots import Snapshots
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.states import Batch, State
+from kafkasafe.journal.suspicions import Suspicions
+
+__all__ = ["Losses"]
+
+
+class Losses:
+    """Starts surveys, evaluates their results, and queues lost batches again."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        suspicions: Suspicions,
+        snapshots: Snapshots,
+        revivals: Revivals,
+        quiescence: Quiescence,
+        units: u.Units,
+        home: Home,
+        missing: Missing,
+        *,
+        heal: bool,
+        heal_recreated: bool,
+    ) -> None:
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._suspicions = suspicions
+        self._snapshots = snapshots
+        self._revivals = revivals
+        self._quiescence = quiescence
+        self._units = units
+        self._home = home
+        self._missing = missing
+        self._heal = heal
+        self._heal_recreated = heal_recreated
+        # Partitions whose survey begins as soon as no request of a unit to them is in flight.
+        self._vacating: dict[int, None] = {}
+
+    @property
+    def waits_for_units(self) -> bool:
+        """Whether a survey waits for requests of a unit that are in flight to its partition."""
+        return bool(self._vacating)
+
+    def look_again(self) -> None:
+        """Re-evaluate, in this turn, the surveys that wait for units."""
+        for number in self._vacating:
+            self._packer.touch(self._partitions[number])
+        self._vacating.clear()
+
+    def released(self, before_position: int) -> None:
+        """Note that the spool deleted everything before this position: the journal cannot send it again."""
+        self._index.release(before_position)
+        for partition in self._partitions.values():
+            partition.log.trim(self._index.released)
+
+    def start_survey(self, partition: Partition, now: float) -> None:
+        if any(batch.state is State.ACKED for batch in partition.queue):
+            return  # the survey begins once its mark is durable
+        suspicion = partition.loss.suspicion
+        evidence = "" if suspicion is None else suspicion.evidence
+        if not self._units.vacate(partition.number, f"what was acknowledged before may be gone: {evidence}"):
+            self._vacating[partition.number] = None
+            return
+        partition.progress.on(FlowEvent.SURVEYS)
+        partition.doubt.survey(now)
+        epoch, from_offset = (
+            (-1, -1) if suspicion is None else (suspicion.leader_epoch, suspicion.from_offset)
+        )
+        acked = tuple(
+            AckedBatch(batch.identity, batch.place, exact=batch.place == batch.base_offset)
+            for batch in partition.log.acked
+            if batch.identity is not None
+        )
+        ours = self._home.producer_ids.union(batch.identity.producer_id for batch in acked)
+        self._out.ready.surveys.append(
+            SurveyAsk(
+                partition.number,
+                acked,
+                epoch,
+                from_offset,
+                partition.log.baseline_offset,
+                ours,
+                partition.log.released,
+            )
+        )
+
+    def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
+        """Note that the log could not be read; the journal tries again after a pause.
+
+        Args:
+            destination: Destination number.
+            reason: Human-readable text.
+            code: Kafka's error code if the cluster gave one, else 0.
+        """
+        partition = self._partitions[destination]
+        if code in MISSING_CODES:
+            self._missing.say(destination)
+        if partition.flow is Flow.SURVEYING:
+            partition.progress.want_metadata()
+            partition.progress.explain(reason)
+            self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
+
+    def surveyed(
+        self,
+        destination: int,
+        loss: Loss,
+        end_offset: int,
+        *,
+        epoch_end_offset: int = -1,
+        topic_id: bytes = m.NO_TOPIC_ID,
+        same_topic: bool = True,
+        leader_epoch: int = -1,
+    ) -> None:
+        """Take the answer to a `SurveyAsk`.
+
+        Args:
+            destination: Destination number.
+            loss: The result of the survey.
+            end_offset: Where the log ends now.
+            epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
+            topic_id: The topic's id now.
+            same_topic: False if neither topic ids nor a batch that is still in the log prove that the topic was not
+                recreated.
+            leader_epoch: Of the leader whose log was surveyed, -1 when unknown.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not Flow.SURVEYING or partition.loss.suspicion is None:
+            return
+        suspicion = partition.loss.suspicion
+        cause = suspicion.cause
+        if any(topic_id) and any(partition.log.topic_id) and topic_id != partition.log.topic_id:
+            cause = Cause.TOPIC_ID
+        recreated = cause is Cause.TOPIC_ID or not same_topic
+        acked = list(partition.log.acked)
+        heal = self._heal and (self._heal_recreated or not recreated)
+        late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
+        if heal and partition.doubt.asked_at < late:
+            # The broker may still append an older request with this batch than the acknowledged one.
+            pause_s = late - partition.doubt.asked_at
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, suspicion.evidence, at_least_s=pause_s)
+            return
+        partition.loss.close()
+        self._missing.take_back(destination)
+        partition.progress.clear_reason()
+        self._suspicions.keep_suspected(partition)
+        if leader_epoch >= 0:
+            partition.log.lead(leader_epoch)
+        if any(topic_id):
+            partition.log.name_topic(topic_id)
+        partition.progress.on(FlowEvent.SURVEYED)
+        self._packer.touch(partition)
+        # Another batch that ends at this offset may have replaced a batch that is not remembered.
+        forgotten_offset = partition.log.forgotten_offset
+        if forgotten_offset == ANYWHERE and 0 <= partition.log.known_from <= epoch_end_offset:
+            forgotten_offset = partition.log.known_from  # the log has all batches that are not remembered
+        ends = {batch.place + batch.count - 1 for batch in acked}
+        remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in ends
+        if suspicion.leader_epoch >= 0 and not (recreated or suspicion.overlaps):
+            # All records there are ours, or all our batches that are not remembered are at their offsets.
+            remembered = remembered or suspicion.last_acked_offset < loss.ours_until
+            remembered = remembered or (loss.released_there and suspicion.last_acked_offset in ends)
+        moved = []
+        for index, base_offset in loss.moved.items():
+            acked[index].relocate(base_offset)
+            if self._index.has(acked[index]):
+                moved.append((acked[index].position, base_offset))
+        lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
+        first, last, records = loss.first_offset, loss.last_offset, loss.records
+        evidence = suspicion.evidence
+        others = (
+            "; what was there is not in the spool any more, so others' records, and what retention had removed, may be"
+            " counted too"
+        )
+        # Lost offsets whose batches are not remembered.
+        more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
+        if not remembered:
+            # The last batches are not remembered, but their last offset is.
+            bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
+            begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
+            # Before the baseline, the log never had a batch of this lane.
+            begin = max(begin, partition.log.baseline_offset)
+            if begin <= suspicion.last_acked_offset:
+                first = begin if first < 0 else min(first, begin)
+                last = max(last, suspicion.last_acked_offset)
+                records = max(records, last - first + 1)
+                more = _between(first, last, lost)
+                evidence += others
+        elif loss.oldest_known:
+            # The log lost all records acknowledged after the end of that leader epoch, remembered or not.
+            until = min(first, forgotten_offset)
+            begin = max(epoch_end_offset, partition.log.baseline_offset)
+            if recreated and until > max(0, partition.log.baseline_offset):
+                evidence += f"; what was acknowledged before {until} is not remembered"
+            elif epoch_end_offset >= 0 and begin < until and not recreated:
+                records += until - begin
+                first = begin
+                more = [(begin, until - 1)]
+                evidence += f"; the log of that leader ends at {epoch_end_offset}{others}"
+        hole = partition.loss.take_hole()
+        if records <= 0:
+            if hole is not None:
+                self._out.ready.notices.append(hole)
+            partition.log.confirm_until(end_offset)
+            # Written even if no batch moved: otherwise the next incarnation would find the same cause for a suspicion
+            # in the marks, and possibly no batch in the spool that refutes it.
+            self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
+            self._out.ready.persist.marks.extend(self._snapshots.states(partition))
+            return
+        if recreated and cause is not Cause.TOPIC_ID:
+            evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
+        spooled = tuple(batch.position for batch in lost if self._index.has(batch))
+        again, given_up = (spooled, ()) if heal else ((), spooled)
+        revived = sum(batch.count for batch in lost if batch.position in again)
+        forgotten = {batch.handle for batch in lost if batch.position not in spooled}
+        partition.log.leave_out(forgotten)
+        gone = records - revived, [_span(batch) for batch in lost if batch.position not in again] + more
+        self._out.ready.notices.append(
+            AckedLoss(destination, first, last, records, cause, evidence, revived, _gone(*gone), recreated)
+        )
+        self._out.ready.persist.marks.append(
+            m.Revived(destination, end_offset, again, given_up, tuple(moved))
+        )
+        self.revive(partition, again, given_up, end_offset)
+        self._out.ready.persist.marks.extend(self._snapshots.states(partition))
+        if again:
+            partition.ids.expire()
+
+    def _quiet_at(self, partition: Partition, batch: Batch) -> float:
+        """The time from which on no broker can append a request with this acknowledged batch."""
+        former = self._quiescence.dead_at if batch.former_life else 0.0
+        return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
+
+    def revive(
+        self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
+    ) -> None:
+        """Queue finished batches again, before all batches that were never finished."""
+        back = partition.log.take_out(positions, given_up)
+        for batch in reversed(back):
+            batch.revive()
+            partition.queue.appendleft(batch)
+            self._index.place(batch)
+        if back:
+            self._revivals.add(partition.number, back)
+        partition.log.end_at(end_offset)
+
+
+def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """(first offset, last offset, records) of the lost records that are not sent again."""
+    found = [span for span in spans if span[0] <= span[1]]
+    if records <= 0 or not found:
+        return -1, -1, 0
+    return min(at for at, _ in found), max(to for _, to in found), records
+
+
+def _between(first: int, last: int, lost: Sequence[Batch]) -> list[tuple[int, int]]:
+    """(first offset, last offset) of the lost ranges before and after the lost batches that are remembered."""
+    if not lost:
+        return [(first, last)]
+    begin, end = min(batch.place for batch in lost), max(batch.place + batch.count for batch in lost)
+    return [(first, begin - 1), (end, last)]
+
+
+def _span(batch: Batch) -> tuple[int, int]:
+    return batch.place, batch.place + batch.count - 1

@@ -1,0 +1,289 @@
+"""Decides what a partition does next, by an ordered list of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from kafkasafe.journal import packing, quiet
+from kafkasafe.journal.broker_clock import BrokerClock
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.gathering import Gatherer
+from kafkasafe.journal.ids import Identities
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.messages import Ask, Divide
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import WINDOW, Partition
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.rejecting import Rejecter
+from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.states import Batch, State, id_fields
+from kafkasafe.journal.topics import Topics
+from kafkasafe.journal.unassigned import UnassignedTopic
+
+__all__ = ["Machine"]
+
+
+class _Rule(NamedTuple):
+    """An action for partitions where a condition holds. Unless the rule `ends` the turn, later rules apply as well."""
+
+    holds: Callable[[Partition, float], bool]
+    then: Callable[[Partition, float, int], None]
+    ends: bool = True
+
+
+class Machine:
+    """Advances each partition that changed."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        identities: Identities,
+        sealer: Sealer,
+        gatherer: Gatherer,
+        rejecter: Rejecter,
+        refusals: Refusals,
+        topics: Topics,
+        losses: Losses,
+        clock: BrokerClock,
+        precedence: Precedence,
+        *,
+        window: int,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._out = out
+        self._packer = packer
+        self._identities = identities
+        self._sealer = sealer
+        self._gatherer = gatherer
+        self._rejecter = rejecter
+        self._refusals = refusals
+        self._topics = topics
+        self._losses = losses
+        self._clock = clock
+        self._precedence = precedence
+        self._window = window
+
+    def turn(self, now: float, now_ms: int) -> None:
+        """Advance each partition that changed as far as possible."""
+        touched = self._out.touched
+        while touched:
+            number = next(iter(touched))
+            del touched[number]
+            destination = self._all[number]
+            if isinstance(destination, Partition):
+                self._advance(destination, now, now_ms)
+            elif isinstance(destination, UnassignedTopic):
+                self._divide(destination)
+
+    def _divide(self, unassigned: UnassignedTopic) -> None:
+        """Request the division of the next batches if the partitions of their topic are known."""
+        if not unassigned.queue:
+            self._refusals.clear_refusal(unassigned, accepted=False)
+        topic = self._destinations.topics.get(unassigned.topic)
+        if topic is None or topic.partition_count <= 0 or not unassigned.may_divide:
+            return
+        for batch in takewhile(self._sealer.rests, unassigned.divisible()):
+            self._out.ready.divides.append(Divide(batch, refused=False))
+
+    def _advance(self, partition: Partition, now: float, now_ms: int) -> None:
+        if partition.queue.packed and partition.queue.unpacked <= WINDOW:
+            self._packer.unpack(partition, packing.UNPACKED - WINDOW)
+        if not partition.queue:
+            self._refusals.clear_refusal(partition, accepted=False)
+            partition.window.use_answer()
+        progress = partition.progress
+        if progress.flow is Flow.REJECTING:
+            return
+        check = partition.loss.next_check()
+        if check is not None:
+            self._out.ready.checks.append(check)
+        self._identities.prepare(partition)
+        if progress.is_settling and not partition.queue.has_in_flight:
+            self._settled(partition, now, now_ms)
+        if not partition.queue:
+            return
+        if progress.flow is Flow.NEW:
+            progress.on(FlowEvent.BATCH_QUEUED)
+            self._topics.note_topic(partition)
+            self._out.ready.asks.append(
+                Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
+            )
+        elif progress.flow is Flow.FLOWING:
+            head = partition.queue[0]
+            if head.doomed:
+                self._rejecter.reject_head(partition, head)
+            else:
+                self._flow(partition, now, now_ms)
+
+    def _quiet_rules(self) -> Sequence[_Rule]:
+        """The rules for a partition without requests in flight: in this order, up to the first one that `ends`."""
+        return (
+            _Rule(quiet.is_suspected, self._survey),
+            _Rule(quiet.has_late_requests, self._wait_for_late),
+            _Rule(quiet.was_asked_early, self._doubt_again, ends=False),
+            _Rule(quiet.was_judged, self._end_doubt, ends=False),
+            _Rule(quiet.has_unchecked_refusal, self._confirm),
+            _Rule(quiet.has_refused_head, self._give_up_head),
+            _Rule(quiet.has_gap, self._take_again, ends=False),
+            _Rule(quiet.has_old_ids, self._give_new_ids, ends=False),
+            _Rule(quiet.needs_pause, self._rest),
+            _Rule(quiet.is_decided, self._go_on),
+            _Rule(quiet.always, self._ask_about_doubt),
+        )
+
+    def _settled(self, partition: Partition, now: float, now_ms: int) -> None:
+        """Apply the rules: every request in flight has an outcome."""
+        for rule in self._quiet_rules():
+            if rule.holds(partition, now):
+                rule.then(partition, now, now_ms)
+                if rule.ends:
+                    return
+
+    def _survey(self, partition: Partition, now: float, _now_ms: int) -> None:
+        self._losses.start_survey(partition, now)
+
+    def _wait_for_late(self, partition: Partition, now: float, _now_ms: int) -> None:
+        pause_s = partition.doubt.dead_at - now
+        self._out.pause(partition, FlowEvent.LATE_REQUEST, partition.progress.reason, at_least_s=pause_s)
+
+    @staticmethod
+    def _doubt_again(partition: Partition, _now: float, _now_ms: int) -> None:
+        """Put batches in doubt again that were judged while a broker could still append a request with them."""
+        for batch in partition.queue:
+            if batch.state is State.PREPARED and batch.unanswered:
+                batch.on(BatchEvent.MAY_BE_THERE)
+        partition.progress.on(FlowEvent.JUDGED_EARLY)
+
+    @staticmethod
+    def _end_doubt(partition: Partition, _now: float, _now_ms: int) -> None:
+        partition.doubt.end()
+
+    def _confirm(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        """Compare the broker's refusal once with its producer state."""
+        head = partition.queue.head
+        if head is None or head.identity is None:
+            return
+        partition.progress.on(FlowEvent.CONFIRMS)
+        self._out.ready.asks.append(
+            Ask(
+                partition.number,
+                (head.identity,),
+                -1,
+                acked_before=False,
+                read_log=False,
+                fenced=False,
+                confirm=True,
+            )
+        )
+
+    def _give_up_head(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        head = partition.queue.head
+        if head is not None:
+            self._rejecter.handle_refusal(partition, head)
+
+    @staticmethod
+    def _take_again(partition: Partition, _now: float, _now_ms: int) -> None:
+        """Send refused batches again in their turn: the broker did not append the batch before them either."""
+        for batch in partition.queue:
+            if batch.state is State.REFUSED:
+                batch.on(BatchEvent.PASSED_BY)
+
+    def _give_new_ids(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        self._identities.reidentify(partition)
+        self._identities.prepare(partition)
+
+    def _rest(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        self._out.pause(partition, FlowEvent.PAUSE_DUE, partition.progress.reason)
+
+    def _go_on(self, partition: Partition, _now: float, _now_ms: int) -> None:
+        if not any(batch.unanswered for batch in islice(partition.queue, self._window)):
+            partition.doubt.forget_cut()
+        if partition.log.has_begun:
+            partition.progress.on(FlowEvent.DECIDED)
+        else:
+            partition.progress.on(FlowEvent.DECIDED_UNBEGUN)
+        partition.progress.clear_reason()
+
+    def _ask_about_doubt(self, partition: Partition, now: float, now_ms: int) -> None:
+        doubt = partition.queue.doubt
+        asked = {id_fields(batch.identity)[:2] for batch in doubt[:1] if batch.identity is not None}
+        for batch in partition.queue:
+            if (
+                batch.state is State.PREPARED
+                and batch.unanswered
+                and batch.identity is not None
+                and id_fields(batch.identity)[:2] in asked
+            ):
+                # The broker may have appended a late request meanwhile, or one with a later batch.
+                batch.on(BatchEvent.MAY_BE_THERE)
+        doubt = partition.queue.doubt
+        partition.progress.on(FlowEvent.IN_DOUBT)
+        first = doubt[0].identity
+        last = partition.log.last_acked_id
+        start = partition.doubt.begin_at(partition.log.reach)
+        partition.doubt.ask(now, start)
+        self._out.ready.asks.append(
+            Ask(
+                partition.number,
+                tuple(batch.identity for batch in doubt if batch.identity is not None),
+                start,
+                acked_before=last is not None
+                and first is not None
+                and (last.producer_id, last.producer_epoch) == (first.producer_id, first.producer_epoch),
+                # After a truncation, the log may have taken a late request out of order: the producer state would then
+                # wrongly count the batches before it as present.
+                read_log=partition.doubt.is_cut or any(self._clock.is_old(batch, now_ms) for batch in doubt),
+                fenced=partition.doubt.fenced,
+                cut=partition.doubt.is_cut,
+            )
+        )
+
+    def _flow(self, partition: Partition, now: float, now_ms: int) -> None:
+        """Send the batches that the window and the order allow."""
+        in_flight = old_in_flight = False
+        for batch in islice(partition.queue, self._window):
+            if batch.state is State.ACKED:
+                continue
+            if batch.state is State.SENT:
+                in_flight = True
+                old_in_flight |= self._clock.is_old(batch, now_ms)
+                continue
+            if batch.state is not State.PREPARED or batch.identity is None:
+                break
+            if self._precedence.stops(partition, batch):
+                break
+            if in_flight and (old_in_flight or not partition.window.is_open(batch.identity, now)):
+                break
+            old = self._clock.is_old(batch, now_ms)
+            if old and (in_flight or now < partition.doubt.dead_at or batch.unanswered):
+                # After this append, the leader may drop our producer state, and would then append requests that are
+                # still in transit: those that were lost, and those that may get lost together with this one.
+                if not in_flight:
+                    self._hold(partition, batch, now)
+                break
+            self._out.send(partition, batch)
+            in_flight = True
+            old_in_flight |= old
+        if partition.window.answered and in_flight:
+            partition.window.use_answer()
+            self._gatherer.gather(partition, now_ms)
+
+    def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
+        """Send nothing until no broker can append a late request; then search for the batch once more."""
+        if now < partition.doubt.dead_at:
+            reason = "a request whose answer was lost may still arrive"
+            pause_s = partition.doubt.dead_at - now
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)
+            return
+        batch.on(BatchEvent.MAY_BE_THERE)
+        partition.progress.on(FlowEvent.OLD_HEAD)
+        self._packer.touch(partition)

@@ -1,0 +1,133 @@
+"""Applies the decisions of `kafkasafe.units` about units to their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.groups import UnitEnded, UnitStaged
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.messages import Divide
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.states import Batch, Fate, batches_of
+from kafkasafe.journal.suspicions import Suspicions
+
+__all__ = ["UnitBatches"]
+
+
+class UnitBatches:
+    """The batches of atomic batches."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        units: u.Units,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._out = out
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._units = units
+
+    def advance(self) -> None:
+        units, persist = self._units, self._out.ready.persist
+        if units.at_rest and not persist.units:
+            return
+        self._out.ready.units.extend(units.advance())
+        for unit, refused in units.too_large:
+            self._divide_members(unit, refused)
+        units.clear_too_large()
+        for action in self._out.ready.units:
+            if isinstance(action, u.Refuse):
+                for batch in batches_of(action.unit):
+                    batch.blame(action.unit.code, action.unit.reason)
+        persist.marks.extend(self._topics_of(units.ending))
+        persist.marks.extend(units.take_marks())
+        persist.after.extend(map(UnitStaged, units.staging))
+        for unit in units.ending:
+            committed = unit.phase is u.Phase.COMMITTED
+            for batch in batches_of(unit):
+                if committed:
+                    batch.on(BatchEvent.UNIT_COMMITTED)
+                    self.place(self._partitions[batch.destination], unit, batch)
+                    self._refusals.clear_refusal(self._all[batch.destination])
+                else:
+                    batch.on(BatchEvent.UNIT_ENDED)
+            if committed:
+                persist.marks.extend(self._places(unit))
+            fate = Fate.COMMITTED if committed else Fate.DROPPED if unit.dropped else Fate.REJECTED
+            persist.after.append(UnitEnded(unit, fate))
+        units.clear_outcomes()
+        persist.leave_out_void()
+
+    def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
+        """The STATE marks, written before ENDED, with the topic ids of partitions without a known baseline."""
+        partitions = {
+            destination: self._partitions[destination]
+            for unit in units
+            if unit.phase is u.Phase.COMMITTED
+            for destination in unit.destinations
+        }
+        return [
+            state_mark(partition)
+            for partition in partitions.values()
+            if partition.log.baseline_offset < 0
+            and partition.log.clear_offset < 0
+            and any(partition.log.topic_id)
+        ]
+
+    def _places(self, unit: u.Unit) -> list[m.Mark]:
+        """The marks after ENDED with the offsets of its batches, in case those and STAGED have left the spool."""
+        entries: dict[int, list[tuple[int, int]]] = {}
+        for batch in batches_of(unit):
+            if batch.base_offset >= 0:
+                entries.setdefault(batch.destination, []).append((batch.position, batch.base_offset))
+        return [
+            m.Committed(destination, self._partitions[destination].log.leader_epoch, tuple(of_it))
+            for destination, of_it in entries.items()
+        ]
+
+    def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
+        """Divide the batch that the cluster found too large, and those of its topic that are about as large."""
+        members = {batch.handle: batch for batch in batches_of(unit)}
+        topic = self._all[refused.destination].topic
+        too_large = members[refused.handle].size_bytes
+        for batch in members.values():
+            if (
+                batch.count > 1
+                and self._all[batch.destination].topic == topic
+                and batch.size_bytes * 4 > too_large * 3
+            ):
+                batch.blame(10, unit.reason)
+                self._out.ready.divides.append(Divide(batch, refused=True))
+
+    def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
+        """Note that a unit's batch is committed. Like other batches, it may be lost, and a survey may find it."""
+        base_offset = unit.places.get(batch.handle, -1)
+        batch.locate(base_offset)
+        grant = unit.grant
+        if grant is not None and batch.handle in unit.sequences:
+            sequence = unit.sequences[batch.handle]
+            batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
+        partition.log.begin_before(base_offset)
+        self._suspicions.check_offset_order(partition, base_offset)
+        # Unknown if an earlier incarnation staged it: the epoch of the last acknowledgement would be wrong.
+        self._suspicions.note_leader_epoch(partition, unit.epochs.get(batch.handle, -1))
+        partition.log.acknowledge(base_offset, batch.count)
+        topic = self._destinations.topics.get(partition.topic)
+        known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
+        if any(known) and any(now) and known != now:
+            # The unit was staged before the new id was known, possibly in the old topic.
+            self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")
+        self._suspicions.stop_if_suspected(partition)

@@ -1,0 +1,186 @@
+"""Notices for users: losses and their repair, refusals, batches whose outcome cannot be determined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafkasafe.codes.verdicts import Scope
+from kafkasafe.history.loss import Cause
+from kafkasafe.journal.states import Batch
+
+__all__ = [
+    "AckedLoss",
+    "Delivered",
+    "Denial",
+    "Denied",
+    "Healed",
+    "Hole",
+    "Notice",
+    "Refusal",
+    "Relented",
+    "Undecidable",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AckedLoss:
+    """The log has lost acknowledged records.
+
+    Attributes:
+        destination: Destination number.
+        first_offset: First lost offset, -1 when not known.
+        last_offset: Last lost offset (inclusive).
+        records: How many of them were ours.
+        cause: The sign that raised the suspicion.
+        evidence: Human-readable text.
+        revived: Records that are sent again.
+        gone: (first offset, last offset, records) of those that are not sent again; 0 records: all are sent again.
+        recreated: The topic was, or may have been, deleted and created again.
+    """
+
+    destination: int
+    first_offset: int
+    last_offset: int
+    records: int
+    cause: Cause
+    evidence: str
+    revived: int
+    gone: tuple[int, int, int] = (-1, -1, 0)
+    recreated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """The log has all lost records that were sent again, except rejected ones.
+
+    Attributes:
+        destination: Destination number.
+        records: How many, including those of earlier incarnations.
+        first_offset: Where the first of them is now, -1 when not known.
+        last_offset: Where the last of them is now (inclusive), -1 when not known.
+    """
+
+    destination: int
+    records: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Acknowledged records of one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition.
+        first_offset: Of the first of them.
+        last_offset: Of the last of them (inclusive).
+        records: How many.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undecidable:
+    """A batch whose presence in the log cannot be determined: the user decides."""
+
+    batch: Batch
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Neither the log nor the spool has the records before an earlier incarnation's first unfinished batch.
+
+    Attributes:
+        destination: Destination number.
+        records: How many.
+        evidence: Human-readable text: the observations.
+    """
+
+    destination: int
+    records: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The cluster refused a batch, and it is durable in `rejected/`."""
+
+    batch: Batch
+
+
+@dataclass(slots=True)
+class Denial:
+    """The cluster refuses a destination, or the batch at its head, for a reason that may be temporary.
+
+    Attributes:
+        code: Kafka's error code of the last such answer.
+        reason: Human-readable text.
+        scope: What the journal gives up if the refusal lasts too long.
+        handle: Of the refused batch, -1 if the cluster refuses the whole destination.
+        since: When the refusal began, in seconds.
+        counted_from: Since when it has lasted without interruption, in seconds; -1 after a request without an answer.
+        last_at: When the last answer came, in seconds.
+        answers: How many such answers came.
+        reported: The refusal was reported by a notice.
+        asking: The cluster refuses to answer a question about batches in doubt.
+    """
+
+    code: int
+    reason: str
+    scope: Scope
+    handle: int
+    since: float
+    counted_from: float
+    last_at: float
+    answers: int = 0
+    reported: bool = False
+    asking: bool = False
+
+    def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
+        """Note another refusal; after more than `silence_s` without an answer, its duration counts from now."""
+        if self.counted_from < 0 or now - self.last_at > silence_s:
+            self.counted_from = now
+        self.code, self.reason, self.last_at, self.asking = code, reason, now, asking
+        self.answers += 1
+
+    def interrupt(self) -> None:
+        """Note a request without an answer: the duration counts from the next refusal."""
+        self.counted_from = -1.0
+
+    def tell(self) -> None:
+        """Note that a notice reports the refusal."""
+        self.reported = True
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The cluster refuses a destination; its batches keep waiting."""
+
+    destination: int
+    denial: Denial
+
+
+@dataclass(frozen=True, slots=True)
+class Relented:
+    """A refusal that `Denied` reported is over.
+
+    Attributes:
+        destination: Destination number.
+        denial: The refusal.
+        accepted: True: the cluster accepts the destination now. False: no batch waits for it any more, or the cluster
+            refuses it for another reason.
+    """
+
+    destination: int
+    denial: Denial
+    accepted: bool
+
+
+Notice = AckedLoss | Healed | Hole | Undecidable | Refusal | Denied | Relented

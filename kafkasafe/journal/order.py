@@ -1,0 +1,164 @@
+"""Order across the lanes of a directory: batches of earlier incarnations are delivered first, per topic-partition.
+
+An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
+hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. Its
+own batches wait, per topic-partition, until every batch of that topic-partition before those positions is finished.
+
+There are no circular waits: an incarnation waits only for batches that were written before it began, and writes its own
+after that. The same holds inside a lane, which is first in, first out. So each wait leads further back in time,
+regardless of which producer delivers which lane. An incarnation does not wait for batches of owners that are still
+running: lanes whose owners run at the same time promise no order between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from kafkasafe import marks as m
+
+__all__ = ["NEVER", "Address", "Owed", "held_from", "holds"]
+
+Address: TypeAlias = tuple[str, int]
+"""Topic and partition; partition -1 while it is not chosen."""
+
+NEVER: Final = 1 << 62
+"""After every position. As a limit, it holds back no batch."""
+_UNCHOSEN: Final = -1
+
+
+@dataclass(eq=False, slots=True)
+class Owed:
+    """The unfinished batches of a lane, which its owner or a successor still has to deliver. Read from control batches.
+
+    Attributes:
+        lane_id: Of the lane, empty before the first group.
+        damaged: A part of the lane cannot be read, and its contents are unknown.
+        synced_position: Everything before this position was durable; a crash may have torn batches after it.
+        open: The unfinished batches, by position: (destination, position where the records were first written).
+    """
+
+    lane_id: bytes = b""
+    damaged: bool = False
+    synced_position: int = 0
+    open: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _addresses: dict[int, Address] = field(default_factory=dict)
+    _units: dict[bytes, set[int]] = field(default_factory=dict)
+    """Positions of the batches of unfinished units, by unit id."""
+
+    def copy(self) -> Owed:
+        """An independent copy."""
+        units = {unit_id: set(positions) for unit_id, positions in self._units.items()}
+        return replace(self, open=dict(self.open), _addresses=dict(self._addresses), _units=units)
+
+    def begins(self, position: int) -> None:
+        """Note where the lane begins: batches before this position are finished, and were deleted."""
+        for old in [at for at in self.open if at < position]:
+            del self.open[old]
+
+    def group(self, group: m.Group, marks: Sequence[m.Mark]) -> None:
+        """Take the next group of the log."""
+        self.lane_id = group.lane_id
+        self.synced_position = max(self.synced_position, group.synced_position)
+        origins: dict[int, int] = {}
+        members: dict[int, bytes] = {}
+        for mark in marks:
+            match mark:
+                case m.Destination(number, topic, partition):
+                    self._addresses[number] = topic, partition
+                case m.Committed(_, _, entries):
+                    for at, _ in entries:
+                        self.open.pop(at, None)
+                case m.Rejected(at):
+                    self.open.pop(at, None)
+                case m.Replaced(at, first, count):
+                    origin = self.open.pop(at, (0, at))[1]
+                    for index in range(first, first + count):
+                        origins.setdefault(index, origin)  # of merged batches, the first one's
+                    for unit_id, positions in self._units.items():
+                        if at in positions:
+                            members.update(dict.fromkeys(range(first, first + count), unit_id))
+                case m.Moved(moves):
+                    for index, move in enumerate(moves):
+                        self.open.pop(move.position, None)
+                        origins[index] = move.origin
+                case m.Unit(unit_id, first, count):
+                    self._units.setdefault(unit_id, set())
+                    members.update(dict.fromkeys(range(first, first + count), unit_id))
+                case m.Ended(unit_id):
+                    for at in self._units.pop(unit_id, ()):
+                        self.open.pop(at, None)
+                case m.Revived(destination, _, positions):
+                    self.open.update((at, (destination, at)) for at in positions)
+                case m.Torn(positions):
+                    for at in positions:
+                        self.open.pop(at, None)
+                case (
+                    m.After()
+                    | m.Begun()
+                    | m.Cluster()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Identified()
+                    | m.Quiet()
+                    | m.Read()
+                    | m.Resent()
+                    | m.Resolved()
+                    | m.Staged()
+                    | m.State()
+                    | m.Topic()
+                    | m.Undecidable()
+                ):
+                    pass  # does not finish batches
+        for index, entry in enumerate(group.manifest):
+            self.open[entry.position] = entry.destination, origins.get(index, entry.position)
+            if index in members:
+                self._units[members[index]].add(entry.position)
+
+    def drop(self, position: int) -> None:
+        """Drop a damaged batch: it will not be delivered."""
+        del self.open[position]
+
+    @property
+    def end_position(self) -> int:
+        """The position after the last unfinished batch, 0 if all are finished."""
+        return max(self.open, default=-1) + 1
+
+    def addresses(self, before: int) -> frozenset[Address]:
+        """Addresses of unfinished batches whose records were first written before a position."""
+        numbers = {number for number, origin in self.open.values() if origin < before}
+        return frozenset(self._addresses[number] for number in numbers if number in self._addresses)
+
+
+def holds(
+    afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
+) -> Mapping[Address | None, int]:
+    """The positions from which on a lane holds its batches back.
+
+    Args:
+        afters: The lane's marks.
+        owed: The addresses with unfinished batches of each debt; None while they are not known.
+
+    Returns:
+        For each address, the position from which on nothing is sent; under None, the same for every address.
+    """
+    held: dict[Address | None, int] = {}
+    for after in afters:
+        for debt in after.debts:
+            addresses = owed[debt]
+            for address in (None,) if addresses is None else addresses:
+                held[address] = min(held.get(address, NEVER), after.position)
+    return held
+
+
+def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
+    """The position from which on nothing is sent to a partition, `NEVER` if everything may be sent.
+
+    Records whose partition is not chosen yet may go to any partition of the topic.
+    """
+    return min(
+        held.get((topic, partition), NEVER),
+        held.get((topic, _UNCHOSEN), NEVER),
+        held.get(None, NEVER),
+    )

@@ -1,0 +1,83 @@
+"""Order across lanes and incarnations: the debts to deliver first, and the batches of this lane that wait for them.
+
+`kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kafkasafe import marks as m
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.order import NEVER, Address, held_from
+from kafkasafe.journal.states import Batch
+
+__all__ = ["Precedence"]
+
+
+class Precedence:
+    """The debts to deliver before batches of this lane, and the batches held back for them, or for a handover.
+
+    Written by the journal. `is_held` may be called from any thread.
+    """
+
+    __slots__ = ("_afters", "_halted", "_holds")
+
+    def __init__(self) -> None:
+        self._afters: list[m.After] = []
+        self._holds: Mapping[Address | None, int] = {}
+        self._halted = False
+
+    # -- debts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def afters(self) -> Sequence[m.After]:
+        """The debts that are not known to be paid, by the position from which on batches wait for them."""
+        return tuple(self._afters)
+
+    def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
+        """Let batches from this position on wait for these debts as well. Returns the mark that records it.
+
+        Only the last mark for a position counts, so the mark repeats the known debts.
+        """
+        known = [debt for each in self._afters if each.position == position for debt in each.debts]
+        after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
+        self.read(after)
+        return after
+
+    def read(self, after: m.After) -> None:
+        """Take a mark. It replaces an earlier one of its position, which may name debts that were paid since."""
+        self._afters = [each for each in self._afters if each.position != after.position]
+        self._afters.append(after)
+
+    def paid(self, debt: m.Debt) -> None:
+        """Note that all batches of this debt are delivered."""
+        rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
+        self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
+
+    # -- held batches --------------------------------------------------------------------------------------------------
+
+    def hold_back(self, held: Mapping[Address | None, int]) -> bool:
+        """Send nothing of these addresses that was written at these positions or later. Whether that changed."""
+        if held == self._holds:
+            return False
+        self._holds = held
+        return True
+
+    def halt(self, *, halted: bool) -> bool:
+        """Send nothing at all. Whether that changed."""
+        if self._halted is halted:
+            return False
+        self._halted = halted
+        return True
+
+    def is_held(self, partition: Destination, batch: Batch) -> bool:
+        """Whether this batch waits for batches of other lanes."""
+        if not self._holds:
+            return False
+        position = held_from(self._holds, partition.topic, partition.partition)
+        return position < NEVER and batch.written_at >= position
+
+    def stops(self, partition: Destination, batch: Batch) -> bool:
+        """Whether this batch must not be sent now."""
+        return self._halted or self.is_held(partition, batch)

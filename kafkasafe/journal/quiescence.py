@@ -1,0 +1,72 @@
+"""Records in the log when all requests of this lane are dead, so that the next incarnation need not wait for them.
+
+1. An incarnation ends in order. Its last group says until when its requests may still be appended (`marks.Quiet`).
+2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
+3. Before the next incarnation sends anything, it takes the mark back, durably. Otherwise a third incarnation would
+   believe the mark, and not wait for the requests of the second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafkasafe import marks as m
+from kafkasafe.journal.clock import Clock
+from kafkasafe.journal.groups import SilenceBroken
+from kafkasafe.journal.messages import Ready
+from kafkasafe.journal.states import Batch
+
+__all__ = ["Quiescence"]
+
+
+class Quiescence:
+    """Whether the log has that mark, and until when requests of earlier incarnations may be alive.
+
+    Attributes:
+        is_announced: The log has the mark, which has to be taken back before anything is sent.
+        dead_at: From then on (seconds) no request of an earlier incarnation can be appended.
+    """
+
+    __slots__ = ("_held", "dead_at", "is_announced")
+
+    def __init__(self) -> None:
+        self.is_announced = False
+        self.dead_at = 0.0
+        # To be sent when the mark is taken back; None before that began.
+        self._held: list[Batch] | None = None
+
+    def begin(self, dead_at: float, *, announced: bool) -> None:
+        """Begin an incarnation, once the log is read."""
+        self.dead_at, self.is_announced = dead_at, announced
+
+    def sleep(self, seconds: float, before: float) -> None:
+        """Extend `dead_at` by the time for which the machine slept, if requests were alive before that."""
+        if self.dead_at > before:
+            self.dead_at += seconds
+
+    def mark(self, dead_at: Iterable[float], now: float, clock: Clock) -> m.Quiet:
+        """The mark for the last group of an owner that has stopped sending.
+
+        Args:
+            dead_at: Of each partition, when its own requests are dead.
+            now: Seconds.
+            clock: The same, for another incarnation.
+        """
+        left_ms = int(max(0.0, max((self.dead_at, *dead_at)) - now) * 1000) + 1
+        return m.Quiet(clock.wall_ms + left_ms, clock.wall_ms, clock.boot_id, clock.boot_ms)
+
+    def gate(self, ready: Ready) -> None:
+        """Hold back batches to send until the mark is taken back durably."""
+        if self._held is None:
+            if not ready.sends and (not ready.persist.batches or ready.persist.atomic):
+                return
+            self._held = []
+            ready.persist.marks.append(m.Quiet(-1, 0, bytes(16), 0))
+            ready.persist.after.append(SilenceBroken())
+        self._held += ready.sends
+        ready.sends.clear()
+
+    def taken_back(self) -> list[Batch]:
+        """Note that the mark is taken back durably. Returns the batches that may be sent now."""
+        self.is_announced = False
+        return self._held or []

@@ -1,0 +1,581 @@
+"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool, in log order.
+
+Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.history.identity import BatchId
+from kafkasafe.journal.clock import Clock, alive_s
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.endings import Durability
+from kafkasafe.journal.flow import FlowEvent
+from kafkasafe.journal.forward import CopyForward
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.losses import Losses
+from kafkasafe.journal.members import UnitBatches
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import ANYWHERE, WINDOW, Partition
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.quiescence import Quiescence
+from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.states import DAMAGED, Batch, State, batches_of
+from kafkasafe.journal.suspicions import Suspicions
+from kafkasafe.journal.topics import Topics
+from kafkasafe.journal.verdicts import Verdicts
+
+__all__ = ["Recovery"]
+
+
+class Recovery:
+    """Reads the log back. The shell calls `recovered` last."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        replay: Replay,
+        handles: Iterator[int],
+        suspicions: Suspicions,
+        topics: Topics,
+        losses: Losses,
+        durability: Durability,
+        forward: CopyForward,
+        verdicts: Verdicts,
+        unit_batches: UnitBatches,
+        revivals: Revivals,
+        precedence: Precedence,
+        quiescence: Quiescence,
+        units: u.Units,
+        home: Home,
+        *,
+        window: int,
+        request_timeout_s: float,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._replay = replay
+        self._handles = handles
+        self._suspicions = suspicions
+        self._topics = topics
+        self._losses = losses
+        self._durability = durability
+        self._forward = forward
+        self._verdicts = verdicts
+        self._unit_batches = unit_batches
+        self._revivals = revivals
+        self._precedence = precedence
+        self._quiescence = quiescence
+        self._units = units
+        self._home = home
+        self._window = window
+        self._request_timeout_s = request_timeout_s
+
+    def recover_batch(
+        self,
+        position: int,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        identity: BatchId | None,
+    ) -> None:
+        """Take a data batch of the log, in log order."""
+        if destination not in self._all:
+            raise m.MarkError(
+                f"The batch at position {position} is for destination {destination}, never declared"
+            )
+        moved = self._replay.moved
+        if moved is not None and moved.position not in self._index:
+            waiting = self._all[destination]
+            there = waiting.queue.has_packed(moved.position)
+            # Unpack the batches up to its place in the queue.
+            self._reach(waiting, moved.position if there else next(iter(moved.rank), moved.position))
+        known = None if moved is None else self._index.at(moved.position)
+        if moved is not None and known is not None and known.destination == destination:
+            self._forward.place(known, position)
+            known.read_place(moved.rank, moved.origin)
+            known.read_id(identity)
+            self._replay.go_on()
+            self._index.reach(position + count)
+            return
+        batch = Batch(
+            next(self._handles),
+            destination,
+            count,
+            size_bytes,
+            max_timestamp,
+            position,
+            identity,
+            State.SEALED if identity is None else State.PREPARED,
+            durable=True,
+            former_life=True,
+        )
+        unit = self._replay.unit
+        if unit is not None:
+            unit.add(batch)
+        queue = self._all[destination].queue
+        batch.come_from(self._replay.origin)
+        parent = self._replay.parent
+        if moved is not None:
+            # The segment with its first copy was deleted. Its rank puts it before batches accepted later.
+            queue.insert(sum(other.rank < moved.rank for other in queue), batch)
+        elif parent is not None and parent.destination == destination:
+            # Divided because it was too large: its records keep their place.
+            queue.insert(queue.index(parent), batch)
+            batch.stand_for(parent)
+            self._revivals.divide(parent, (batch,))
+        else:
+            queue.append(batch)
+        if parent is not None and parent.unit is not None:
+            unit = parent.unit
+            unit.add_part(parent, batch)
+        if unit is not None:
+            batch.join(unit)
+        batch.settle_at(position)
+        if moved is not None:
+            batch.read_place(moved.rank, moved.origin)
+        batch.choose(self._replay.given)
+        self._replay.go_on()
+        self._index.place(batch)
+        self._index.reach(position + count)
+
+    def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
+        """Take the marks of one group, in log order.
+
+        A mark that names an unknown batch refers to a deleted segment, or repeats an earlier mark.
+        """
+        self._index.reach(position + len(recovered) + 1)
+        self._drop_parents()
+        ended: dict[int, Batch] = {}
+        for index, mark in enumerate(recovered):
+            match mark:
+                case m.Topic():
+                    self._destinations.learn(mark)
+                case m.Destination(number, topic, partition):
+                    if number not in self._all:
+                        self._destinations.declare(number, topic, partition)
+                case m.State() if mark.knows_nothing:
+                    self._topics.forget_acknowledged(self._destinations.declared(mark.destination))
+                case m.State():
+                    known = self._destinations.declared(mark.destination)
+                    known.log.read_state(mark)
+                    self._recall(known, recovered[max(0, index - 2) : index])
+                case m.Granted(producer_id):
+                    # Each incarnation takes its own id: a copied spool must never reuse one.
+                    self._home.granted(producer_id)
+                case m.Identified():
+                    self._recover_identities(mark)
+                case m.Committed():
+                    known = self._destinations.declared(mark.destination)
+                    if isinstance(known, Partition):
+                        self._suspicions.note_leader_epoch(known, mark.leader_epoch)
+                    for at, base_offset in mark.entries:
+                        self._reach(known, at if known.queue.has_packed(at) else -1)
+                        done = self._index.at(at)
+                        if done is not None and done.state is not State.REPLACED:
+                            self._index.drop(done)
+                            done.locate(base_offset)
+                            self._durability.dequeue(known, done)
+                            if not _is_found_late(known, done):
+                                if isinstance(known, Partition):
+                                    self._suspicions.check_offset_order(known, base_offset)
+                                known.log.acknowledge(base_offset, done.count)
+                            known.log.pass_id(done.identity)
+                            done.read_fate(State.COMMITTED)
+                            self._durability.remember(known, done)
+                            self._revivals.finish(done)
+                        elif done is None and _repeats_newest(recovered, index):
+                            pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
+                        elif done is None and base_offset >= 0 and at not in ended:
+                            # Released: the batch and all before it, except moved ones, were finished. Its record
+                            # count is unknown.
+                            clear = not known.queue or known.queue[0].rank > (at,)
+                            known.log.read_released(base_offset, clear=clear)
+                        elif at in ended and base_offset >= 0:
+                            # The batch of a unit: ENDED, earlier in this group, has finished it.
+                            clear = not known.queue or known.queue[0].rank > (at,)
+                            known.log.read_ended(base_offset, ended[at].count, clear=clear)
+                case m.Replaced(at, first_child, children):
+                    self._reach_any(at)
+                    parent = self._index.at(at)
+                    if parent is not None and parent not in self._all[parent.destination].queue:
+                        self._reach(self._all[parent.destination], ANYWHERE)
+                    origin = at if parent is None else parent.written_at
+                    self._replay.replace(parent, origin, range(first_child, first_child + children))
+                case m.Rejected(at):
+                    self._reach_any(at)
+                    done = self._index.at(at)
+                    if done is not None and done.state is not State.REPLACED:
+                        self._index.drop(done)
+                        self._all[done.destination].queue.remove(done)
+                        self._reach(self._all[done.destination])
+                        _explain_gap(self._all[done.destination])
+                        done.read_fate(State.REJECTED)
+                        self._revivals.finish(done)
+                case m.Revived():
+                    self._recover_revived(mark, recovered[index + 1 : index + 2])
+                case m.Resent():
+                    self._index.disown(mark, position)
+                case m.Torn():
+                    pass  # the reader of the log has already left out the torn batches
+                case m.Given(index, runs):
+                    self._replay.choose(index, runs)
+                case m.After():
+                    self._precedence.read(mark)
+                case m.Unit(_, first, batches):
+                    if not self._replay.divides_unit(first):
+                        read = self._units.get(mark.unit_id) or self._units.recover(
+                            mark,
+                            position,
+                            # A divided unit whose first UNIT mark was in a deleted segment keeps that mark's turn.
+                            self._replay.origin_from(first, position),
+                        )
+                        self._replay.read_unit(read, range(first, first + batches))
+                case m.Read():
+                    self._units.recover_readings(mark)
+                case m.Begun():
+                    self._units.recover_begun(mark)
+                case m.Staged():
+                    self._units.recover_staged(mark)
+                case m.Ended():
+                    ended |= {batch.position: batch for batch in self._recover_ended(mark, recovered[index:])}
+                case m.Moved(moves):
+                    self._replay.move(moves)
+                case m.Quiet():
+                    self._replay.announce(mark)
+                case m.Resolved(at, m.Decision.SKIP):
+                    self._reach_any(at)
+                    skipped = self._index.at(at)
+                    if skipped is not None:
+                        _explain_gap(self._destinations.declared(skipped.destination))
+                case m.Cluster():
+                    self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
+                case m.Undecidable() | m.Resolved():
+                    pass  # the journal asks the cluster again, which may know more now, and then the user
+
+    def recover_lost(self, position: int, destination: int) -> None:
+        """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
+
+        A lost mark may have given a batch its first id or a new id, or replaced it. So batches that were unfinished
+        before the group cannot be decided: neither an old id nor a missing one proves that a batch was never sent.
+        """
+        if destination:
+            parent = self._replay.parent
+            # A part of a divided batch belongs to that batch's unit: see `recover_batch`.
+            unit = self._replay.unit if parent is None or parent.unit is None else parent.unit
+            if unit is not None:
+                unit.blame(DAMAGED, "a part of it is damaged on disk")
+            self._replay.go_on()
+            if destination in self._all:
+                _explain_gap(self._all[destination])
+        else:
+            self._replay.lose(position)
+            for partition in self._all.values():
+                self._reach(partition, ANYWHERE)
+
+    def recover_torn(self, destination: int) -> None:
+        """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
+        self._replay.go_on()
+        _explain_gap(self._destinations.declared(destination))
+
+    def recovered_log(self) -> None:
+        """End the last group: the log ends here, so no later group ends it."""
+        self._drop_parents()
+        for partition in self._all.values():
+            self._reach(partition)
+            self._reach_sent(partition)
+
+    def pack_recovered(self, numbers: Iterator[int]) -> None:
+        """Pack long backlogs as far as they are read. The shell calls this between two groups of the log.
+
+        Args:
+            numbers: Numbers that the shell hands out; each packed batch takes the next.
+        """
+        self._drop_parents()
+        for partition in self._all.values():
+            rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
+            if rows:
+                self._packer.pack(partition.number, rows)
+
+    def _packable_next(self, partition: Destination) -> Iterator[Batch]:
+        """The `packable` batches up to the first that has an id although a batch before it has none.
+
+        A mark that voids ids voids those of all packed batches, while later batches may have new ones.
+        """
+        queue = partition.queue
+        without = queue.packed > 0 and not queue.packed_identified
+        for batch in self._packer.packable(partition.number):
+            if without and batch.identity is not None:
+                return
+            without = batch.identity is None
+            yield batch
+
+    def _reach(self, partition: Destination, position: int = -1) -> None:
+        """Unpack the batches up to this position: the next mark refers to one of them.
+
+        While batches are packed, more than `WINDOW` others are unpacked.
+        """
+        queue = partition.queue
+        while (row := queue.first_packed) is not None:
+            if row.position > position and queue.unpacked > WINDOW:
+                break
+            self._packer.unpack(partition, 1)
+        # The shell does not know these batches yet.
+        self._out.ready.unpacked.clear()
+
+    def _reach_any(self, position: int) -> None:
+        """Unpack up to this position in the partition that holds it; the mark does not name the partition."""
+        if position in self._index:
+            return
+        for number, first in self._index.packed_from.items():
+            partition = self._all[number]
+            if first <= position and partition.queue.has_packed(position):
+                self._reach(partition, position)
+                return
+
+    def _reach_sent(self, partition: Destination) -> None:
+        """Unpack the first batches with an id: they may have been sent, even if batches without an id precede them."""
+        queue = partition.queue
+        sent = sum(batch.identity is not None for batch in queue)
+        while queue.packed_with_id and sent < self._near:
+            self._packer.unpack(partition, 1)
+            sent += queue[-1].identity is not None
+        self._out.ready.unpacked.clear()
+
+    @property
+    def _near(self) -> int:
+        """How many batches of a queue may have been sent: the first ones that have an id."""
+        return max(self._window, WINDOW)
+
+    def recovered(self, now: float, clock: Clock | None = None) -> None:
+        """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks.
+
+        Args:
+            now: Seconds.
+            clock: The current time, for the age of an earlier incarnation's last request. None: it was sent just now.
+        """
+        self._drop_parents()
+        quiet = None if self._replay.is_blind else self._replay.quiet
+        pause_s = alive_s(quiet, clock, self._request_timeout_s)
+        self._quiescence.begin(now + pause_s, announced=quiet is not None)
+        for unit in self._units.unfinished:
+            if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
+                reason = "marks that may have spoken of it are lost to damage in the spool: readers may have it already"
+                unit.blame(unit.code or DAMAGED, unit.reason or reason)
+        self._units.recovered()
+        self._index.pin_everything()
+        for destination in self._all.values():
+            if not isinstance(destination, Partition):
+                if not self._replay.is_blind:
+                    self._topics.note_topic(destination)
+                else:
+                    destination.lose_marks(self._replay.blind_before)
+                    self._verdicts.stop_at_unsure(destination)
+                self._packer.touch(destination)
+                continue
+            partition = destination
+            partition.loss.keep_newest_check()
+            if partition.log.has_begun:
+                partition.progress.on(FlowEvent.RECOVERED)
+            elif not self._replay.is_blind:
+                # The lane never sent to this partition: sending first requires a durable baseline.
+                self._topics.note_topic(partition)
+                self._packer.touch(partition)
+                continue
+            # The journal only sends the first batches of a queue, and batches inserted before them since have no id.
+            # Where marks are lost, any batch with an id may have been among the first.
+            near = None if self._replay.is_blind else self._near
+            doubt = list(islice((batch for batch in partition.queue if batch.identity is not None), near))
+            for batch in doubt:
+                batch.on(BatchEvent.MAY_BE_THERE)
+            if doubt and partition.queue[0].identity is None:
+                # Lost batches were queued again before it: sent after them, it needs another id.
+                partition.ids.expire()
+            if doubt:
+                # The broker may still append the last requests of an earlier incarnation.
+                partition.doubt.may_arrive_until(now + pause_s)
+                partition.progress.on(FlowEvent.RECOVERED_IN_DOUBT)
+            self._suspicions.stop_if_suspected(partition)
+            if self._replay.is_blind:
+                partition.lose_marks(self._replay.blind_before)
+                self._verdicts.stop_at_unsure(partition)
+            self._packer.touch(partition)
+
+    def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
+        """Repeat the result of a survey: lost batches wait again. `following` has the next mark of the group."""
+        known = self._destinations.declared_partition(mark.destination)
+        self._reach(known, ANYWHERE)
+        places = dict(mark.moved)
+        for done in known.log.acked:
+            if done.position in places:
+                done.relocate(places[done.position])
+        self._drop_lost(known, following)
+        known.loss.close()
+        self._suspicions.keep_suspected(known)
+        self._losses.revive(known, mark.positions, mark.given_up, mark.end_offset)
+        if mark.positions or mark.given_up:
+            known.loss.explain()
+
+    def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
+        """End a unit. Among the later marks of the group, COMMITTED names the leader epochs of its batches."""
+        unit = self._units.recover_ended(mark)
+        if unit is None:
+            return []
+        epochs = {
+            at: each.leader_epoch
+            for each in following
+            if isinstance(each, m.Committed)
+            for at, _ in each.entries
+        }
+        members = batches_of(unit)
+        for batch in members:
+            partition = self._all[batch.destination]
+            self._reach(partition)
+            self._index.drop(batch)
+            if mark.outcome is m.UnitOutcome.COMMITTED:
+                unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
+                if isinstance(partition, Partition):  # else damage hides that it was divided
+                    self._unit_batches.place(partition, unit, batch)
+                self._durability.dequeue(partition, batch)
+                batch.read_fate(State.COMMITTED)
+                self._durability.remember(partition, batch)
+            else:
+                partition.queue.remove(batch)
+                _explain_gap(partition)
+                batch.read_fate(State.REJECTED)
+        return members
+
+    def _drop_parents(self) -> None:
+        """End the group: the children in it now hold the records of the divided batches, which leave their queues."""
+        for parent in self._replay.parents:
+            if not parent.heirs:
+                self._index.drop(parent)
+            self._all[parent.destination].queue.remove(parent)
+            parent.read_fate(State.REPLACED)
+            if parent.unit is not None:
+                parent.unit.remove(parent)
+            self._revivals.finish(parent)
+        self._replay.end_group()
+
+    def _recall(self, partition: Destination, pair: Sequence[m.Mark]) -> None:
+        """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
+        newest = _newest_of(pair)
+        if newest is None:
+            return
+        identity, position, base_offset = newest
+        count = partition.log.clear_offset - base_offset + 1
+        if base_offset < 0 or count < 1:
+            return
+        partition.log.tell(position)
+        if any(batch.position >= 0 for batch in partition.log.acked):
+            return  # the spool still has it
+        batch = Batch(
+            next(self._handles),
+            partition.number,
+            count,
+            size_bytes=0,
+            max_timestamp=0,
+            identity=BatchId(identity.producer_id, identity.producer_epoch, identity.base_sequence, count),
+            state=State.COMMITTED,
+            durable=True,
+            former_life=True,
+            base_offset=base_offset,
+            place=base_offset,
+            rank=(position,),
+        )
+        partition.log.recall(batch)
+
+    @staticmethod
+    def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
+        """Drop lost batches that left the spool. REVIVED names lost batches by position; STATE ends before these."""
+        for state in following:
+            if isinstance(state, m.State):
+                partition.log.cut(state.last_acked_offset)
+
+    def _recover_identities(self, mark: m.Identified) -> None:
+        partition = self._destinations.declared_partition(mark.destination)
+        self._reach(partition, max((entry.position for entry in mark.entries), default=-1))
+        if mark.void_from == 0:
+            # The mark voids the ids of all waiting batches. Batches queued before they are sent get none.
+            partition.queue.forget_identities()
+        elif mark.void_from > 0:
+            self._reach(partition, ANYWHERE)
+        if mark.void_from >= 0:
+            named = {entry.position for entry in mark.entries}
+            # Earlier requests were either found in the log, or their batches are not in it.
+            partition.doubt.forget_cut()
+            for batch in partition.queue.all():
+                if batch.state is State.JOINED:
+                    continue  # the unit gives it its ids
+                if batch.position >= mark.void_from and batch.position not in named:
+                    batch.read_id(None)
+        for entry in mark.entries:
+            known = self._index.at(entry.position)
+            if known is not None and known.state is not State.JOINED:
+                known.read_id(
+                    BatchId(entry.producer_id, entry.producer_epoch, entry.base_sequence, known.count)
+                )
+
+
+def _explain_gap(destination: Destination) -> None:
+    """Note why the log may lack sequences: a batch may have ended without being appended."""
+    if isinstance(destination, Partition):
+        destination.loss.explain()
+
+
+def _is_reset(mark: m.Mark) -> bool:
+    return isinstance(mark, m.State) and mark.knows_nothing
+
+
+def _newest_of(marks: Sequence[m.Mark]) -> tuple[m.Identity, int, int] | None:
+    """Identity, position and base offset of the batch that these two marks name: see `snapshots`."""
+    if len(marks) != 2:
+        return None
+    identified, committed = marks
+    if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
+        return None
+    if len(identified.entries) != 1 or len(committed.entries) != 1:
+        return None
+    identity, (position, base_offset) = identified.entries[0], committed.entries[0]
+    return (identity, position, base_offset) if identity.position == position else None
+
+
+def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
+    """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
+    if index == 0 or _newest_of(marks[index - 1 : index + 1]) is None:
+        return False
+    return any(isinstance(mark, m.State) for mark in marks[index + 1 : index + 2])
+
+
+def _is_found_late(partition: Destination, batch: Batch) -> bool:
+    """Whether the batch is in order although its offset is lower than the last acknowledged one.
+
+    1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
+    2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
+
+    Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement gives a lower offset
+    because the log was truncated, the leader epoch differs, and the journal asks where the epoch before it ends.
+    """
+    return partition.log.leader_epoch >= 0 and any(
+        other.rank > batch.rank
+        and 0 <= batch.base_offset < other.base_offset
+        and other.base_offset + other.count - 1 == partition.log.last_acked_offset
+        for other in reversed(partition.log.acked)
+    )

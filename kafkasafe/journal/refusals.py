@@ -1,0 +1,120 @@
+"""Refusals that may be temporary: how long one lasts without another answer in between, and the notices about it.
+
+`answers` and `rejecting` decide what happens when one lasts too long.
+"""
+
+from __future__ import annotations
+
+from kafkasafe.codes.verdicts import MISSING_CODES, Scope
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.missing import Missing
+from kafkasafe.journal.notices import Denied, Relented
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.refusal import CONFIRMED_S
+from kafkasafe.journal.spool_index import SpoolIndex
+
+__all__ = ["Refusals"]
+
+
+class Refusals:
+    """Destinations, or batches at their heads, that the cluster refuses at present."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        missing: Missing,
+        *,
+        blocked_timeout_s: float | None,
+        missing_grace_s: float,
+    ) -> None:
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._missing = missing
+        self._refused_timeout_s = blocked_timeout_s
+        self._missing_grace_s = missing_grace_s
+
+    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
+        """Note that the cluster refuses a destination of a unit for a reason that may be temporary.
+
+        Returns:
+            True if the refusal has lasted for the whole timeout without another answer, or the partition is proven not
+            to exist.
+        """
+        return self.note_refusal(self._all[destination], code, reason, Scope.DESTINATION, now)
+
+    def note_refusal(
+        self,
+        partition: Destination,
+        code: int,
+        reason: str,
+        scope: Scope,
+        now: float,
+        *,
+        handle: int = -1,
+        asking: bool = False,
+    ) -> bool:
+        """Note a refusal that may be temporary.
+
+        Returns:
+            True if it counts as permanent: it has lasted for the whole timeout without another answer, or the partition
+            is proven not to exist.
+        """
+        timer = partition.refusal
+        if timer.is_about_other(handle):
+            # Each refusal has a separate duration.
+            self.clear_refusal(partition, accepted=False)
+        denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
+        absent = False
+        if code in MISSING_CODES and isinstance(partition, Partition):
+            self._missing.say(partition.number)
+            absent = bool(self._missing.reason(partition.number))
+        limit_s = self._refused_timeout_s
+        lasting = limit_s is not None and now - denial.counted_from >= limit_s
+        # A missing topic may only be new to this broker, and a single stray answer is not worth a notice.
+        patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
+        confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
+        if not denial.reported and (lasting or confirmed):
+            denial.tell()
+            self._out.ready.notices.append(Denied(partition.number, denial))
+        return lasting or absent
+
+    def waits_for(self, ms: float) -> bool:
+        """Whether a refusal may last so many ms before the journal rejects the batches."""
+        return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
+
+    def absent(self, destination: int, reason: str) -> None:
+        """Note a proof that a partition does not exist: the next answer rejects the batches that wait for it.
+
+        This holds until `present`. A destination that pauses tries again at once.
+
+        Args:
+            destination: Destination number.
+            reason: Human-readable text.
+        """
+        partition = self._partitions[destination]
+        self._missing.prove(destination, reason)
+        if partition.flow is Flow.WAITING:
+            partition.progress.on(FlowEvent.PAUSE_OVER)
+            self._packer.touch(partition)
+
+    def present(self, destination: int) -> None:
+        """Note that the partition exists after all, or was created."""
+        self._missing.exists(destination)
+
+    def clear_refusal(self, partition: Destination, *, accepted: bool = True) -> None:
+        """End the refusal: another answer came, or no batch waits any more."""
+        over = partition.refusal.clear()
+        if partition.number not in self._index.suspected:
+            self._missing.take_back(partition.number)  # else a survey had that answer
+        if over is not None:
+            self._out.ready.notices.append(Relented(partition.number, over, accepted))

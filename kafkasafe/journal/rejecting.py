@@ -1,0 +1,184 @@
+"""Finally refused batches: the journal divides them, or makes them durable in `rejected/` before they are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.groups import Ended
+from kafkasafe.journal.ids import Identities
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.messages import Aside, Divide
+from kafkasafe.journal.missing import Missing
+from kafkasafe.journal.notices import Refusal
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.sealing import Sealer
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.states import TOO_SLOW, Batch, Fate, State
+from kafkasafe.journal.unassigned import UnassignedTopic
+
+__all__ = ["Rejecter"]
+
+
+class Rejecter:
+    """Rejects refused batches, and tracks files of `rejected/` whose records are batches again."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        index: SpoolIndex,
+        packer: Packer,
+        refusals: Refusals,
+        identities: Identities,
+        sealer: Sealer,
+        units: u.Units,
+        missing: Missing,
+        *,
+        aside_batches: int,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._out = out
+        self._index = index
+        self._packer = packer
+        self._refusals = refusals
+        self._identities = identities
+        self._sealer = sealer
+        self._units = units
+        self._missing = missing
+        self._aside_batches = aside_batches
+
+    def disown(self, mark: m.Resent) -> None:
+        """Void a file of `rejected/` that could not be deleted: this lane has its batches, or their records."""
+        if not self._index.is_disowned(mark):
+            self._index.disown(mark, self._index.end)
+            self._out.ready.persist.marks.append(mark)
+
+    def retired(self, mark: m.Resent) -> None:
+        """Note that the file is durably deleted: its mark may be dropped."""
+        self._index.retire(mark)
+
+    def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
+        """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
+        partition = self._destinations.unassigned[topic]
+        if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
+            for unit in {batch.unit.number: batch.unit for batch in partition.queue if batch.unit}.values():
+                if unit.durable and unit.phase is u.Phase.WAITING:
+                    self._units.give_up(unit, code, reason)
+            self.reject_all(partition, code, reason)
+
+    def next_aside(self, destination: int) -> None:
+        """Continue with the next portion after `set_aside`."""
+        partition = self._all[destination]
+        if partition.flow is not Flow.REJECTING:
+            return
+        if partition.rejection.is_done:
+            # The topic was created meanwhile.
+            partition.progress.on(FlowEvent.NOTHING_TO_KEEP)
+            self._packer.touch(partition)
+            return
+        portion = partition.rejection.take_portion(self._aside_batches)
+        self._out.ready.asides.append(Aside(partition.number, portion))
+
+    def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
+        """Note that the first `kept` batches are durable in `rejected/`, which rejects them.
+
+        Args:
+            aside: The request from `ready()`.
+            kept: How many; the others wait, and are tried again after a pause.
+            reason: Why not all of them.
+
+        Returns:
+            True: more batches follow. Call `next_aside`, after the work of other partitions.
+        """
+        partition = self._all[aside.destination]
+        if partition.flow is not Flow.REJECTING:
+            return False
+        for batch in aside.batches[:kept]:
+            self._reject(batch)
+        if isinstance(partition, Partition) and any(b.identity is not None for b in aside.batches[:kept]):
+            # Later batches must not continue the sequence of the rejected ones.
+            self._identities.reidentify(partition)
+        if kept < len(aside.batches):
+            partition.rejection.stop()
+        elif not partition.rejection.is_done:
+            return True
+        else:
+            # The duration of a refusal starts again for later batches.
+            self._refusals.clear_refusal(partition, accepted=False)
+        if isinstance(partition, UnassignedTopic):
+            partition.progress.on(FlowEvent.KEPT)
+        elif kept < len(aside.batches):
+            self._out.pause(partition, FlowEvent.NOT_KEPT, reason)
+        else:
+            partition.progress.on(FlowEvent.KEPT)
+        self._packer.touch(partition)
+        return False
+
+    def handle_refusal(self, partition: Partition, head: Batch) -> None:
+        if not self._sealer.rests(head):
+            return  # the journal calls this again once the batch is written
+        if head.code in DESTINATION_CODES:
+            self.reject_all(partition, head.code, head.message)
+            return
+        self._refusals.clear_refusal(partition, accepted=False)
+        if head.count > 1 and (
+            head.overdue or head.code == TOO_SLOW or classify_produce(head.code).splittable
+        ):
+            self._out.ready.divides.append(Divide(head, refused=True))
+            return
+        self.reject_head(partition, head)
+
+    def reject_head(self, partition: Partition, head: Batch, event: FlowEvent = FlowEvent.REJECTS) -> None:
+        if head.durable:
+            self.put_aside(partition, (head,), event)
+        else:
+            self._sealer.spill((head,))  # the journal calls this again once the batch is on disk
+
+    def reject_unassigned(self, batch: Batch) -> None:
+        """Reject one batch that waits for its topic's partitions."""
+        unassigned = self._all[batch.destination]
+        self.put_aside(unassigned, (batch,), FlowEvent.DAMAGED)
+        self._packer.touch(unassigned)
+
+    def reject_all(self, partition: Destination, code: int, reason: str) -> None:
+        """Reject all batches of a destination to which the cluster accepts nothing."""
+        if code in MISSING_CODES:
+            reason = self._missing.reason(partition.number) or reason
+        ended = {State.SEALED, State.PREPARED, State.REFUSED, State.IN_DOUBT}
+        self._packer.unpack(partition, partition.queue.packed)
+        doomed = [batch for batch in partition.queue if batch.state in ended]
+        self._sealer.spill(doomed)
+        durable = [batch for batch in doomed if batch.durable]
+        for batch in durable:
+            batch.blame(code, reason)
+        if durable:
+            self.put_aside(partition, durable, FlowEvent.REJECTS)
+        elif partition.progress.is_asking:
+            # The batches are only in memory: the journal asks again, and rejects them once they are on disk.
+            self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
+
+    def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:
+        partition.progress.on(event)
+        partition.rejection.begin(batches)
+        self.next_aside(partition.number)
+
+    def _reject(self, batch: Batch) -> None:
+        """Reject a batch. It is finished when its mark is durable."""
+        batch.on(BatchEvent.KEPT)
+        self._out.ready.notices.append(Refusal(batch))
+        partition = self._all[batch.destination]
+        partition.queue.remove(batch)
+        if batch.position >= 0:
+            self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
+        self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
+        self._packer.touch(partition)

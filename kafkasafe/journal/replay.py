@@ -1,0 +1,125 @@
+"""The marks of a group that concern the batches after them, while recovery reads the log of earlier incarnations.
+
+`recovery` decides what follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.journal.states import Batch
+
+__all__ = ["Replay"]
+
+
+@dataclass(slots=True)
+class Replay:
+    """The state of the current group, and the facts from the log that concern all groups.
+
+    Attributes:
+        index: Of the next batch in the group.
+        blind_before: A group with its marks is lost at this position: for earlier batches, neither an id nor a missing
+            id shows whether they were sent. -1: no group is lost.
+        quiet: The mark of the previous incarnation's last group: when all its requests are dead. None if it wrote no
+            such mark, or sent something since.
+    """
+
+    index: int = 0
+    blind_before: int = -1
+    quiet: m.Quiet | None = None
+    _parents: list[tuple[Batch, range]] = field(default_factory=list, init=False)
+    _origins: list[tuple[int, range]] = field(default_factory=list, init=False)
+    _units: list[tuple[u.Unit, range]] = field(default_factory=list, init=False)
+    _given: dict[int, tuple[tuple[int, int, int], ...]] = field(default_factory=dict, init=False)
+    _moves: tuple[m.Move, ...] = field(default=(), init=False)
+
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    def replace(self, parent: Batch | None, origin: int, children: range) -> None:
+        """Note that these batches of the group replace `parent` (None: it is released), first written at `origin`."""
+        self._origins.append((origin, children))
+        if parent is not None:
+            self._parents.append((parent, children))
+
+    def origin_from(self, first: int, default: int) -> int:
+        """Position where the records of the batches from this one on were first written."""
+        return next((at for at, children in self._origins if children.start == first), default)
+
+    def divides_unit(self, first: int) -> bool:
+        """Whether the batches from this one on are parts of a batch of a unit."""
+        return any(parent.unit is not None and children.start == first for parent, children in self._parents)
+
+    def read_unit(self, unit: u.Unit, members: range) -> None:
+        """Note that these batches of the group belong to this unit."""
+        self._units.append((unit, members))
+
+    def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
+        """Note the runs of a batch's records whose partition the caller gave."""
+        self._given[index] = runs
+
+    def move(self, moves: tuple[m.Move, ...]) -> None:
+        """Note that the batches of the group are copies."""
+        self._moves = moves
+
+    def announce(self, quiet: m.Quiet) -> None:
+        """Note a mark with which an incarnation announces when its requests are dead, or revokes that."""
+        self.quiet = quiet if quiet.until_ms >= 0 else None
+
+    def lose(self, position: int) -> None:
+        """Note that the group at this position is damaged."""
+        self.blind_before = position
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether marks are lost."""
+        return self.blind_before >= 0
+
+    # -- the next batch ------------------------------------------------------------------------------------------------
+
+    @property
+    def moved(self) -> m.Move | None:
+        """The move that made the next batch, if that is a copy."""
+        return self._moves[self.index] if self.index < len(self._moves) else None
+
+    @property
+    def unit(self) -> u.Unit | None:
+        """The unit of the next batch."""
+        return next((unit for unit, members in self._units if self.index in members), None)
+
+    @property
+    def parent(self) -> Batch | None:
+        """The divided batch that the next batch is a part of."""
+        return next((parent for parent, children in self._parents if self.index in children), None)
+
+    @property
+    def origin(self) -> int:
+        """Position where the records of the next batch were first written; -1: nowhere else."""
+        return next((at for at, children in self._origins if self.index in children), -1)
+
+    @property
+    def given(self) -> tuple[tuple[int, int, int], ...] | None:
+        """The runs of the next batch's records whose partition the caller gave."""
+        return self._given.get(self.index)
+
+    def go_on(self) -> None:
+        """Advance to the next batch: this one was read, or is damaged."""
+        self.index += 1
+
+    # -- the end of a group --------------------------------------------------------------------------------------------
+
+    @property
+    def parents(self) -> Sequence[Batch]:
+        """The batches that those of the group replace."""
+        return [parent for parent, _ in self._parents]
+
+    def end_group(self) -> None:
+        """Reset the state of the group."""
+        self._parents.clear()
+        self._origins.clear()
+        self._units.clear()
+        self._given.clear()
+        self._moves = ()
+        self.index = 0

@@ -1,0 +1,133 @@
+"""Passes new batches from the caller to the queue, and to the disk. It sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+from kafkasafe import units as u
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.groups import UnitGroup
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.states import Batch, State, batches_of
+
+__all__ = ["Sealer"]
+
+
+class Sealer:
+    """Makes batches, queues them, and requests their writing."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        ids: IdSource,
+        units: u.Units,
+        handles: Iterator[int],
+        *,
+        durable_first: bool,
+    ) -> None:
+        self._all = destinations.all
+        self._out = out
+        self._packer = packer
+        self._ids = ids
+        self._units = units
+        self._handles = handles
+        self._durable_first = durable_first
+
+    def seal(
+        self,
+        destination: int,
+        *,
+        count: int,
+        size_bytes: int,
+        max_timestamp: int,
+        given: tuple[tuple[int, int, int], ...] | None = None,
+        unit: u.Unit | None = None,
+    ) -> Batch:
+        """Add a new batch, after all earlier ones of its destination.
+
+        Args:
+            destination: Its number.
+            count: Records.
+            size_bytes: Of all of it.
+            max_timestamp: Newest, ms since the epoch.
+            given: See `Batch`.
+            unit: Made by `units.seal`: the batch is a part of it. It ends with `close_unit`.
+
+        Returns:
+            The batch. The shell stamps its `identity`, if it has one by then, into the bytes when it writes them.
+        """
+        batch = self.make(destination, count, size_bytes, max_timestamp)
+        batch.choose(given)
+        if unit is not None:
+            self.join(unit, batch)
+            unit.add(batch)
+            batch.write()
+            return batch
+        return self.enqueue(batch)
+
+    def close_unit(self, unit: u.Unit) -> None:
+        """Close a new unit, all of whose batches are sealed: it is written as one group, and delivered as a whole."""
+        self._units.closed(unit)
+        group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
+        self._out.ready.persist.units.append(group)
+
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Write batches to disk that are only in memory (`durable_first=False`), with all batches before them."""
+        for batch in batches:
+            if batch.durable or batch.state in {State.COMMITTED, State.REJECTED, State.REPLACED}:
+                continue
+            for earlier in self._all[batch.destination].queue.all():
+                if not (earlier.durable or earlier.writing):
+                    self.write(earlier)
+                if earlier is batch:
+                    break
+
+    def make(self, destination: int, count: int, size_bytes: int, max_timestamp: int) -> Batch:
+        self._packer.touch(self._all[destination])
+        return Batch(next(self._handles), destination, count, size_bytes, max_timestamp)
+
+    def enqueue(self, batch: Batch) -> Batch:
+        partition = self._all[batch.destination]
+        # Sequences ascend in queue order: no batch after one without an id may have an id.
+        if (
+            self._ids.is_granted
+            and isinstance(partition, Partition)
+            and (not partition.queue or partition.queue.last_has_id)
+        ):
+            batch.identify(partition.ids.take(self._ids, batch.count))
+        partition.queue.append(batch)
+        if self._durable_first or batch.owed:
+            self.write(batch)
+        elif batch.identity is not None:
+            batch.on(BatchEvent.ID_IN_MEMORY)
+        return batch
+
+    def join(self, unit: u.Unit, batch: Batch) -> None:
+        # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
+        queue = self._all[batch.destination].queue
+        if not self._durable_first:
+            # Batches before an earlier unit were written with that unit.
+            plain = takewhile(lambda other: other.unit is None, queue.backwards())
+            last = next((other for other in plain if not self._rests_on_disk(other)), None)
+            self.spill([] if last is None else [last])
+        batch.join(unit)
+        self._all[batch.destination].queue.append(batch)
+
+    def write(self, batch: Batch) -> None:
+        batch.write()
+        self._out.ready.persist.batches.append(batch)
+
+    def rests(self, batch: Batch) -> bool:
+        """Whether it is on disk, or only in memory where that is allowed, and the disk is not writing it."""
+        return batch.durable or not (self._durable_first or batch.writing)
+
+    @staticmethod
+    def _rests_on_disk(batch: Batch) -> bool:
+        return batch.durable or batch.writing

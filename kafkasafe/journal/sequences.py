@@ -1,0 +1,89 @@
+"""The id of the next batch: the producer id of this incarnation, and each partition's sequence under it.
+
+`ids` decides when to give ids, and when to take them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.history.identity import BatchId, add_sequence
+
+__all__ = ["IdSequence", "IdSource"]
+
+_MAX_EPOCH: Final = 2**15 - 2
+
+
+@dataclass(slots=True)
+class IdSource:
+    """The producer id that the cluster granted to this incarnation.
+
+    Attributes:
+        producer_id: The id, -1 while the journal needs a new one.
+        epoch: Its first epoch.
+    """
+
+    producer_id: int = -1
+    epoch: int = -1
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether batches can get ids."""
+        return self.producer_id >= 0
+
+    def grant(self, producer_id: int, epoch: int) -> None:
+        """Note that the cluster granted an id."""
+        self.producer_id, self.epoch = producer_id, epoch
+
+    def withdraw(self) -> None:
+        """Stop using this id: the journal needs a new one."""
+        self.producer_id = -1
+
+
+@dataclass(slots=True)
+class IdSequence:
+    """The ids of one partition's batches, in the order in which they are given.
+
+    Attributes:
+        producer_id: Of the last batch that got an id, -1 before the first one.
+        epoch: The same.
+        next_sequence: Of the next batch under it.
+        stale: The batches that are not in the log need new ids once no broker can append requests under the old ones.
+    """
+
+    producer_id: int = -1
+    epoch: int = -1
+    next_sequence: int = 0
+    stale: bool = False
+
+    def take(self, source: IdSource, count: int) -> BatchId:
+        """Take the id for the next batch, which has `count` records."""
+        if self.producer_id != source.producer_id:
+            self.producer_id, self.epoch, self.next_sequence = source.producer_id, source.epoch, 0
+        identity = BatchId(self.producer_id, self.epoch, self.next_sequence, count)
+        self.next_sequence = add_sequence(self.next_sequence, count)
+        return identity
+
+    def expire(self) -> None:
+        """Note that batches that are not in the log need new ids."""
+        self.stale = True
+
+    def renew(self, source: IdSource) -> None:
+        """Start the next epoch at sequence 0: all ids that are not in the log were taken back.
+
+        The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
+        """
+        self.stale = False
+        if self.producer_id != source.producer_id:
+            return
+        self.next_sequence = 0
+        if self.epoch >= _MAX_EPOCH:
+            source.withdraw()
+        else:
+            self.epoch += 1
+
+    def forget(self) -> None:
+        """Start over: the lane writes to another cluster, where no batch has an id yet."""
+        self.producer_id = self.epoch = -1
+        self.stale = False

@@ -1,0 +1,118 @@
+"""The marks that new segments repeat: the progress of each partition, and its newest acknowledged batch."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from kafkasafe import marks as m
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.partition import WINDOW
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.states import Batch, id_fields
+
+__all__ = ["Snapshots", "state_mark"]
+
+
+class Snapshots:
+    """Marks that outlive their segment."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        home: Home,
+        precedence: Precedence,
+        ids: IdSource,
+        revivals: Revivals,
+    ) -> None:
+        self._destinations = destinations
+        self._home = home
+        self._precedence = precedence
+        self._ids = ids
+        self._revivals = revivals
+
+    def all(self) -> list[m.Mark]:
+        """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
+        marks: list[m.Mark] = [
+            *self._home.marks,
+            *self._destinations.topics.values(),
+            *self._precedence.afters,
+        ]
+        if self._ids.is_granted:
+            marks.append(m.Granted(self._ids.producer_id, self._ids.epoch))
+        for partition in self._destinations.all.values():
+            marks.append(m.Destination(partition.number, partition.topic, partition.partition))
+            marks += _newest_marks(partition)
+            marks += self.states(partition)
+        return marks
+
+    def newest(self, before_position: int) -> list[m.Mark]:
+        """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
+        marks: list[m.Mark] = []
+        for partition in self._destinations.partitions.values():
+            newest = _newest(partition)
+            if newest is None or newest.position == partition.log.told_position:
+                continue
+            if 0 <= newest.position < before_position:
+                marks += [*_newest_marks(partition), *self.states(partition)]
+        return marks
+
+    def states(self, partition: Destination) -> list[m.State]:
+        """The STATE mark to repeat for the partition; no mark if recovery would take it for a reset by mistake.
+
+        1. A broker without topic ids and leader epochs acknowledges the batches of a unit without an offset.
+        2. The lane sent nothing else to the partition, so that no baseline is known.
+        3. A new segment begins: the mark would know nothing, although the journal remembers the batches.
+        """
+        mark = state_mark(partition)
+        remembers = bool(partition.log.acked) or partition.number in self._revivals
+        return [] if mark.knows_nothing and remembers else [mark]
+
+
+def state_mark(partition: Destination) -> m.State:
+    """The STATE mark of the partition's progress."""
+    return m.State(
+        partition.number,
+        partition.log.baseline_offset,
+        # Not the last acknowledged offset: its mark may not be durable yet, or an earlier batch may be in doubt, and a
+        # scan that starts after a batch takes it for absent.
+        partition.log.clear_offset,
+        partition.log.leader_epoch,
+        partition.log.topic_id,
+    )
+
+
+def _newest(partition: Destination) -> Batch | None:
+    """The batch that ends at `clear_offset`, up to which everything is finished."""
+    return next(
+        (
+            batch
+            for batch in islice(reversed(partition.log.acked), WINDOW)
+            if batch.identity is not None
+            and batch.place == batch.base_offset >= 0
+            and batch.place + batch.count - 1 == partition.log.clear_offset
+        ),
+        None,
+    )
+
+
+def _newest_marks(partition: Destination) -> list[m.Mark]:
+    """The marks before STATE: the id of the newest acknowledged batch, which outlives the batch in the spool.
+
+    The recorded leader epoch may be older than that of the leader that acknowledged the batch. If the recorded epoch
+    ends before the batch, only the batch itself proves that the log still has it.
+    """
+    newest = _newest(partition)
+    if newest is None or newest.identity is None:
+        return []
+    # A batch that was never in the spool gets a position that no batch can have.
+    at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
+    partition.log.tell(at)
+    identity = m.Identity(at, *id_fields(newest.identity))
+    return [
+        m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
+        m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),
+    ]

@@ -1,0 +1,162 @@
+"""The positions of the spool that are still needed, with the reasons.
+
+`kafkasafe.delivery.forward` decides how much of the spool is worth copying forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+
+from kafkasafe import marks as m
+from kafkasafe.journal.acked import ANYWHERE
+from kafkasafe.journal.backlog import Ordered
+from kafkasafe.journal.states import Batch
+
+__all__ = ["SpoolIndex"]
+
+
+class SpoolIndex:
+    """Unfinished batches by their positions, and other positions that the spool must keep.
+
+    Attributes:
+        end: The spool's next position.
+        released: The spool has deleted everything before this position.
+        first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
+        suspected: For each destination whose log may have lost batches: the first position of those that may have to be
+            sent again. It may be read from any thread.
+    """
+
+    __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.released = 0
+        self.first_packed = ANYWHERE
+        # Without the packed ones.
+        self._batches: Ordered[Batch] = Ordered()
+        # By destination, the position of its first packed batch.
+        self._packed_from: dict[int, int] = {}
+        # Void files of `rejected/`, each with the position of its mark.
+        self._resent: dict[m.Resent, int] = {}
+        self.suspected: dict[int, int] = {}
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._batches
+
+    def at(self, position: int) -> Batch | None:
+        """The unfinished batch at this position, or the divided one whose parts are not finished."""
+        return self._batches.get(position)
+
+    def items(self) -> list[tuple[int, Batch]]:
+        """(position, batch) of the batches that are not packed, by position."""
+        return sorted(self._batches.items(), key=itemgetter(0))
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(position, bytes) of the batches that are not packed, in any order."""
+        return [(position, batch.size_bytes) for position, batch in self._batches.items()]
+
+    def place(self, batch: Batch) -> None:
+        """Keep a batch at its position."""
+        self._batches[batch.position] = batch
+
+    def drop(self, batch: Batch) -> None:
+        """Drop it from the index. With its last open part, drop the divided batch too."""
+        gone: Batch | None = batch
+        while gone is not None:
+            self._batches.pop(gone.position, None)
+            gone = gone.parent
+            if gone is not None and gone.lose_heir():
+                break
+
+    def pack(self, batch: Batch) -> None:
+        """Drop a batch that is packed: `note_packed` covers the positions of packed batches."""
+        self._batches.pop(batch.position)
+
+    def note_packed(self, destination: int, position: int | None) -> None:
+        """Note the position of a destination's first packed batch; None: it has none."""
+        known = self._packed_from.get(destination)
+        if position == known:
+            return
+        if position is None:
+            del self._packed_from[destination]
+        else:
+            self._packed_from[destination] = position
+        if known is None and position is not None:
+            self.first_packed = min(self.first_packed, position)
+        elif known == self.first_packed:
+            self.first_packed = min(self._packed_from.values(), default=ANYWHERE)
+
+    @property
+    def packed_from(self) -> Mapping[int, int]:
+        """By destination, the position of its first packed batch."""
+        return self._packed_from
+
+    # -- the spool -----------------------------------------------------------------------------------------------------
+
+    def reach(self, end: int) -> None:
+        """Note that the spool's next position is this one, or a later one."""
+        self.end = max(self.end, end)
+
+    def release(self, before_position: int) -> None:
+        """Note that the spool deleted everything before this position."""
+        self.released = before_position
+
+    def has(self, batch: Batch) -> bool:
+        """Whether the spool still has this batch, finished or not."""
+        return batch.position >= max(self.released, 0)
+
+    # -- what else is kept ---------------------------------------------------------------------------------------------
+
+    @property
+    def resent(self) -> list[m.Resent]:
+        """Void files of `rejected/` that are not deleted yet."""
+        return list(self._resent)
+
+    def is_disowned(self, mark: m.Resent) -> bool:
+        """Whether the log already has a mark that voids this file."""
+        return mark in self._resent
+
+    def disown(self, mark: m.Resent, position: int) -> None:
+        """Note a mark that voids a file: the spool keeps the mark until the file is deleted."""
+        self._resent[mark] = position
+
+    def retire(self, mark: m.Resent) -> None:
+        """Note that the file is deleted."""
+        self._resent.pop(mark, None)
+
+    def pin(self, destination: int, batches: Iterable[Batch]) -> None:
+        """Keep those of these batches that the spool still has: they may have to be sent again."""
+        if destination in self.suspected:
+            return
+        self.suspected[destination] = min(
+            (batch.position for batch in batches if self.has(batch)), default=self.end
+        )
+
+    def unpin(self, destination: int) -> None:
+        """Note that no batch of this destination has to be sent again."""
+        self.suspected.pop(destination, None)
+
+    def pin_everything(self) -> None:
+        """Keep everything for the pending checks, which may depend on a leader epoch in the first segment."""
+        self.suspected = dict.fromkeys(self.suspected, 0)
+
+    # -- what may be released ------------------------------------------------------------------------------------------
+
+    def release_position(self, others: Sequence[int]) -> int:
+        """Everything before this position is finished, and not needed.
+
+        Args:
+            others: Positions from which on something else is needed.
+        """
+        least = self._batches.least
+        first = min(self.end if least is None else least, self.first_packed)
+        if not (self.suspected or self._resent or others):
+            return first
+        return min((first, *self._resent.values(), *self.suspected.values(), *others))
+
+    def held_position(self, others: Sequence[int]) -> int:
+        """Everything before this position may be released once its unfinished batches are copied forward."""
+        return min((*self._resent.values(), *self.suspected.values(), *others), default=self.end)

@@ -1,0 +1,156 @@
+"""Declares destinations, learns topics, and forgets the offsets of deleted topics and of a former cluster."""
+
+from __future__ import annotations
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import FlowEvent
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.home import Home
+from kafkasafe.journal.missing import Missing
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.refusals import Refusals
+from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.snapshots import state_mark
+from kafkasafe.journal.suspicions import Suspicions
+
+__all__ = ["Topics"]
+
+
+class Topics:
+    """The destinations of batches, with their topics."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        refusals: Refusals,
+        revivals: Revivals,
+        units: u.Units,
+        ids: IdSource,
+        home: Home,
+        missing: Missing,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._refusals = refusals
+        self._revivals = revivals
+        self._units = units
+        self._ids = ids
+        self._home = home
+        self._missing = missing
+
+    def destination(self, topic: str, partition: int) -> int:
+        """The number of a destination, declared if it is new."""
+        number = self._destinations.number(topic, partition)
+        if number is None:
+            number = self._destinations.add(topic, partition)
+            self._out.ready.persist.marks.append(m.Destination(number, topic, partition))
+        return number
+
+    def learn_topic(self, name: str, topic_id: bytes, partition_count: int) -> bool:
+        """Remember a topic; batches that wait for its partitions are divided. True when it is news."""
+        topic = m.Topic(name, topic_id, partition_count)
+        unassigned = self._destinations.unassigned.get(name)
+        if unassigned is not None:
+            self._refusals.clear_refusal(unassigned)
+            unassigned.stop_rejecting()
+        if self._destinations.topics.get(name) == topic:
+            return False
+        self._destinations.learn(topic)
+        for index in range(partition_count):
+            partition = self._destinations.find(name, index)
+            if partition is not None:
+                self.note_topic(partition)
+        self._out.ready.persist.marks.append(topic)
+        if unassigned is not None:
+            self._packer.touch(unassigned)
+        return True
+
+    def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
+        """Note the cluster that answers. Forgets a former cluster's offsets and ids, if no batch waits for it.
+
+        Args:
+            cluster_id: Its id.
+            assumed: The former cluster of the lane, if the lane's log does not name it; None: it had none yet.
+
+        Returns:
+            Whether a former cluster was forgotten.
+        """
+        moves = self._home.is_other(cluster_id, assumed)
+        if moves and any(
+            first.former_life or first.identity is not None
+            for partition in self._all.values()
+            if (first := partition.queue.first) is not None
+        ):
+            return False
+        if moves:
+            self._new_cluster()
+        if not self._home.names(cluster_id):
+            mark = m.Cluster(cluster_id)
+            self._home.move(mark, forgets=moves)
+            self._out.ready.persist.marks.append(mark)
+        return moves
+
+    def _new_cluster(self) -> None:
+        """Forget the former cluster: its offsets and ids do not apply to this one.
+
+        Called only while no batch waits, except batches sealed before a cluster was asked.
+        """
+        self._ids.withdraw()
+        self._units.moved()
+        self._missing.clear()
+        for partition in self._all.values():
+            if isinstance(partition, Partition):
+                partition.ids.forget()
+                partition.window.forget()
+            self._begin_anew(partition)
+
+    def forget(self, topic: str) -> bool:
+        """Forget the offsets of a deleted topic for which no batch waits. True if there were any.
+
+        The sequence of ids continues: if the topic exists after all, no id is reused.
+        """
+        partitions = [p for p in self._all.values() if p.topic == topic]
+        if any(p.queue or p.log.commits for p in partitions):
+            return False
+        known = [p for p in partitions if not p.log.knows_nothing]
+        for partition in known:
+            self._begin_anew(partition)
+        if topic in self._destinations.topics:
+            unknown = m.Topic(topic, m.NO_TOPIC_ID, -1)
+            self._destinations.learn(unknown)
+            self._out.ready.persist.marks.append(unknown)
+        return bool(known)
+
+    def _begin_anew(self, partition: Destination) -> None:
+        """Reset the partition to one without sent batches. The mark does the same for later incarnations."""
+        self.forget_acknowledged(partition)
+        partition.progress.on(FlowEvent.FORGOTTEN)
+        self._out.ready.persist.marks.append(state_mark(partition))
+        self._packer.touch(partition)
+
+    def forget_acknowledged(self, partition: Destination) -> None:
+        """Forget acknowledged batches, with all dependent state. Called at the event, and for its mark in recovery."""
+        if isinstance(partition, Partition):
+            partition.forget_acknowledged()
+            self._revivals.forget(partition.number)
+            self._suspicions.keep_suspected(partition)
+        else:
+            partition.log.forget()
+        self._units.forget(partition.number)
+
+    def note_topic(self, partition: Destination) -> None:
+        """Note the topic id for units, which do not wait for the baseline: they may be staged before it is known."""
+        topic = self._destinations.topics.get(partition.topic)
+        if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
+            partition.log.name_topic(topic.topic_id)

@@ -1,0 +1,193 @@
+"""Resolves batches in doubt, by the cluster's producer state, by its log, or by the user's decision."""
+
+from __future__ import annotations
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import Judgement, Verdict
+from kafkasafe.history.loss import Cause
+from kafkasafe.journal.destination import Destination
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.endings import Durability
+from kafkasafe.journal.flow import Flow, FlowEvent
+from kafkasafe.journal.lifecycle import BatchEvent
+from kafkasafe.journal.notices import Hole, Undecidable
+from kafkasafe.journal.outbox import Outbox
+from kafkasafe.journal.packing import Packer
+from kafkasafe.journal.partition import Partition
+from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.states import TOO_SLOW, Batch, follows
+from kafkasafe.journal.suspicions import Suspicions
+
+__all__ = ["Verdicts"]
+
+
+class Verdicts:
+    """Applies judgements and decisions to batches in doubt."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        out: Outbox,
+        packer: Packer,
+        suspicions: Suspicions,
+        durability: Durability,
+        replay: Replay,
+        *,
+        request_timeout_s: float,
+    ) -> None:
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._out = out
+        self._packer = packer
+        self._suspicions = suspicions
+        self._durability = durability
+        self._replay = replay
+        self._request_timeout_s = request_timeout_s
+
+    def judged(
+        self,
+        destination: int,
+        judgement: Judgement,
+        *,
+        stable: bool,
+        shrunk_to: int = -1,
+        read_from: int = 0,
+        leader_epoch: int = -1,
+        now: float,
+    ) -> None:
+        """Take the answer to an `Ask` with batches in doubt.
+
+        Args:
+            destination: Destination number.
+            judgement: About the batches of the Ask, in its order.
+            stable: The present ones were read below the high watermark: no probe is needed.
+            shrunk_to: The log's end, if that is before an acknowledged batch; else -1.
+            read_from: The offset from which the log was read, if `shrunk_to` is given.
+            leader_epoch: Of the leader whose log was read, -1 when unknown.
+            now: Seconds.
+        """
+        partition = self._partitions[destination]
+        if partition.flow is not Flow.ASKING:
+            return
+        if partition.doubt.is_partial and shrunk_to < 0:
+            # A later finding shows that the log has to be read from a lower offset: the answer is incomplete.
+            partition.progress.on(FlowEvent.STALE)
+            self._packer.touch(partition)
+            return
+        doubt = partition.queue.doubt
+        present, absent = doubt[: judgement.present], doubt[judgement.present :]
+        if shrunk_to >= 0:
+            evidence = f"the log ends at {shrunk_to}: {judgement.evidence}"
+            self._suspicions.raise_suspicion(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
+            partition.doubt.read_again(read_from)
+        newest = present[-1].identity if present else None
+        last = partition.log.last_acked_id
+        # A later acknowledged batch proves as much as a probe would.
+        passed = newest is not None and last is not None and follows(last, newest)
+        if present and not stable and not passed and now - partition.doubt.asked_at > self._request_timeout_s:
+            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
+            # would then append the probe.
+            partition.progress.on(FlowEvent.STALE)
+            self._packer.touch(partition)
+            return
+        if present and not stable and not passed:
+            # Above the high watermark an append can still be undone by a leader change.
+            partition.progress.on(FlowEvent.UNSTABLE)
+            self._out.send(partition, present[-1])
+            return
+        if present and stable:
+            self._suspicions.note_leader_epoch(partition, leader_epoch)
+        for index, batch in enumerate(present):
+            batch.locate(judgement.offsets.get(index, -1))
+            batch.on(BatchEvent.FOUND)
+            if batch.base_offset >= 0:
+                partition.loss.find(batch.base_offset, partition.log.last_acked_offset)
+                partition.log.find(batch.base_offset, batch.count)
+            self._durability.finish(partition, batch)
+        if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.doubt.fenced):
+            evidence = judgement.evidence
+            if partition.doubt.fenced:
+                evidence = (
+                    f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
+                    f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
+                )
+            self._stop_at(partition, absent[0], FlowEvent.UNKNOWABLE, evidence)
+            return
+        # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
+        gap = judgement.verdict is Verdict.GAP
+        gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
+        if absent and gap and not partition.queue.explains_gap(absent[0]):
+            if partition.doubt.is_early:
+                # No new id while a request under the old one may still be appended.
+                pause_s = max(0.0, partition.doubt.dead_at - now)
+                self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
+                return
+            partition.ids.expire()
+            first = absent[0]
+            if (
+                judgement.missing
+                and first.former_life
+                and not partition.loss.explained
+                and not self._replay.is_blind
+            ):
+                partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
+            # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
+            evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
+            self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
+        if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
+            # Its parts get new ids: it is looked for once more when no request with it can still be appended.
+            pause_s = partition.doubt.dead_at - now
+            self._out.pause(partition, FlowEvent.LATE_REQUEST, absent[0].message, at_least_s=pause_s)
+            return
+        for batch in absent:
+            batch.may_arrive(possible=partition.doubt.is_early)
+            given_up = batch.condemned and not batch.unanswered
+            batch.on(BatchEvent.ABSENT_CONDEMNED if given_up else BatchEvent.ABSENT)
+            batch.pardon()
+        partition.doubt.unfence()
+        partition.progress.on(FlowEvent.JUDGED)
+        self._packer.touch(partition)
+
+    def decide(self, batch: Batch, *, resend: bool) -> None:
+        """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
+
+        With `resend` it may be in the log twice.
+        """
+        destination = self._all[batch.destination]
+        if batch.position >= 0:
+            decision = m.Decision.RESEND if resend else m.Decision.SKIP
+            self._out.ready.persist.marks.append(m.Resolved(batch.position, decision))
+        if not resend:
+            batch.on(BatchEvent.SKIPPED)
+            self._durability.finish(destination, batch)
+            if self.stop_at_unsure(destination):
+                return
+        elif isinstance(destination, Partition):
+            batch.on(BatchEvent.RESENT)
+            batch.may_arrive(possible=False)  # decided
+            batch.pardon()
+            destination.end_unsure()
+            destination.ids.expire()
+        else:
+            batch.on(BatchEvent.RESENT_UNCHOSEN)
+            destination.end_unsure()
+        if isinstance(destination, Partition):
+            destination.doubt.unfence()
+        destination.progress.on(FlowEvent.USER_DECIDED)
+        self._packer.touch(destination)
+
+    def _stop_at(self, partition: Destination, batch: Batch, event: FlowEvent, evidence: str) -> None:
+        batch.on(BatchEvent.UNKNOWABLE)
+        batch.blame(batch.code, evidence)
+        partition.progress.on(event)
+        if batch.position >= 0:
+            self._out.ready.persist.marks.append(m.Undecidable(batch.position, evidence))
+        self._out.ready.notices.append(Undecidable(batch, evidence))
+
+    def stop_at_unsure(self, partition: Destination) -> bool:
+        head = partition.queue.head
+        if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
+            return False
+        evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
+        self._stop_at(partition, head, FlowEvent.MARKS_LOST, evidence)
+        return True

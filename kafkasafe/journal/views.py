@@ -1,0 +1,301 @@
+"""Read-only queries about the journal's state.
+
+Methods whose docstring says so may be called from any thread: they copy the data first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from kafkasafe import marks as m
+from kafkasafe import units as u
+from kafkasafe.journal import packing
+from kafkasafe.journal.destinations import Destinations
+from kafkasafe.journal.flow import Flow
+from kafkasafe.journal.healing import Revivals
+from kafkasafe.journal.messages import Packed
+from kafkasafe.journal.notices import Delivered, Denial
+from kafkasafe.journal.order import Address
+from kafkasafe.journal.precedence import Precedence
+from kafkasafe.journal.replay import Replay
+from kafkasafe.journal.sequences import IdSource
+from kafkasafe.journal.spool_index import SpoolIndex
+from kafkasafe.journal.states import Batch, State
+
+__all__ = ["Views"]
+
+
+class Views:
+    """Queries about waiting batches, batches in doubt and delivered batches."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        index: SpoolIndex,
+        units: u.Units,
+        precedence: Precedence,
+        revivals: Revivals,
+        ids: IdSource,
+        replay: Replay,
+    ) -> None:
+        self._destinations = destinations
+        self._all = destinations.all
+        self._partitions = destinations.partitions
+        self._index = index
+        self._units = units
+        self._precedence = precedence
+        self._revivals = revivals
+        self._ids = ids
+        self._replay = replay
+
+    @property
+    def producer_id(self) -> int:
+        """This incarnation's producer id, -1 until the cluster grants one."""
+        return self._ids.producer_id
+
+    @property
+    def release_position(self) -> int:
+        """Everything before this spool position is finished, and not suspected to be lost."""
+        others = self._pinned() if self._revivals or len(self._units) else ()
+        return self._index.release_position(others)
+
+    def _pinned(self) -> Sequence[int]:
+        return *self._revivals.pins, *self._units.pinned
+
+    @property
+    def doubted(self) -> list[int]:
+        """Destinations whose log may have lost acknowledged batches, until a survey decides. From any thread."""
+        return list(self._index.suspected)
+
+    def doubts(self) -> list[tuple[str, int, str]]:
+        """(topic, partition, reason) of the same, as human-readable text. From any thread."""
+        found = []
+        for number in list(self._index.suspected):
+            partition = self._partitions[number]
+            suspicion = partition.loss.suspicion
+            why = "another leader acknowledges" if suspicion is None else suspicion.evidence
+            if partition.progress.reason:
+                why += f"; not known yet: {partition.progress.reason}"
+            found.append((partition.topic, partition.partition, why))
+        return found
+
+    @property
+    def held_position(self) -> int:
+        """From this position on, the spool also keeps finished batches, even if unfinished ones are copied forward."""
+        return self._index.held_position(self._pinned())
+
+    def pinned(self) -> Iterable[tuple[int, int]]:
+        """(position, bytes) of batches that keep everything after them in the spool, in order; packed ones in sums."""
+        sizes = self._index.sizes()
+        for number in self._index.packed_from:
+            sizes += self._all[number].queue.packed_sizes
+        return sorted(sizes)
+
+    def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
+        """Every unfinished batch with its address, except packed ones.
+
+        Args:
+            far: True: only batches far from their turn, which may be packed. False: only the others. None: all.
+        """
+        first = packing.UNPACKED if far else 0
+        last = packing.UNPACKED if far is False else None
+        for partition in self._all.values():
+            for batch in islice(partition.queue.all(), first, last):
+                yield partition.topic, partition.partition, batch
+
+    def packed(self) -> Iterator[Packed]:
+        """The packed batches of each partition that has some."""
+        for partition in self._all.values():
+            first = partition.queue.first_packed
+            if first is not None:
+                queue = partition.queue
+                yield Packed(
+                    partition.number, first.number, queue.packed, queue.packed_records, queue.packed_with_id
+                )
+
+    @property
+    def resent(self) -> list[m.Resent]:
+        """Files of `rejected/` whose records are batches of this lane: delete them, then call `Journal.retired()`."""
+        return self._index.resent
+
+    @property
+    def unfinished(self) -> int:
+        """Batches that are not finished."""
+        return sum(len(p.queue) for p in self._all.values()) + self._units.bare
+
+    def topic(self, name: str) -> m.Topic | None:
+        """The id and partition count of a topic; None if unknown."""
+        return self._destinations.topics.get(name)
+
+    @property
+    def topics(self) -> Mapping[str, m.Topic]:
+        """All known topics by name."""
+        return self._destinations.topics
+
+    @property
+    def destinations(self) -> set[int]:
+        """Numbers of all destinations that were declared."""
+        return set(self._all)
+
+    def address(self, destination: int) -> tuple[str, int]:
+        """Topic and partition (UNCHOSEN: not chosen yet) of a destination number."""
+        partition = self._all[destination]
+        return partition.topic, partition.partition
+
+    def last_acked_offset(self, topic: str, partition: int) -> int:
+        """Offset of the last acknowledged record (inclusive), -1 if there was none."""
+        known = self._destinations.find(topic, partition)
+        return -1 if known is None else known.log.last_acked_offset
+
+    def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
+        """((topic, partition), last acked offset) of every partition that has one. From any thread."""
+        return [
+            ((p.topic, p.partition), p.log.last_acked_offset)
+            for p in list(self._all.values())
+            if p.log.last_acked_offset >= 0
+        ]
+
+    @property
+    def in_doubt(self) -> int:
+        """How many batches are in doubt: the broker may have appended them. From any thread."""
+        return sum(
+            batch.state is State.IN_DOUBT for p in list(self._all.values()) for batch in p.queue.copy()
+        )
+
+    @property
+    def spooled_records(self) -> int:
+        """How many unfinished records are on disk. From any thread."""
+        partitions = list(self._all.values())
+        packed = sum(p.queue.packed_records for p in partitions)
+        return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
+
+    def identified_since_ms(self) -> list[int]:
+        """Of each partition, the newest timestamp in its oldest unfinished batch that has an id. From any thread."""
+        queues = [partition.queue.copy() for partition in list(self._all.values())]
+        firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
+        return [first.max_timestamp for first in firsts if first is not None]
+
+    def denials(self) -> list[tuple[int, Denial, int, int]]:
+        """(destination, denial, batches, records) of each destination that the cluster refuses. From any thread."""
+        found = []
+        for partition in list(self._all.values()):
+            denial = partition.refusal.denial
+            if denial is not None:
+                queue = partition.queue.copy()
+                batches = len(queue) + partition.queue.packed
+                records = sum(batch.count for batch in queue) + partition.queue.packed_records
+                found.append((partition.number, denial, batches, records))
+        return found
+
+    def waiting(self, topic: str) -> int:
+        """How many batches of a topic wait for their partitions to be chosen."""
+        known = self._destinations.unassigned.get(topic)
+        return 0 if known is None else len(known.queue)
+
+    def unchosen_topics(self) -> list[str]:
+        """Topics that have batches waiting for their partitions to be chosen."""
+        return [p.topic for p in self._destinations.unassigned.values() if p.queue]
+
+    @property
+    def unchosen_bytes(self) -> int:
+        """Size of the batches that wait for their partitions to be chosen."""
+        return sum(
+            batch.size_bytes
+            for partition in self._destinations.unassigned.values()
+            for batch in partition.queue.all()
+        )
+
+    @property
+    def has_unchosen(self) -> bool:
+        """Whether batches wait for their partitions to be chosen."""
+        return any(partition.queue for partition in self._destinations.unassigned.values())
+
+    def portion_bytes(self, topic: str) -> int:
+        """Size of the batches of a topic that are divided next, when its partitions are known."""
+        known = self._destinations.unassigned.get(topic)
+        return 0 if known is None else sum(batch.size_bytes for batch in known.queue)
+
+    def chooses(self, destination: int) -> bool:
+        """Whether batches of this destination wait for their partitions to be chosen."""
+        return destination not in self._partitions
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches were sent and have no answer yet."""
+        return sum(partition.queue.in_flight for partition in self._all.values())
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic has unfinished batches. From any thread."""
+        return any(p.queue for p in list(self._all.values()) if p.topic == topic)
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(destination, last acked offset) of partitions without requests in flight, doubts or suspicions."""
+        return [
+            (partition.number, partition.log.last_acked_offset)
+            for partition in self._partitions.values()
+            if partition.flow is Flow.FLOWING
+            and not partition.queue.has_in_flight
+            and partition.log.last_acked_offset >= 0
+            and partition.loss.suspicion is None
+        ]
+
+    def acknowledged(self) -> list[int]:
+        """Destinations with acknowledged records and no suspicion of loss."""
+        return [
+            partition.number
+            for partition in self._partitions.values()
+            if partition.log.last_acked_offset >= 0 and partition.loss.suspicion is None
+        ]
+
+    def leader_epoch(self, destination: int) -> int:
+        """Leader epoch of the last acknowledgement, -1 when unknown."""
+        return self._all[destination].log.leader_epoch
+
+    def reach(self, destination: int) -> int:
+        """The lowest offset at which an unfinished batch can begin; -1 when unknown."""
+        return self._all[destination].log.reach
+
+    def may_be_sent(self, batch: Batch) -> bool:
+        """Whether a plain batch may have been sent: not without an id, nor before the partition's baseline is known.
+
+        The first send to a partition waits until the log's end is durable in the spool (`baseline`). Without a
+        baseline, no broker has seen the partition's batches, even if they have ids.
+        """
+        partition = self._all[batch.destination]
+        return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
+
+    def topic_id(self, destination: int) -> bytes:
+        """Id of the topic that a destination's offsets belong to."""
+        return self._all[destination].log.topic_id
+
+    def delivered_before(self, position: int) -> list[Delivered]:
+        """Delivered records before this position that were still in the spool after its last release."""
+        found = []
+        for partition in self._all.values():
+            going = [
+                batch for batch in partition.log.acked if self._index.released <= batch.position < position
+            ]
+            if going:
+                records = sum(batch.count for batch in going)
+                places = [batch.place for batch in going], [batch.place + batch.count - 1 for batch in going]
+                found.append(
+                    Delivered(partition.topic, partition.partition, min(places[0]), max(places[1]), records)
+                )
+        return found
+
+    def held_back(self) -> list[Address]:
+        """Addresses whose first batch is held back. From any thread."""
+        return [
+            (partition.topic, partition.partition)
+            for partition in list(self._all.values())
+            if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
+        ]
+
+    def owes(self, before: int) -> frozenset[Address]:
+        """Addresses with unfinished batches that were written before this position."""
+        return frozenset(
+            (partition.topic, partition.partition)
+            for partition in self._all.values()
+            if partition.queue and partition.queue[0].written_at < before
+        )

@@ -1,0 +1,59 @@
+"""Connects to a cluster: over the network, or to a simulated one in this process that was announced.
+
+This module is the only place that makes a `Transport` over sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from kafkasafe.cluster.api import Cluster
+from kafkasafe.cluster.client import Transport
+from kafkasafe.kafkapython.network import SocketNetwork
+from kafkasafe.kafkapython.network_thread import NetworkThread
+
+__all__ = ["Connect", "announced", "connect", "over_sockets"]
+
+Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
+"""Gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
+
+_doubles: dict[str, Connect] = {}
+"""By server, as in `bootstrap_servers`: 'host:port'."""
+
+
+def connect(options: Mapping[str, Any]) -> Cluster:
+    """A `Cluster` for these options, not started. If one of the servers is announced, its simulated cluster."""
+    servers = options.get("bootstrap_servers") or ()
+    for server in servers.split(",") if isinstance(servers, str) else servers:
+        double = _doubles.get(server.strip())
+        if double is not None:
+            return double(options)
+    return over_sockets(options)
+
+
+def over_sockets(options: Mapping[str, Any]) -> Transport:
+    """A `Transport` for these options, not started.
+
+    Args:
+        options: `KafkaProducer`'s options; what does not concern connections or metadata is passed over.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
+            `max_in_flight_requests_per_connection` is ignored: limits are the caller's.
+    """
+    return Transport(SocketNetwork(options, NetworkThread), options)
+
+
+@contextlib.contextmanager
+def announced(servers: str, made: Connect) -> Iterator[None]:
+    """In this context, clients with one of these servers ('host:port', comma-separated) get the result of `made`."""
+    names = [name.strip() for name in servers.split(",")]
+    taken = [name for name in names if name in _doubles]
+    if taken:
+        raise ValueError(f"{', '.join(taken)} is announced already")
+    _doubles.update(dict.fromkeys(names, made))
+    try:
+        yield
+    finally:
+        for name in names:
+            del _doubles[name]

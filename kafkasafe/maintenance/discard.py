@@ -1,0 +1,106 @@
+"""Gives up rejected records on purpose, and notes this, so that their files do not count as deleted by mistake."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkasafe.errors import SpoolError
+from kafkasafe.journal import Journal
+from kafkasafe.spool.inspection import missing, read_lane, resent_in
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.recovery import replay
+from kafkasafe.spool.rejected import read_rejected, rejected_names, waits_of
+from kafkasafe.spool.rejected_notes import mark_discarded, read_notes
+
+__all__ = ["Discardable", "discard", "find_discardable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Discardable:
+    """A file of `rejected/` that a discard gives up.
+
+    Attributes:
+        lane: Directory of the lane.
+        name: File name.
+        topic: Topic of its records; "?" if unknown.
+        partition: -1 if it was never chosen, or is unknown.
+        records: Number of records, as far as known.
+        error: Why it cannot be read; empty if it can.
+        missing: It was already deleted by hand.
+    """
+
+    lane: Path
+    name: str
+    topic: str
+    partition: int
+    records: int
+    error: str = ""
+    missing: bool = False
+
+
+def find_discardable(
+    directory: SpoolDirectory, numbers: Sequence[int], topics: Collection[str] = ()
+) -> list[Discardable]:
+    """Finds rejected files in the order of rejection, and files that were deleted by hand. Changes nothing.
+
+    A batch that is unfinished in the lane's log does not count as rejected, nor does one that a resend has returned to
+    a log.
+
+    Args:
+        directory: The spool directory. Producers may be using it.
+        numbers: Numbers of the lanes.
+        topics: Only these topics, and no files with an unknown topic; empty: all files.
+
+    Raises:
+        SpoolError: A lane cannot be read.
+    """
+    files = directory.files
+    found: list[Discardable] = []
+    # List the files before reading the logs, like a resend: a listed file was in its lane's log before.
+    names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
+    notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
+    logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
+    resent = [mark for log in logs.values() for mark in resent_in(log)]
+    for number in numbers:
+        lane = directory.lane_path(number)
+        journal = Journal()
+        replay(logs[number].entries, journal)
+        journal.recovered(0.0)
+        rejected = read_rejected(
+            files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
+        )
+        found += [
+            Discardable(lane, kept.path.name, *kept.address(journal), kept.records, kept.error)
+            for kept in rejected
+            if kept.path.name in names[number]  # ignore batches that were rejected since then
+        ]
+        found += [
+            Discardable(lane, name, "?", -1, notes[number].kept[name], missing=True)
+            for name in missing(files, lane, notes[number], resent)
+        ]
+    return [each for each in found if not topics or each.topic in topics]
+
+
+def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
+    """Gives files up. Durable on return. After a crash in the middle the rest is unchanged; call it again.
+
+    Args:
+        directory: The spool directory. Producers may be using it.
+        wanted: The result of `find_discardable`, found while `directory.resending()` is held.
+
+    Raises:
+        SpoolError: A file cannot be written. Files that were not discarded are kept.
+    """
+    files = directory.files
+    for each in wanted:
+        path = each.lane / "rejected" / each.name
+        try:
+            mark_discarded(files, each.lane, each.name, each.records)
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(path)
+                files.sync_directory(path.parent)
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be discarded: {error}. The remaining files are kept") from error

@@ -1,0 +1,227 @@
+"""Repairs a lane, provided that this provably loses nothing that was promised.
+
+`plan_repair` reads the lane and returns the possible steps. `carry_out` copies the files to another directory, then
+carries out the steps. The caller must own the lane's lock. Parts that cannot be repaired without a loss stay unchanged
+byte by byte, and are reported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from kafkasafe.errors import SpoolError
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.examine import Fate, SpoolFate, fates
+from kafkasafe.spool.files import Files, read_file, size_of, write_all
+from kafkasafe.spool.inspection import dropped_in, read_lane
+from kafkasafe.spool.inspection import steps as steps_in
+from kafkasafe.spool.quarantine import already_quarantined, copy_aside
+from kafkasafe.spool.recovery import Damage, Log, LostEntry, MarksEntry
+from kafkasafe.spool.rejected import read_rejected
+from kafkasafe.spool.segment_reader import address_bytes
+from kafkasafe.spool.tail import cut_tail
+
+__all__ = ["Plan", "Step", "carry_out", "plan_repair"]
+
+_FINISHED: Final = {
+    Fate.COMMITTED: "it is delivered",
+    Fate.REJECTED: "the cluster rejected it, and it is kept in rejected/",
+    Fate.DROPPED: "its atomic batch was dropped",
+    Fate.REPLACED: "its records are in other batches now",
+    Fate.LOST: "it was given up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a repair.
+
+    Attributes:
+        what: "cut": cuts off a torn tail. "address": restores bytes 0 to 20 of a batch. "quarantine": copies the bytes
+            to quarantine/. The copy shows that their damage was reported, so that the lane can be opened.
+        segment: File name.
+        start: First byte.
+        end: End of the bytes (exclusive).
+        reason: Why the step loses nothing.
+        content: The bytes to write, for "address".
+    """
+
+    what: Literal["cut", "address", "quarantine"]
+    segment: str
+    start: int
+    end: int
+    reason: str
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The possible repairs of a lane.
+
+    Attributes:
+        refused: Why nothing can be repaired; empty if something can.
+        steps: The safe steps.
+        left: Parts that cannot be repaired, one sentence each.
+    """
+
+    refused: str = ""
+    steps: tuple[Step, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def plan_repair(lane: Path, *, files: Files) -> Plan:
+    """Finds out what can be repaired, without changing anything.
+
+    Raises:
+        SpoolFormatError: A newer kafkasafe has written the lane.
+        SpoolError: A file cannot be read.
+    """
+    found = read_lane(lane, files=files)
+    known_fates = fates(
+        [(entry.position, entry.marks) for entry in found.entries if isinstance(entry, MarksEntry)],
+        {},
+        dropped=dropped_in(steps_in(found)[1]),
+    )
+    kept = {
+        entry.position
+        for file in read_rejected(files, lane, lane_id=found.lane_id, waits={})
+        if file.content is not None and file.is_of(found.lane_id)
+        for entry in file.content.entries
+    }
+    blind = any(isinstance(entry, LostEntry) and not entry.destination for entry in found.entries)
+    steps: list[Step] = []
+    left: list[str] = []
+    for damage in found.damage:
+        step = _restored(files, damage, found) or _finished(damage, known_fates, kept, blind=blind)
+        if step is None:
+            left.append(_why_left(damage))
+        elif step.what != "quarantine" or not already_quarantined(files, lane, damage):
+            steps.append(step)
+    if found.torn is not None and not found.groups:
+        # There is no intact group. It is impossible to tell a first write that was torn from complete damage.
+        left += [
+            f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
+            " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"
+            " and keeps a copy in quarantine/"
+            for path in (found.torn[0], *found.doomed)
+            if (size := size_of(files, path))
+        ]
+    elif found.torn is not None:
+        path, at = found.torn
+        size = size_of(files, path)
+        if size > at:
+            reason = "nothing proves that it was durable: it is what a crash leaves"
+            steps.append(Step("cut", path.name, at, size, reason))
+        steps += [
+            Step("cut", doomed.name, 0, size_of(files, doomed), "it follows a torn tail")
+            for doomed in found.doomed
+        ]
+    return Plan("", tuple(steps), tuple(left))
+
+
+def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
+    """Copies the lane's segments, then carries out the steps. The caller must own the lane.
+
+    Returns:
+        The directory of the copies. They are durable before anything is changed.
+
+    Raises:
+        SpoolError: A step failed. The message names the directory of the copies.
+    """
+    copies = lane / time.strftime("repair-%Y%m%dT%H%M%SZ", time.gmtime())
+    try:
+        number = 1
+        while not files.make_directory(copies):
+            number += 1
+            copies = lane / f"{copies.name.partition('.')[0]}.{number}"
+        for name in sorted({step.segment for step in plan.steps}):
+            _copy(files, lane / name, copies / name)
+        files.sync_directory(copies)
+        for step in plan.steps:
+            if step.what == "address":
+                _overwrite(files, lane / step.segment, step.start, bytes.fromhex(step.content))
+        found = read_lane(lane, files=files)
+        quarantined = {(step.segment, step.start) for step in plan.steps if step.what == "quarantine"}
+        copy_aside(files, lane, [d for d in found.damage if (d.path.name, d.start) in quarantined])
+        if any(step.what == "cut" for step in plan.steps):
+            cut_tail(files, lane, found)
+    except OSError as error:
+        raise SpoolError(
+            f"{lane} could not be repaired: {error}. Its files as they were are in {copies}"
+        ) from error
+    return copies
+
+
+def _restored(files: Files, damage: Damage, found: Log) -> Step | None:
+    """A step that restores the address of a batch. The manifest has the address, and a CRC that proves the body."""
+    entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
+    if entry is None or damage.end - damage.start != entry.size_bytes:
+        return None
+    data = bytearray(read_file(files, damage.path, damage.start, damage.end))
+    meant = address_bytes(entry)
+    before = bytes(data[: len(meant)])
+    data[: len(meant)] = meant
+    try:
+        codec.verify(data)
+    except codec.CorruptBatchError:
+        return None
+    if before == meant:
+        return None  # the damage is of another kind: the destination was never declared
+    return Step(
+        "address",
+        damage.path.name,
+        damage.start,
+        damage.start + len(meant),
+        f"the body of the batch at position {entry.position} has the CRC that the manifest names",
+        meant.hex(),
+    )
+
+
+def _finished(
+    damage: Damage, known_fates: dict[int, SpoolFate], kept: Collection[int], *, blind: bool
+) -> Step | None:
+    known = known_fates.get(damage.position)
+    if not damage.destination or known is None or known.fate not in _FINISHED:
+        return None
+    if blind:
+        return None  # a lost mark may have made the batch unfinished again
+    if known.fate is Fate.REJECTED and damage.position not in kept:
+        return None
+    at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""
+    reason = f"a later mark says that {_FINISHED[known.fate]}{at}"
+    return Step("quarantine", damage.path.name, damage.start, damage.end, reason)
+
+
+def _why_left(damage: Damage) -> str:
+    if damage.other_lane is not None:
+        return (
+            f"{damage}: kafkasafe delivers nothing of it from here. Move it into its own lane directory (lane-NNN);"
+            " use one directory for all segments with this id"
+        )
+    what = "its records are not delivered" if damage.destination else "its marks are not known"
+    if not damage.destination and damage.start == damage.end:
+        what = "records there that are not delivered yet are lost unless they are restored"
+    return (
+        f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
+        " else"
+    )
+
+
+def _copy(files: Files, source: Path, target: Path) -> None:
+    _write(files, files.create(target), read_file(files, source), 0)
+
+
+def _overwrite(files: Files, path: Path, at: int, content: bytes) -> None:
+    _write(files, files.open(path, write=True), content, at)
+
+
+def _write(files: Files, handle: int, content: bytes, at: int) -> None:
+    try:
+        write_all(files, handle, [content], at)
+        files.sync_data(handle)
+    finally:
+        files.close(handle)

@@ -1,0 +1,316 @@
+"""Returns rejected records to the spool, and sets a batch aside that blocks others.
+
+A file of `rejected/` is written into a lane in one atomic group, together with a mark that names it. It is deleted when
+that group is durable. So after a crash its records are in one of the two places (docs/spool-format.md, Rejected
+batches).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError, UsageError
+from kafkasafe.journal import Journal
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import Files, read_file
+from kafkasafe.spool.inspection import read_lane, resent_in
+from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
+from kafkasafe.spool.quarantine import already_quarantined
+from kafkasafe.spool.recovery import Log, replay
+from kafkasafe.spool.rejected import KeptFile, RejectedStore, read_rejected, rejected_names, retire, waits_of
+from kafkasafe.spool.rejected_format import OPERATOR, SET_ASIDE, Refused, marks_to_set_aside
+from kafkasafe.spool.spool import Spool
+
+__all__ = ["Resendable", "Resent", "bring_back", "find_rejected", "set_aside"]
+
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Resendable:
+    """A file of `rejected/` that can be resent.
+
+    Attributes:
+        lane: Name of the lane.
+        kept: The file.
+        topic: Topic of all its records.
+        partition: -1 if it was never chosen.
+    """
+
+    lane: str
+    kept: KeptFile
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Resent:
+    """The result of a resend, or of a search for resendable files.
+
+    Attributes:
+        files: In the order of the resend.
+        left: One sentence for each file that cannot be resent.
+        lane: Name of the lane that has the records now; empty if nothing was written.
+    """
+
+    files: list[Resendable] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    lane: str = ""
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return sum(each.kept.records for each in self.files)
+
+
+def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Resent:
+    """Finds out what a resend would return. Changes nothing.
+
+    Args:
+        directory: The spool directory. Producers may be using it.
+        topics: Only these topics; empty: all.
+
+    Raises:
+        SpoolCorruptError: Damage may hide an earlier resend.
+        SpoolError: A lane cannot be read.
+    """
+    files = directory.files
+    numbers = directory.lanes()
+    cluster_id = directory.cluster_id()
+    try:
+        # List the files before reading the logs. A listed file was in its lane's log before, so the log that is read
+        # next knows its outcome. If the file's mark has left the logs by then, the file is gone when it is read.
+        names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
+        logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
+        resent = [mark for log in logs.values() for mark in resent_in(log)]
+        found = Resent()
+        for number in numbers:
+            lane = directory.lane_path(number)
+            _refuse_blind(files, lane, logs[number])
+            if names[number]:
+                _make_durable(files, logs[number])
+            journal = _journal(logs[number])
+            for kept in read_rejected(
+                files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
+            ):
+                if kept.path.name not in names[number]:
+                    continue  # rejected since then
+                topic, partition = kept.address(journal)
+                if kept.error:
+                    found.left.append(f"{kept.path}: it cannot be read: {kept.error}")
+                elif topics and topic not in topics:
+                    continue
+                elif kept.content is not None and kept.content.cluster_id not in {"", cluster_id}:
+                    found.left.append(
+                        f"{kept.path}: its records are for cluster {kept.content.cluster_id}, not {cluster_id}"
+                    )
+                elif topic == "?":
+                    found.left.append(
+                        f"{kept.path}: the spool does not know any more to which topic it belongs"
+                    )
+                else:
+                    found.files.append(Resendable(lane.name, kept, topic, partition))
+    except OSError as error:
+        raise SpoolError(f"{directory.path} cannot be read: {error}. Nothing was changed") from error
+    return found
+
+
+def bring_back(
+    directory: SpoolDirectory,
+    topics: Collection[str] = (),
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> Resent:
+    """Returns rejected records to a lane without an owner, in the order of their rejection.
+
+    On return they are durable there, and are no longer in `rejected/`. The producer that adopts or drains the lane
+    delivers them.
+
+    Args:
+        directory: The spool directory. Producers may be using it.
+        topics: Only these topics; empty: all.
+        progress: Called repeatedly with (files done, files).
+        clock_ms: Returns ms since the epoch.
+
+    Raises:
+        LaneBusyError: Another resend is running, or no lane is free.
+        SpoolCorruptError: Damage may hide an earlier resend, or is in the lane.
+        SpoolError: A file cannot be read or written. Nothing is lost, and records already returned stay in the lane.
+    """
+    with directory.resending():
+        found = find_rejected(directory, topics)
+        if not found.files:
+            return found
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = stack.enter_context(own_lane(directory.take_lane(), clock_ms))
+            except SpoolCorruptError:
+                # Do not decide here what to do about its damage. Any other lane is suitable.
+                lock = directory.take_lane(max(directory.lanes()) + 1)
+                opened = stack.enter_context(own_lane(lock, clock_ms))
+            own, spool, journal = opened
+            found.lane = own.path.name
+            for done, each in enumerate(found.files):
+                progress(done, len(found.files))
+                _write(directory, spool, journal, each)
+    return found
+
+
+def set_aside(
+    directory: SpoolDirectory,
+    number: int,
+    position: int,
+    absent: Callable[[str, int, Sequence[int]], Collection[int]],
+    *,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> tuple[Path, str, int, int]:
+    """Moves an unfinished batch into `rejected/`, so that later batches can be delivered. Durable on return.
+
+    Args:
+        directory: The spool directory.
+        number: Number of the lane, which must have no owner.
+        position: Position of the batch.
+        absent: Called with topic, partition and positions if the batch may have been sent. Returns those of the
+            positions that are not in the cluster's log, and cannot get there any more.
+        clock_ms: Returns ms since the epoch.
+
+    Returns:
+        (file, topic, partition, records).
+
+    Raises:
+        LaneBusyError: A process owns the lane.
+        UsageError: There is no unfinished batch.
+        SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays.
+    """
+    with own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
+        lane = lock.path
+        places = [(topic, partition, batch) for topic, partition, batch in journal.views.batches()]
+        place = next((place for place in places if place[2].position == position), None)
+        if place is None:
+            raise UsageError(
+                f"{lane.name} has no unfinished batch at position {position}; kafkasafe spool show lists them"
+            )
+        topic, partition, batch = place
+        queue = [other for _, _, other in places if other.destination == batch.destination]
+        identified = [other.position for other in queue if other.identity is not None]
+        proven: Collection[int] = ()
+        if batch.identity is not None:
+            # If nothing was sent to the partition yet, no request is needed.
+            proven = absent(topic, partition, identified) if journal.views.may_be_sent(batch) else identified
+        marks = marks_to_set_aside(queue, position, proven)
+        if isinstance(marks, str):
+            raise SpoolError(
+                f"The batch at position {position} of {lane.name} stays where it is: {marks}. A producer, or kafkasafe"
+                " spool drain, finds out and finishes it; see kafkasafe doctor"
+            )
+        store = RejectedStore(lock.files, lane, spool.lane_id)
+        refused = Refused(position, spool.read(position), OPERATOR, SET_ASIDE, batch.given)
+        to = m.Destination(batch.destination, topic, partition)
+        try:
+            store.open(waits_of(journal))
+            path = store.keep([refused], to, cluster_id=directory.cluster_id() or "", now_ms=clock_ms())
+        except OSError as error:
+            raise SpoolError(
+                f"{lane.name}/rejected cannot be written: {error}. Nothing was changed"
+            ) from error
+        spool.write_group(marks, ())
+        spool.sync()
+        return path, topic, partition, batch.count
+
+
+class own_lane:  # noqa: N801 - used like a function
+    """Opens a lane whose lock the caller has, and closes it in an orderly way."""
+
+    def __init__(self, lock: LaneLock, clock_ms: Callable[[], int]) -> None:
+        self._lock = lock
+        self._clock_ms = clock_ms
+
+    def __enter__(self) -> tuple[LaneLock, Spool, Journal]:
+        """(lock, log, journal) of the lane."""
+        journal = Journal()
+        try:
+            self._spool, entries = Spool.open(
+                self._lock.path,
+                files=self._lock.files,
+                segment_bytes=SEGMENT_BYTES,
+                sync="group",
+                snapshot=journal.snapshot,
+                clock_ms=self._clock_ms,
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+        replay(entries, journal)
+        journal.recovered(0.0)
+        return self._lock, self._spool, journal
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._spool.close()
+        finally:
+            self._lock.release()
+
+
+def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Resendable) -> None:
+    path = each.kept.path
+    mark = m.Resent(each.lane, path.name)
+    try:
+        raw = read_file(directory.files, path)
+        marks: list[m.Mark] = []
+        known = (each.topic, each.partition) in {journal.views.address(n) for n in journal.views.destinations}
+        number = journal.destination(each.topic, each.partition)
+        if not known:
+            marks.append(m.Destination(number, each.topic, each.partition))
+        batches = []
+        for index, entry in enumerate(each.kept.entries):
+            if entry.given is not None:
+                marks.append(m.Given(index, entry.given))
+            data = bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
+            # A new id is granted later; the outcome under the old one no longer matters.
+            codec.stamp_identity(data, -1, -1, -1)
+            batches.append((number, data))
+        spool.write_group([*marks, mark], batches, atomic=True)
+        spool.sync()
+        retire(directory.files, directory.path, mark)
+    except (OSError, SpoolWriteError) as error:
+        raise SpoolError(
+            f"{path} could not be resent: {error}. Nothing is lost or there twice: resend again"
+        ) from error
+
+
+def _journal(log: Log) -> Journal:
+    journal = Journal()
+    replay(log.entries, journal)
+    journal.recovered(0.0)
+    return journal
+
+
+def _make_durable(files: Files, log: Log) -> None:
+    """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
+    if log.segments:
+        handle = files.open(log.segments[-1].path)
+        try:
+            files.sync_data(handle)
+        finally:
+            files.close(handle)
+
+
+def _refuse_blind(files: Files, lane: Path, log: Log) -> None:
+    lost = [
+        damage
+        for damage in log.damage
+        if not damage.destination and not already_quarantined(files, lane, damage)
+    ]
+    if lost:
+        raise SpoolCorruptError(
+            f"{lane} is damaged, and a mark that something was resent may be lost with it: {lost[0]}. Nothing was"
+            " changed; see kafkasafe spool repair",
+            damage=tuple(map(str, lost)),
+        )

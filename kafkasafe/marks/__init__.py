@@ -1,0 +1,112 @@
+"""The spool's marks ⇄ control batches, exactly as `docs/spool-format.md` says.
+
+A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow,
+and then the marks, in the order in which they were decided. All state of a spool is derived from them, so a
+mark is checked when it is written and when it is read: a value without meaning is an error, never a guess.
+
+Modules. Each knows those below it only:
+
+    groups.py   control batches: the group record and its marks
+    table.py    one row for each mark: its number, layout, validity and readers
+    layout.py   layouts of control records
+    kinds.py    the marks as data, one class each
+    terms.py    constants and errors
+"""
+
+from kafkasafe.marks.groups import bytes_of_each, decode_group, encode_group
+from kafkasafe.marks.kinds import (
+    After,
+    Begun,
+    Cluster,
+    Committed,
+    Debt,
+    Decision,
+    Destination,
+    Ended,
+    Given,
+    Granted,
+    Group,
+    GroupOffsets,
+    Identified,
+    Identity,
+    IdentityReason,
+    ManifestEntry,
+    Mark,
+    Move,
+    Moved,
+    Placed,
+    Position,
+    Quiet,
+    Read,
+    Rejected,
+    Replaced,
+    Resent,
+    Resolved,
+    Revived,
+    Staged,
+    State,
+    Topic,
+    Torn,
+    Undecidable,
+    Unit,
+    UnitOutcome,
+)
+from kafkasafe.marks.table import ROWS, Reader, Row
+from kafkasafe.marks.terms import (
+    FORMAT_VERSION,
+    LANE_ID_BYTES,
+    NO_TOPIC_ID,
+    UNIT_ID_BYTES,
+    MarkError,
+    UnknownFormatError,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LANE_ID_BYTES",
+    "NO_TOPIC_ID",
+    "ROWS",
+    "UNIT_ID_BYTES",
+    "After",
+    "Begun",
+    "Cluster",
+    "Committed",
+    "Debt",
+    "Decision",
+    "Destination",
+    "Ended",
+    "Given",
+    "Granted",
+    "Group",
+    "GroupOffsets",
+    "Identified",
+    "Identity",
+    "IdentityReason",
+    "ManifestEntry",
+    "Mark",
+    "MarkError",
+    "Move",
+    "Moved",
+    "Placed",
+    "Position",
+    "Quiet",
+    "Read",
+    "Reader",
+    "Rejected",
+    "Replaced",
+    "Resent",
+    "Resolved",
+    "Revived",
+    "Row",
+    "Staged",
+    "State",
+    "Topic",
+    "Torn",
+    "Undecidable",
+    "Unit",
+    "UnitOutcome",
+    "UnknownFormatError",
+    "bytes_of_each",
+    "decode_group",
+    "encode_group",
+]

@@ -1,0 +1,189 @@
+"""Control batches ⇄ groups: the group record and the marks after it."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kafkasafe.marks.kinds import Given, Group, ManifestEntry, Mark, Rejected
+from kafkasafe.marks.layout import Body
+from kafkasafe.marks.table import ROW_OF, ROWS, Row
+from kafkasafe.marks.terms import FORMAT_VERSION, LANE_ID_BYTES, MarkError, UnknownFormatError
+from kafkasafe.record import batch
+
+__all__ = ["bytes_of_each", "decode_group", "encode_group"]
+
+_GROUP_KEY: Final = b"\0\0\x4b\0"
+_ROW_OF_KEY: Final[dict[bytes, Row[Any]]] = {row.key: row for row in ROWS}
+
+_CONTROL_ONLY: Final = 0x20  # the attributes of an uncompressed control batch
+_KEY: Final = struct.Struct(">hh")
+_VERSION: Final = struct.Struct(">h")
+_GROUP: Final = struct.Struct(">h16sqqii")
+_MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
+_AROUND: Final = 20
+"""The most bytes that a record has besides key and value: five numbers, attributes, the count of headers."""
+
+_ATOMIC: Final = 1
+_SNAPSHOT: Final = 2
+_CLOSED: Final = 4
+
+
+def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
+    """The control batch that begins a group, with its address (position, destination 0) in it.
+
+    It takes 1 + len(marks) positions: the manifest's first batch is at `group.position` + 1 + len(marks).
+
+    Args:
+        group: The group record.
+        marks: The marks, in the order in which they were decided.
+        timestamp: Ms since the epoch.
+
+    Raises:
+        MarkError: A value has no meaning in the format. `decode_group` would refuse it, so it is not written.
+    """
+    _check(group, marks)
+    try:
+        records = [(_GROUP_KEY, _write_group(group))]
+        for mark in marks:
+            row = ROW_OF[type(mark)]
+            records.append((row.key, row.layout.write(mark)))
+        buf = batch.encode_control(records, timestamp=timestamp)
+        batch.stamp_address(buf, group.position, 0)
+    except (struct.error, ValueError) as error:
+        raise MarkError(f"A value that does not fit into the spool format: {error}") from error
+    return buf
+
+
+def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
+    """Upper bound of the bytes that a rejected batch takes in the control batch of the group that keeps it.
+
+    Args:
+        message: Of its `Rejected`.
+        given: Runs of its `Given`, None where it has none.
+    """
+    marks: list[Mark] = [Rejected(0, 0, message)]
+    if given is not None:
+        marks.append(Given(0, tuple(given)))
+    bodies = (ROW_OF[type(mark)].layout.write(mark) for mark in marks)
+    return _MANIFEST_ENTRY.size + sum(_AROUND + _KEY.size + len(body) for body in bodies)
+
+
+def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:
+    """The group record and the marks of a control batch, after all checks.
+
+    Args:
+        buf: The control batch; bytes after it are ignored.
+
+    Raises:
+        MarkError: Not an intact control batch of a spool.
+        UnknownFormatError: Intact, but of a newer format.
+    """
+    try:
+        columns = batch.decode(buf)
+    except batch.CorruptBatchError as error:
+        raise MarkError(f"Not an intact control batch: {error}") from error
+    header = columns.header
+    if (
+        header.attributes != _CONTROL_ONLY
+        or (header.producer_id, header.producer_epoch, header.base_sequence) != (-1, -1, -1)
+        or not header.count
+        or columns.headers
+        or not isinstance(columns.offsets, range)
+    ):
+        raise MarkError(f"The batch at position {header.base_offset} is not a control batch of a spool")
+    records = list(map(_opened, columns.keys, columns.values))
+    row, body = records[0]
+    if row is not None:
+        raise MarkError(f"The control batch at position {header.base_offset} does not begin with a group")
+    group = _read_group(body)
+    if (header.base_offset, header.partition_leader_epoch) != (group.position, 0):
+        raise MarkError(
+            f"The control batch of position {group.position} has the address {header.base_offset},"
+            f" destination {header.partition_leader_epoch}"
+        )
+    marks = list(itertools.starmap(_read_mark, records[1:]))
+    _check(group, marks)
+    return group, marks
+
+
+def _write_group(group: Group) -> bytes:
+    flags = _ATOMIC * group.atomic | _SNAPSHOT * group.snapshot | _CLOSED * group.closed
+    pieces = [
+        _GROUP.pack(
+            group.format_version,
+            group.lane_id,
+            group.position,
+            group.synced_position,
+            flags,
+            len(group.manifest),
+        )
+    ]
+    pieces += [_MANIFEST_ENTRY.pack(e.position, e.destination, e.size_bytes, e.crc) for e in group.manifest]
+    return b"".join(pieces)
+
+
+def _read_group(body: Body) -> Group:
+    # Whatever else a newer version changed, it begins with its number.
+    (version,) = _VERSION.unpack(body.peek(_VERSION.size))
+    if version > FORMAT_VERSION:
+        raise UnknownFormatError(
+            f"The spool has format {version}, this kafkasafe reads up to {FORMAT_VERSION}: upgrade kafkasafe"
+        )
+    version, lane_id, position, synced_position, flags, count = body.take(_GROUP)
+    if flags & ~(_ATOMIC | _SNAPSHOT | _CLOSED):
+        raise UnknownFormatError(f"A group with unknown flags {flags:#x}: written by a newer kafkasafe")
+    manifest = tuple(ManifestEntry(*entry) for entry in body.take_all(_MANIFEST_ENTRY, count))
+    body.finish()
+    return Group(
+        version,
+        lane_id,
+        position,
+        synced_position,
+        bool(flags & _ATOMIC),
+        bool(flags & _SNAPSHOT),
+        bool(flags & _CLOSED),
+        manifest,
+    )
+
+
+def _opened(key: bytes | None, value: bytes | None) -> tuple[Row[Any] | None, Body]:
+    """The row of a control record's mark, or None for a group, and what reads its value."""
+    if key is None or len(key) != _KEY.size or value is None:
+        raise MarkError(f"Not a control record of a spool: key {key!r}")
+    if key == _GROUP_KEY:
+        return None, Body("GROUP", value)
+    row = _ROW_OF_KEY.get(key)
+    if row is None:
+        kind = _KEY.unpack(key)[1]
+        raise UnknownFormatError(f"Unknown mark type {kind:#06x}: written by a newer kafkasafe")
+    return row, Body(row.name, value)
+
+
+def _read_mark(row: Row[Any] | None, body: Body) -> Mark:
+    if row is None:
+        raise MarkError("A second group record in one control batch")
+    mark: Mark = row.layout.read(body)
+    body.finish()
+    return mark
+
+
+def _check(group: Group, marks: Sequence[Mark]) -> None:
+    """Check the values against the format, in the same way for writing and for reading."""
+    position = group.position + 1 + len(marks)
+    _demand(1 <= group.format_version <= FORMAT_VERSION, group)
+    _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
+    for index, entry in enumerate(group.manifest):
+        # Each batch has at least one record, so positions ascend. The first batch follows this group's marks directly.
+        _demand(entry.position == position if index == 0 else entry.position > position, entry)
+        _demand(entry.destination >= 1 and entry.size_bytes > batch.HEADER_BYTES, entry)
+        position = entry.position
+    for mark in marks:
+        _demand(ROW_OF[type(mark)].valid(mark, group), mark)
+
+
+def _demand(valid: bool, what: object) -> None:
+    if not valid:
+        raise MarkError(f"The spool format has no meaning for {what}")

@@ -1,0 +1,550 @@
+"""The marks as data, one class each, and the group record before them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kafkasafe.marks.terms import NO_TOPIC_ID
+
+__all__ = [
+    "After",
+    "Begun",
+    "Cluster",
+    "Committed",
+    "Debt",
+    "Decision",
+    "Destination",
+    "Ended",
+    "Given",
+    "Granted",
+    "Group",
+    "GroupOffsets",
+    "Identified",
+    "Identity",
+    "IdentityReason",
+    "ManifestEntry",
+    "Mark",
+    "Move",
+    "Moved",
+    "Placed",
+    "Position",
+    "Quiet",
+    "Read",
+    "Rejected",
+    "Replaced",
+    "Resent",
+    "Resolved",
+    "Revived",
+    "Staged",
+    "State",
+    "Topic",
+    "Torn",
+    "Undecidable",
+    "Unit",
+    "UnitOutcome",
+]
+
+
+class IdentityReason(enum.IntEnum):
+    """Why batches get a batch id by a mark."""
+
+    FIRST = 0
+    REIDENTIFIED = 1
+
+
+class Decision(enum.IntEnum):
+    """The user's decision about an undecidable batch."""
+
+    RESEND = 1
+    SKIP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestEntry:
+    """One data batch of a group. It protects the header fields that Kafka's CRC does not cover.
+
+    Attributes:
+        position: Its base offset in the spool.
+        destination: Its destination number, ≥ 1.
+        size_bytes: Size of the whole batch.
+        crc: The CRC32C in its header.
+    """
+
+    position: int
+    destination: int
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The record at the beginning of every group.
+
+    Attributes:
+        format_version: 2; 1 before there was an extent.
+        lane_id: 16 bytes, random, made with the lane.
+        position: Position of this control batch.
+        synced_position: Everything before it (exclusive) was durable when the group was written.
+        atomic: All of the group counts, or none.
+        snapshot: First group of a segment.
+        closed: Written by an orderly close.
+        manifest: The data batches that follow, in order, without holes in their positions.
+    """
+
+    format_version: int
+    lane_id: bytes
+    position: int
+    synced_position: int
+    atomic: bool
+    snapshot: bool
+    closed: bool
+    manifest: tuple[ManifestEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The last known id and partition count of a topic.
+
+    Attributes:
+        topic: Name.
+        topic_id: 16 bytes, `NO_TOPIC_ID` when unknown.
+        partition_count: -1 when unknown.
+    """
+
+    topic: str
+    topic_id: bytes
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Declares a destination number of this lane.
+
+    Attributes:
+        number: ≥ 1.
+        topic: Topic name.
+        partition: -1 when it is to be chosen at first contact.
+    """
+
+    number: int
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The progress of a destination.
+
+    A mark that knows nothing is a reset: from here on, the lane writes to the log of another cluster or another topic,
+    which has none of the batches that earlier marks call acknowledged.
+
+    Attributes:
+        destination: Its number.
+        baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
+        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if there was none.
+        leader_epoch: Leader epoch of that offset, -1 when unknown.
+        topic_id: 16 bytes: the topic those offsets belong to.
+    """
+
+    destination: int
+    baseline_offset: int
+    last_acked_offset: int
+    leader_epoch: int
+    topic_id: bytes
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Neither an offset, nor a leader epoch, nor a topic id."""
+        return self == State(self.destination, -1, -1, -1, NO_TOPIC_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The cluster granted a producer id."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The batch at `position` has this batch id from now on."""
+
+    position: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """Gives batches of one destination their batch id.
+
+    Attributes:
+        destination: Its number.
+        reason: First id, or a new one.
+        void_from: Every unfinished batch of the destination at or after this position that `entries` does
+            not list loses its id; -1 for none.
+        entries: Which batch gets which id.
+    """
+
+    destination: int
+    reason: IdentityReason
+    void_from: int
+    entries: tuple[Identity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Batches of one destination are in the cluster's log.
+
+    Attributes:
+        destination: Its number.
+        leader_epoch: Leader epoch that acknowledged them, -1 when unknown.
+        entries: (position, base offset in the partition) of each; offset -1 if it is in the log at an unknown offset.
+    """
+
+    destination: int
+    leader_epoch: int
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
+
+    Attributes:
+        position: The replaced batch, in an earlier group.
+        first_child: Index of the first child in this group's manifest.
+        children: Number of children, ≥ 1.
+    """
+
+    position: int
+    first_child: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The cluster refused the batch for good. A message above 32,767 bytes is cut when written."""
+
+    position: int
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undecidable:
+    """Whether the batch is in the log cannot be known. Evidence above 32,767 bytes is cut when written."""
+
+    position: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The user decided about an undecidable batch."""
+
+    position: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """The time from which on no broker can append the last request of this lane's owners, or an earlier one.
+
+    Attributes:
+        until_ms: By the wall clock, ms since the epoch; -1: not known, because the owner sends requests from here on.
+        written_ms: When this was written, by the same clock.
+        boot_id: 16 bytes, of the run of the machine in which it was written; zeros when unknown.
+        boot_ms: When it was written, ms since that run began, without the time it slept.
+    """
+
+    until_ms: int
+    written_ms: int
+    boot_id: bytes
+    boot_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revived:
+    """The cluster lost batches that it had acknowledged; they are unfinished again.
+
+    Attributes:
+        destination: Its number.
+        end_offset: The log's end when the journal noticed the loss (exclusive): acknowledged records from there on are
+            lost.
+        positions: The batches that are sent again, in this order; empty if the spool no longer has any of them.
+        given_up: Lost batches that are not sent again although the spool has them.
+        moved: (position, base offset) of batches that the log holds at another offset than the acknowledged one.
+    """
+
+    destination: int
+    end_offset: int
+    positions: tuple[int, ...]
+    given_up: tuple[int, ...] = ()
+    moved: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """The lane's log holds the records of a file in `rejected/`.
+
+    The data batches of this group hold them, if the group is atomic; otherwise earlier batches do.
+
+    Attributes:
+        lane: Name of the lane's directory.
+        file: Name of the file in its `rejected/`.
+    """
+
+    lane: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster to which a lane's offsets belong from here on; in `rejected/`, the one that the batches were for."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A crash tore these batches before any caller was promised their durability: their remains are not damage."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The partitions that callers gave with records of a data batch of this group; the batch is for partition -1.
+
+    Attributes:
+        index: Of the batch in this group's manifest.
+        runs: (index of the first record, number of records, partition), ascending. The partitions of all other records
+            are to be chosen.
+    """
+
+    index: int
+    runs: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """How far ended incarnations wrote another lane of the directory.
+
+    Attributes:
+        lane: Its number.
+        lane_id: Its id.
+        before: Position after their last batch (exclusive).
+    """
+
+    lane: int
+    lane_id: bytes
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """An incarnation began: per topic-partition, its batches follow the unfinished ones of earlier incarnations.
+
+    Attributes:
+        position: Positions from here on were written by this incarnation or a later one.
+        debts: The parts of other lanes that are delivered first.
+    """
+
+    position: int
+    debts: tuple[Debt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a consumer group continues in one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: Partition number.
+        offset: Of the next record to be read.
+        leader_epoch: Of the last one that was read, -1 when unknown.
+        metadata: Kept with it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """Offsets of a consumer group that are committed in a unit's transaction.
+
+    Attributes:
+        group: Its name.
+        member_id: The member that commits; empty: none.
+        generation_id: The generation in which it got its partitions, -1 for none.
+        group_instance_id: Of a static member.
+        positions: By partition.
+    """
+
+    group: str
+    member_id: str
+    generation_id: int
+    group_instance_id: str | None
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Batches of this group are delivered together or not at all. Only in atomic groups.
+
+    Attributes:
+        unit_id: 16 bytes, never reused.
+        first: Index of the first batch in this group's manifest.
+        batches: How many, ≥ 0.
+        transactional_id: Of its transaction; empty: one of the lane's own.
+        offsets: Of consumer groups, part of it.
+    """
+
+    unit_id: bytes
+    first: int
+    batches: int
+    transactional_id: str = ""
+    offsets: tuple[GroupOffsets, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Which readings of consumers the offsets of a unit come from.
+
+    Attributes:
+        unit_id: The unit's.
+        entries: (number, start) for each position of its UNIT mark, in their order. Units with the same number continue
+            one another's reading. Start is the group's offset when the reading began, -1 when that is not known.
+    """
+
+    unit_id: bytes
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction began for a unit. It voids an earlier `Staged` of the unit.
+
+    Attributes:
+        unit_id: The unit's.
+        transactional_id: Of the transaction.
+        producer_id: Granted by the coordinator.
+        producer_epoch: Granted by the coordinator.
+        protocol: 1, or 2 (KIP-890).
+    """
+
+    unit_id: bytes
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The place of a unit's batch in the spool and in the log, whether committed or not.
+
+    Attributes:
+        destination: Its number.
+        position: Of the batch in the spool.
+        count: Records in it.
+        base_sequence: Of its first record.
+        base_offset: Of its first record in the partition, -1 where the broker did not say.
+    """
+
+    destination: int
+    position: int
+    count: int
+    base_sequence: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The logs of a unit's partitions have all of its batches. Any reader of this mark may commit the transaction.
+
+    Attributes:
+        begun: The transaction.
+        places: Of all its batches.
+    """
+
+    begun: Begun
+    places: tuple[Placed, ...]
+
+
+class UnitOutcome(enum.IntEnum):
+    """How a unit ended."""
+
+    COMMITTED = 1
+    DROPPED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The fate of a unit is final. A reason above 32,767 bytes is cut when written."""
+
+    unit_id: bytes
+    outcome: UnitOutcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One batch of MOVED.
+
+    Attributes:
+        position: Its position before.
+        origin: The position where its records were first written, for AFTER.
+        rank: Sorts the batches of its destination.
+    """
+
+    position: int
+    origin: int
+    rank: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The data batches of this group are copies of earlier batches and replace them. Only in atomic groups.
+
+    Attributes:
+        moves: One for each data batch, in their order.
+    """
+
+    moves: tuple[Move, ...]
+
+
+Mark: TypeAlias = (
+    Topic
+    | Destination
+    | State
+    | Granted
+    | Identified
+    | Committed
+    | Replaced
+    | Rejected
+    | Undecidable
+    | Resolved
+    | Revived
+    | Resent
+    | Cluster
+    | Torn
+    | Given
+    | Quiet
+    | After
+    | Unit
+    | Read
+    | Begun
+    | Staged
+    | Ended
+    | Moved
+)

@@ -1,0 +1,1 @@
+"""What belongs to one process: its exit handlers, and objects that must not leave it."""

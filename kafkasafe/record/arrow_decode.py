@@ -1,0 +1,660 @@
+"""The records of a Fetch response → Arrow columns, many batches at once and without I/O.
+
+A response holds many batches, most of them small, and numpy has a fixed cost of about 100 µs. So the decoder goes
+through the batches one by one only for their headers (which of them are delivered, CRCs, decompression, where records
+begin), and then reads the fields of all their records together.
+
+Keys and values are collected as follows. Their starts and ends, alternating, are the offsets of one Arrow array over
+the unchanged records; every second item of it holds the bytes between two fields. `take` copies the other items. As
+views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
+
+The decoder delivers the same batches as Kafka's consumer: never control batches; with `read_committed`, no batch of a
+producer whose transaction the broker lists as aborted, from the transaction's first offset to its abort marker.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafkasafe.record.batch import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    BatchHeader,
+    Buffer,
+    CorruptBatchError,
+    read_header,
+)
+from kafkasafe.record.batch.compression import decompress
+from kafkasafe.record.batch.fields import read_field, read_varint, run_of_equal_lengths, varints
+from kafkasafe.record.batch.header import crc_of
+
+__all__ = ["COLUMNS", "HEADERS", "SCHEMA", "Decoded", "Decoder", "OldFormatError", "decode", "schema_of"]
+
+_arrow: Any = pa  # what it takes from its compiled modules has no types
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+_Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
+"""A RecordBatch, its records' offsets and their leader epochs."""
+
+HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
+"""Arrow type of record headers: in order, names may occur more than once, values may be null. Never null itself."""
+
+SCHEMA: Final = _arrow.schema(
+    [
+        _arrow.field("offset", _arrow.int64(), nullable=False),
+        _arrow.field("timestamp", _arrow.timestamp("ms", "UTC"), nullable=False),
+        _arrow.field("timestamp_type", _arrow.int8(), nullable=False),
+        _arrow.field("leader_epoch", _arrow.int32(), nullable=False),
+        _arrow.field("key", _arrow.binary()),
+        _arrow.field("value", _arrow.binary()),
+        _arrow.field("headers", HEADERS, nullable=False),
+    ]
+)
+"""All columns. A timestamp of -1 ms means that the record has none; `timestamp_type` is 0 for the producer's time and
+1 for the broker's; `leader_epoch` is -1 where the log has none."""
+
+COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
+
+_VIEW: Final = _arrow.binary_view()
+_INLINE: Final = 12  # bytes of a value that Arrow keeps in the view itself
+
+_LOG_OVERHEAD: Final = 12
+_LENGTH: Final = struct.Struct(">i")
+_CONTROL_KEY: Final = struct.Struct(">hh")
+_LENGTH_AT: Final = 8
+_MAGIC_AT: Final = 16
+_OLDEST_MESSAGE: Final = 14  # bytes of the smallest message of the oldest format after its length
+_ABORT: Final = 0
+_COMPRESSED: Final = 0x07
+_INT32_MAX: Final = 2**31 - 1
+_MIN_RECORD_BYTES: Final = 7
+
+_CHUNK_BYTES: Final = 64 * 1024 * 1024
+_STEP: Final = 16  # records that are read one by one before a run of equal lengths is tried
+_LONG_RUN: Final = 256  # and only where it pays
+_FEW: Final = 16  # from here on records are cheaper one by one
+
+
+def schema_of(columns: Iterable[str], *, views: bool = False) -> Any:
+    """The schema of these columns, in the order of `SCHEMA`; with `views` keys and values are `binary_view`."""
+    wanted = set(columns)
+    fields = [field for field in SCHEMA if field.name in wanted]
+    if views:
+        fields = [field.with_type(_VIEW) if field.name in {"key", "value"} else field for field in fields]
+    return _arrow.schema(fields)
+
+
+class OldFormatError(ValueError):
+    """A message of a format before v2 (Kafka 0.10 and older), which has other fields and no epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The contents of a buffer.
+
+    Attributes:
+        table: A pyarrow.Table of the records, with the requested columns, in the order of `SCHEMA`.
+        next_offset: Where reading continues: after the last whole batch, delivered or not. `from_offset` if the buffer
+            has no whole batch.
+        partial_bytes: Size of a truncated last batch in the buffer. With an empty table and an unchanged `next_offset`,
+            the buffer is too small for one batch.
+    """
+
+    table: Any
+    next_offset: int
+    partial_bytes: int
+
+
+def decode(
+    buffer: Buffer,
+    *,
+    from_offset: int = 0,
+    aborted: Iterable[tuple[int, int]] = (),
+    read_committed: bool = False,
+    columns: Iterable[str] | None = None,
+    check_crcs: bool = True,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Decoded:
+    """All records of a buffer. Arguments: see `Decoder`.
+
+    Raises:
+        CorruptBatchError: The buffer has a damaged batch. `Decoder` returns the records before it.
+        OldFormatError: The buffer has a message of an old format.
+    """
+    decoder = Decoder(
+        buffer,
+        from_offset=from_offset,
+        aborted=aborted,
+        read_committed=read_committed,
+        columns=columns,
+        check_crcs=check_crcs,
+        max_body_bytes=max_body_bytes,
+    )
+    parts = []
+    while (part := decoder.read()) is not None:
+        parts.append(part)
+    table = _arrow.Table.from_batches(parts, schema=decoder.schema)
+    return Decoded(table, decoder.next_offset, decoder.partial_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A batch to deliver.
+
+    Attributes:
+        at: Where it begins.
+        header: Its header.
+        body: Its records, when they were compressed.
+    """
+
+    at: int
+    header: BatchHeader
+    body: bytes | None
+
+
+class Decoder:
+    """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
+
+    Args:
+        buffer: The records of one partition in a Fetch response: whole batches, the last one may be truncated. The
+            decoder does not change it, and no longer needs it once all is read: without views, the batches from `read`
+            have their own memory.
+        from_offset: Records before it are left out (the first batch may begin before the requested offset).
+        aborted: (producer id, first offset) of the aborted transactions that the response lists.
+        read_committed: Leave out the records of aborted transactions.
+        columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
+        check_crcs: Compare each batch's CRC.
+        max_body_bytes: Bound of one batch's decompressed records.
+        views: Keys and values are views of `buffer` (of the decompressed records, where they were compressed), which
+            then must not change any more.
+
+    Attributes:
+        schema: Of the batches that `read` returns.
+        next_offset: After the last returned record, or the last skipped batch.
+        leader_epoch: Of the record or batch right before `next_offset`, -1 when unknown.
+        partial_bytes: Size of a truncated last batch; known when all is read.
+
+    Raises:
+        ValueError: A column has an unknown name; the buffer has 2 GiB or more, which no response has.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        *,
+        from_offset: int = 0,
+        aborted: Iterable[tuple[int, int]] = (),
+        read_committed: bool = False,
+        columns: Iterable[str] | None = None,
+        check_crcs: bool = True,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        views: bool = False,
+    ) -> None:
+        wanted = set(COLUMNS if columns is None else columns)
+        if unknown := wanted - set(COLUMNS):
+            raise ValueError(f"No columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        if len(buffer) > _INT32_MAX:
+            raise ValueError(f"A buffer of {len(buffer)} bytes; a response has less than 2 GiB")
+        self.schema = schema_of(wanted, views=views)
+        self.next_offset = from_offset
+        self.leader_epoch = -1
+        self.partial_bytes = 0
+        self._buffer = buffer
+        self._at = 0
+        self._end = 0
+        self._ended = False
+        self._from_offset = from_offset
+        self._aborted = deque(
+            sorted(((first, producer) for producer, first in aborted) if read_committed else ())
+        )
+        self._aborting: set[int] = set()
+        self._check_crcs = check_crcs
+        self._max_body_bytes = max_body_bytes
+        self._error: CorruptBatchError | OldFormatError | None = None
+        self._rest: Any = None
+        self._behind_rest = from_offset, -1
+
+    def own_buffer(self) -> Buffer:
+        """Return the buffer, copied if it may be part of a larger piece of memory."""
+        if isinstance(self._buffer, memoryview):
+            self._buffer = bytes(self._buffer)
+        return self._buffer
+
+    def read(self, max_records: int | None = None, max_bytes: int = _CHUNK_BYTES) -> Any:
+        """Return the next records.
+
+        Args:
+            max_records: Upper bound of their number; default: limited by `max_bytes` alone.
+            max_bytes: Decompress no further batch once this many bytes of records are decoded.
+
+        Returns:
+            A non-empty pyarrow.RecordBatch; None at the end, when `next_offset` is after everything.
+
+        Raises:
+            CorruptBatchError: The next batch is damaged. All records before it were returned, and `next_offset` stays
+                unchanged. Each further call raises it again.
+            OldFormatError: The next message has an old format; as above.
+            ValueError: `max_records` is not positive.
+        """
+        if max_records is not None and max_records <= 0:
+            raise ValueError(f"max_records is {max_records}, not positive")
+        while self._rest is None:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._advance(max_records, max_bytes)
+        records, offsets, epochs = self._rest
+        if max_records is None or records.num_rows <= max_records:
+            self._rest = None
+            self.next_offset, self.leader_epoch = self._behind_rest
+            return records
+        self._rest = records.slice(max_records), offsets[max_records:], epochs[max_records:]
+        self.next_offset = int(offsets[max_records - 1]) + 1
+        self.leader_epoch = int(epochs[max_records - 1])
+        return records.slice(0, max_records)
+
+    def _advance(self, max_records: int | None, max_bytes: int) -> None:
+        """Decode some batches into `_rest`, or note the end, or the damage."""
+        found: list[_Found] = []
+        count = size = 0
+        behind = self.next_offset, self.leader_epoch
+        while size < max_bytes and (max_records is None or count < max_records):
+            try:
+                header = self._next_header()
+                if header is None:
+                    self._ended = True
+                    break
+                if self._passes(header):
+                    # Decompress one batch at a time: its size is unknown before.
+                    body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
+                    found.append(_Found(self._at, header, body))
+                    count += header.count
+                    size += header.size_bytes if body is None else len(body)
+            except (CorruptBatchError, OldFormatError) as error:
+                self._error = error
+                break
+            self._at += header.size_bytes
+            self._end = header.last_offset + 1
+            behind = max(behind[0], self._end), header.partition_leader_epoch
+        try:
+            decoded = self._decode(found)
+        except CorruptBatchError:
+            behind, decoded = self._before_damage(found)
+        if decoded[0].num_rows:
+            self._rest, self._behind_rest = decoded, behind
+        else:
+            self.next_offset, self.leader_epoch = behind
+
+    def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
+        """Decode the intact batches before the first one whose records contradict its header."""
+        good, error = next(
+            (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
+        )
+        header = found[good].header
+        self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
+        # Everything before it was returned or skipped.
+        epoch = found[good - 1].header.partition_leader_epoch if good else self.leader_epoch
+        return (max(self.next_offset, header.base_offset), epoch), self._decode(found[:good])
+
+    def _damage(self, batch: _Found) -> CorruptBatchError | None:
+        try:
+            self._decode([batch])
+        except CorruptBatchError as error:
+            return error
+        return None
+
+    def _next_header(self) -> BatchHeader | None:
+        left = len(self._buffer) - self._at
+        if left < _MAGIC_AT + 1:
+            self.partial_bytes = left
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._at + _LENGTH_AT)
+        if length < _OLDEST_MESSAGE:
+            raise CorruptBatchError(f"Batch at {self._at} claims a length of {length} bytes")
+        if length > left - _LOG_OVERHEAD:
+            self.partial_bytes = left
+            return None
+        magic = self._buffer[self._at + _MAGIC_AT]
+        if magic < 2:
+            raise OldFormatError(f"A message of format {magic} at byte {self._at}")
+        header = read_header(self._buffer, self._at)
+        if header.base_offset < self._end:
+            raise CorruptBatchError(
+                f"Offsets {header.base_offset} to {header.last_offset}: the batch in front goes to {self._end - 1}"
+            )
+        if self._check_crcs:
+            crc = crc_of(self._buffer, self._at, header.size_bytes)
+            if crc != header.crc:
+                raise CorruptBatchError(
+                    f"Offsets {header.base_offset} to {header.last_offset}: their CRC is {crc:#010x}, the header of"
+                    f" their batch says {header.crc:#010x}"
+                )
+        return header
+
+    def _passes(self, header: BatchHeader) -> bool:
+        """Whether its records are delivered. Called for every batch, in order."""
+        if self._aborted or self._aborting:
+            while self._aborted and self._aborted[0][0] <= header.last_offset:
+                self._aborting.add(self._aborted.popleft()[1])
+            if header.is_control:
+                if header.producer_id in self._aborting and self._is_abort(header):
+                    self._aborting.discard(header.producer_id)
+            elif header.is_transactional and header.producer_id in self._aborting:
+                return False
+        return header.count > 0 and not header.is_control and header.last_offset >= self._from_offset
+
+    def _is_abort(self, header: BatchHeader) -> bool:
+        if header.count == 0:
+            return False  # compaction removed the marker after all records of its transaction
+        body = self._body(self._at, header)
+        try:
+            length, at = read_varint(body, 0)
+            end = at + length
+            at = read_varint(body, at + 1)[1]
+            key = read_field(body, read_varint(body, at)[1], end)[0]
+        except IndexError:
+            key = None
+        if key is None or len(key) < _CONTROL_KEY.size:
+            raise CorruptBatchError(f"Offset {header.base_offset}: a control record without a type")
+        return bool(_CONTROL_KEY.unpack_from(key)[1] == _ABORT)
+
+    def _body(self, at: int, header: BatchHeader) -> bytes:
+        stored = bytes(memoryview(self._buffer)[at + HEADER_BYTES : at + header.size_bytes])
+        try:
+            return decompress(stored, header.compression, self._max_body_bytes)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(
+                f"Offsets {header.base_offset} to {header.last_offset}: {error}"
+            ) from error
+
+    def _decode(self, found: Sequence[_Found]) -> _Parsed:
+        """The records of these batches."""
+        if not found:
+            return _empty(self.schema), np.empty(0, np.int64), np.empty(0, np.int32)
+        source: Buffer
+        if all(batch.body is None for batch in found):
+            source = self._buffer
+            areas = [(batch.at + HEADER_BYTES, batch.at + batch.header.size_bytes) for batch in found]
+        else:
+            bodies = [
+                self._body(batch.at, batch.header) if batch.body is None else batch.body for batch in found
+            ]
+            source = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            areas, end = [], 0
+            for body in bodies:
+                areas.append((end, end + len(body)))
+                end += len(body)
+        try:
+            return _parse(source, areas, [batch.header for batch in found], self._from_offset, self.schema)
+        except IndexError:
+            raise CorruptBatchError("The last record runs over the end of its batch") from None
+
+
+def _empty(schema: Any) -> Any:
+    return _arrow.RecordBatch.from_arrays([_arrow.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _parse(
+    source: Buffer,
+    areas: Sequence[tuple[int, int]],
+    headers: Sequence[BatchHeader],
+    from_offset: int,
+    schema: Any,
+) -> _Parsed:
+    """Field by field, for the records of all batches at once.
+
+    Args:
+        source: Holds the records of all batches.
+        areas: Where each batch's records begin and end in it, ascending.
+        headers: Of each batch.
+        from_offset: Records before it are left out.
+        schema: Columns to make.
+
+    Returns:
+        The records.
+
+    Raises:
+        CorruptBatchError: The records are not what the headers say.
+        IndexError: A record runs over the end of `source`.
+    """
+    counts = np.array([header.count for header in headers])
+    data = np.frombuffer(source, np.uint8)
+    starts = _starts(source, areas, [header.count for header in headers])
+    lengths, at = varints(data, starts)
+    ends = at + lengths
+    expected = np.append(starts[1:], 0)
+    expected[np.cumsum(counts) - 1] = [end for _, end in areas]
+    # Each record ends where the next begins, so no field can lead out of its batch unseen.
+    if not np.array_equal(ends, expected):
+        raise CorruptBatchError("A record does not end where the next one begins")
+    deltas, at = varints(data, at + 1)
+    offset_deltas, at = varints(data, at)
+    keys, at = _field(data, at, ends)
+    values, at = _field(data, at, ends)
+    header_counts, at = varints(data, at)
+    headed = header_counts.any()
+    if not headed:
+        if not np.array_equal(at, ends):
+            raise CorruptBatchError("A record does not fill its length exactly")
+    elif (header_counts < 0).any() or (header_counts > ends - at).any():
+        raise CorruptBatchError("A number of headers that cannot be")
+
+    offsets = np.repeat(np.array([header.base_offset for header in headers]), counts) + offset_deltas
+    last = np.repeat(np.array([header.last_offset_delta for header in headers]), counts)
+    if (offset_deltas < 0).any() or (offset_deltas > last).any() or (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptBatchError("Offsets that do not ascend, or are outside of their batch")
+    first = int(np.searchsorted(offsets, from_offset))
+
+    epochs = np.repeat(np.array([h.partition_leader_epoch for h in headers], np.int32), counts)[first:]
+    made: dict[str, Any] = {}
+    for name in schema.names:
+        match name:
+            case "offset":
+                made[name] = _arrow.array(offsets[first:])
+            case "timestamp":
+                # The broker's time stands for all records of a batch.
+                base = [h.max_timestamp if h.is_log_append_time else h.base_timestamp for h in headers]
+                times = np.repeat(np.array(base), counts)
+                if any(header.is_log_append_time for header in headers):
+                    deltas *= np.repeat(np.array([not h.is_log_append_time for h in headers]), counts)
+                made[name] = _arrow.array((times + deltas)[first:]).view(_arrow.timestamp("ms", "UTC"))
+            case "timestamp_type":
+                types = np.array([h.is_log_append_time for h in headers], np.int8)
+                made[name] = _arrow.array(np.repeat(types, counts)[first:])
+            case "leader_epoch":
+                made[name] = _arrow.array(epochs)
+            case "key" | "value":
+                starts, lengths = keys if name == "key" else values
+                column = _views if schema.field(name).type == _VIEW else _gather
+                made[name] = column(source, starts[first:], lengths[first:])
+            case _ if headed:
+                made[name] = _headers(source, header_counts[first:], at[first:], ends[first:])
+            case _:
+                made[name] = _no_headers(len(offsets) - first)
+    return _arrow.RecordBatch.from_arrays(list(made.values()), schema=schema), offsets[first:], epochs
+
+
+def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
+    """Where each record begins. Each length locates the next record, except in a run of equal lengths.
+
+    This function reads a negative length as a positive one: the caller reads all lengths again and detects it.
+
+    Raises:
+        CorruptBatchError: Records of one batch do not end where the batch does.
+        IndexError: A record begins after the end of `source`.
+    """
+    found: list[_Numbers] = []
+    starts: list[int] = []
+    append = starts.append
+    for (position, end), count in zip(areas, counts, strict=True):
+        if count * _MIN_RECORD_BYTES > end - position:
+            raise CorruptBatchError(f"{count} records claimed in {end - position} bytes")
+        left = count
+        while left:
+            step = left if left < _LONG_RUN else _STEP
+            begin = position
+            previous = position
+            for _ in range(step):
+                append(position)
+                previous = position
+                # Lengths of one and two bytes are decoded inline: this loop dominates the cost of decoding.
+                first = source[position]
+                if first < 0x80:
+                    position += 1 + (first >> 1)
+                else:
+                    second = source[position + 1]
+                    if second < 0x80:
+                        position += 2 + ((first & 0x7F) >> 1) + (second << 6)
+                    else:
+                        length, after = read_varint(source, position)
+                        position = after + length
+            left -= step
+            stride = position - previous
+            if left and stride > 0 and begin + stride * step == position:
+                run = run_of_equal_lengths(
+                    source,
+                    previous,
+                    stride,
+                    min(left, (end - position) // stride),
+                )
+                if run:
+                    found += (
+                        np.array(starts, np.int64),
+                        np.arange(position, position + run * stride, stride),
+                    )
+                    starts.clear()
+                    left -= run
+                    position += run * stride
+        if position != end:
+            raise CorruptBatchError(f"{count} records end at byte {position}, their batch at {end}")
+    found.append(np.array(starts, np.int64))
+    return np.concatenate(found)
+
+
+def _field(
+    data: npt.NDArray[np.uint8], at: _Numbers, ends: _Numbers
+) -> tuple[tuple[_Numbers, _Numbers], _Numbers]:
+    """Starts and lengths (-1: null) of the keys or values, and where the next field of each record begins."""
+    lengths, at = varints(data, at)
+    if (lengths < -1).any() or (lengths > ends - at).any():
+        raise CorruptBatchError("A key or value that runs over the end of its record")
+    return (at, lengths), at + np.maximum(lengths, 0)
+
+
+def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
+    """A binary column; see the top of this file."""
+    count = len(starts)
+    null = lengths < 0
+    nulls = bool(null.any())
+    if not count or (nulls and null.all()):
+        return _arrow.nulls(count, _arrow.binary())
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2] = starts
+    bounds[1::2] = starts + np.maximum(lengths, 0) if nulls else starts + lengths
+    over = _arrow.Array.from_buffers(
+        _arrow.binary(), 2 * count - 1, [None, _arrow.py_buffer(bounds), _arrow.py_buffer(source)]
+    )
+    return over.take(_arrow.array(np.arange(0, 2 * count, 2), mask=null if nulls else None))
+
+
+def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
+    """A `binary_view` column: of each value the length, its first 4 bytes, and where it is in `source`.
+
+    Values of up to 12 bytes are in the view itself.
+    """
+    count = len(starts)
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0] = np.maximum(lengths, 0)
+    large = np.flatnonzero(lengths > _INLINE)
+    buffers = []
+    if large.size:
+        buffers.append(_arrow.py_buffer(source))
+        views[large, 1] = _overlapping(source, np.dtype(np.int32))[starts[large]]
+        views[large, 3] = starts[large]
+    if large.size < count:
+        small = np.flatnonzero(lengths <= _INLINE)
+        sizes, at = views[small, 0], starts[small]
+        inline = np.zeros((small.size, _INLINE), np.uint8)
+        # Near the end of the source, fewer than 12 bytes are left to copy.
+        near = at > len(source) - _INLINE
+        if not near.all():
+            pieces = _overlapping(source, np.dtype((np.void, _INLINE)))[at[~near]]
+            inline[~near] = pieces.view(np.uint8).reshape(-1, _INLINE)
+        data = np.frombuffer(source, np.uint8)
+        for index in np.flatnonzero(near).tolist():
+            inline[index, : sizes[index]] = data[at[index] : at[index] + sizes[index]]
+        inline[np.arange(_INLINE) >= sizes[:, None]] = 0
+        views.view(np.uint8).reshape(count, 16)[small, 4:] = inline
+    null = lengths < 0
+    valid = _arrow.array(~null).buffers()[1] if null.any() else None
+    return _arrow.Array.from_buffers(_VIEW, count, [valid, _arrow.py_buffer(views), *buffers])
+
+
+def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array with an item that begins at each byte of the source."""
+    return np.ndarray((len(source) - kind.itemsize + 1,), kind, source, strides=(1,))
+
+
+def _no_headers(count: int) -> Any:
+    """The headers column of records without headers."""
+    zeros = _arrow.py_buffer(np.zeros(count + 1, np.int32))
+    return _arrow.Array.from_buffers(
+        HEADERS, count, [None, zeros], children=[_arrow.nulls(0, HEADERS.value_type)]
+    )
+
+
+def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
+    """The headers column: the first header of all records that have one, then the second, and so on.
+
+    Args:
+        source: Holds the records.
+        counts: How many headers each record has.
+        at: Where its first header begins.
+        ends: Where the record ends.
+    """
+    before = np.concatenate(([0], np.cumsum(counts)))
+    total = int(before[-1])
+    names = np.empty((2, total), np.int64)
+    values = np.empty((2, total), np.int64)
+    data = np.frombuffer(source, np.uint8)
+    records = np.flatnonzero(counts)
+    at = at[records]
+    nth = 0
+    while records.size > _FEW:
+        name, at = _field(data, at, ends[records])
+        value, at = _field(data, at, ends[records])
+        index = before[records] + nth
+        names[:, index] = name
+        values[:, index] = value
+        nth += 1
+        over = counts[records] == nth
+        if (at[over] != ends[records][over]).any():
+            raise CorruptBatchError("A record does not fill its length exactly")
+        records, at = records[~over], at[~over]
+    for record, position in zip(records.tolist(), at.tolist(), strict=True):
+        end = int(ends[record])
+        for slot in range(int(before[record]) + nth, int(before[record + 1])):
+            for column in (names, values):
+                length, position = read_varint(source, position)
+                if length < -1 or length > end - position:
+                    raise CorruptBatchError("A header that runs over the end of its record")
+                column[:, slot] = position, length
+                position += max(0, length)
+        if position != end:
+            raise CorruptBatchError("A record does not fill its length exactly")
+    if (names[1] < 0).any():
+        raise CorruptBatchError("A header without a name")
+    try:
+        keys = _gather(source, *names).cast(_arrow.string())
+    except _arrow.ArrowInvalid:
+        raise CorruptBatchError("A header name that is not UTF-8") from None
+    pairs = _arrow.StructArray.from_arrays([keys, _gather(source, *values)], fields=list(HEADERS.value_type))
+    return _arrow.ListArray.from_arrays(_arrow.array(before.astype(np.int32)), pairs, type=HEADERS)

@@ -1,0 +1,64 @@
+"""RecordBatch v2 (KIP-98) ⇄ columns, without I/O.
+
+A batch is encoded once, into one bytearray, and its bytes never change afterwards, except in two places:
+`stamp_identity` fills the producer id, epoch and sequence (and computes the CRC again), `stamp_address` fills
+the two fields that Kafka's CRC leaves out. Layout of the 61-byte header, big-endian:
+
+    0 baseOffset int64 | 8 batchLength int32 | 12 partitionLeaderEpoch int32 | 16 magic int8 | 17 crc uint32
+    21 attributes int16 | 23 lastOffsetDelta int32 | 27 baseTimestamp int64 | 35 maxTimestamp int64
+    43 producerId int64 | 51 producerEpoch int16 | 53 baseSequence int32 | 57 count int32
+
+The CRC32C covers everything from byte 21. Records follow, compressed as one block or not; each is
+
+    length | attributes 0 | timestampDelta | offsetDelta | key | value | headers
+
+with zigzag varints for all numbers, and -1 as the length of a null key or value.
+"""
+
+from kafkasafe.record.batch.compression import load_codec
+from kafkasafe.record.batch.decoding import Columns, decode
+from kafkasafe.record.batch.encoding import encode, encode_control, frame, varint
+from kafkasafe.record.batch.header import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    RECORD_OVERHEAD,
+    BatchHeader,
+    Buffer,
+    Compression,
+    CorruptBatchError,
+    Headers,
+    crc_and_count,
+    fill_header,
+    identity_of,
+    iter_headers,
+    read_header,
+    stamp_address,
+    stamp_identity,
+    verify,
+)
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_BODY_BYTES",
+    "RECORD_OVERHEAD",
+    "BatchHeader",
+    "Buffer",
+    "Columns",
+    "Compression",
+    "CorruptBatchError",
+    "Headers",
+    "crc_and_count",
+    "decode",
+    "encode",
+    "encode_control",
+    "fill_header",
+    "frame",
+    "identity_of",
+    "iter_headers",
+    "load_codec",
+    "read_header",
+    "stamp_address",
+    "stamp_identity",
+    "varint",
+    "verify",
+]

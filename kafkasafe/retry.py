@@ -1,0 +1,513 @@
+"""`RetryPolicy` repeats a failed call, with tenacity. The core decides whether to repeat it (`kafkasafe.classify`)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
+
+import tenacity
+
+from kafkasafe.classification import ErrorAction, Verdict, classify
+from kafkasafe.cluster.backoff import Backoff
+from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
+from kafkasafe.logs import EventLog
+from kafkasafe.stats import Reading, RetryStats
+
+__all__ = ["RetryEvent", "RetryPolicy", "Times", "retry_if_kafka_retriable"]
+
+log = EventLog("retry")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryEvent:
+    """A call failed. It will be repeated, or it is given up.
+
+    Attributes:
+        call: Name of the function.
+        partition: Key of the rate limit; None if none was given.
+        attempt: Number of the failed attempt, from 1.
+        elapsed_s: Seconds since the first attempt began.
+        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None: there is none.
+        gave_up: Why there is none: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None: there is one.
+        error: The exception.
+        verdict: The verdict of `kafkasafe.classify` on it. If its `refresh_metadata` is set, refresh the metadata in
+            the callback, because it runs before the pause.
+    """
+
+    call: str
+    partition: Hashable | None
+    attempt: int
+    elapsed_s: float
+    pause_s: float | None
+    gave_up: Literal["deadline", "attempts", "verdict"] | None
+    error: BaseException
+    verdict: Verdict
+
+
+_GaveUp = Literal["deadline", "attempts", "verdict"]
+
+_AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
+# Maximum number of failing partitions whose rate is remembered. A partition whose turn has come needs no entry.
+_MAX_KEYS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The clock and random numbers of a policy; tests replace them.
+
+    Attributes:
+        clock: Returns monotonic seconds.
+        sleep: Sleeps for this many seconds.
+        async_sleep: Sleeps for this many seconds in a task.
+        dice: Returns a number in [0, 1).
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    dice: Callable[[], float] = random.random
+
+
+_REAL: Final = Times()
+
+
+class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacity names its own
+    """For programs that use tenacity directly: retries if `kafkasafe.classify` says that a retry may help.
+
+        @tenacity.retry(retry=retry_if_kafka_retriable(), wait=..., stop=...)
+        def end_offset(topic, partition): ...
+
+    Args:
+        api: The request kind for `classify`; None: any.
+
+    Raises:
+        ConfigError: `api` is not a request of Kafka.
+    """
+
+    def __init__(self, api: str | None = None) -> None:
+        self._api = classify(0, api).api
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        """Tenacity calls this after each attempt."""
+        error = _outcome(retry_state)
+        return isinstance(error, Exception) and classify(error, self._api).action in _AGAIN
+
+
+class RetryPolicy:
+    """Repeats failed calls, with a deadline, exponential pauses with full jitter, and a request rate per partition.
+
+    `kafkasafe.classify` decides whether to repeat a call: only after the verdicts `retry` and `retry_after_refresh`.
+    All other errors (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be repeatable.
+    `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
+
+    Use it as a decorator of a function or a coroutine function, or call through it:
+
+        policy = RetryPolicy(deadline_ms=30_000)
+
+        @policy
+        def end_offset(topic, partition): ...
+
+        @policy.on(lambda topic, partition: (topic, partition), api="list_offsets")
+        async def end_offset(topic, partition): ...
+
+        policy.call(consumer.partitions_for_topic, "orders")
+
+    Threads, tasks and functions may share one policy; then they also share its rate limit. After
+    `kafkasafe.metrics.install(policy)`, Prometheus shows its retries, pauses and failures (`kafkasafe_retries_total`
+    ...; the label `api` is the request kind, or the function's name if there is none).
+
+    Args:
+        deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would
+            end later does not begin. None: no limit. A running attempt is not interrupted, so give the call a timeout.
+        attempts: Maximum number of attempts, including the first one. None: no limit.
+        first_ms: Upper bound of the first pause. It doubles with each failure.
+        max_ms: Upper bound of any pause of the back-off.
+        rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
+            success removes the limit. For calls without a partition the limit applies to each call. 10 is the value of
+            the design and of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
+        api: The request kind for `classify`; None: any.
+        on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. If
+            it raises, this is logged and ignored.
+        reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
+            tenacity's `RetryError`, with the last error as its cause.
+        whether: Replaces `kafkasafe.classify`: returns the verdict on an error.
+        wait: Replaces `first_ms` and `max_ms`: one of tenacity's waits, or a function that gets tenacity's
+            `RetryCallState` and returns the seconds until the next attempt. `rate_per_s` still applies to calls with a
+            partition.
+        client_id: Label of its metrics.
+
+    Raises:
+        ConfigError: An option has an invalid value.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadline_ms: float | None = 120_000,
+        attempts: int | None = None,
+        first_ms: float = 100,
+        max_ms: float = 10_000,
+        rate_per_s: float = 10.0,
+        api: str | None = None,
+        on_retry: Callable[[RetryEvent], object] | None = None,
+        reraise: bool = True,
+        whether: Callable[[BaseException], Verdict] | None = None,
+        wait: Callable[[tenacity.RetryCallState], float] | None = None,
+        client_id: str = "kafkasafe-retry",
+        _times: Times = _REAL,
+    ) -> None:
+        self._deadline_s = (
+            None if deadline_ms is None else _number("deadline_ms", deadline_ms, zero=True) / 1000
+        )
+        if attempts is not None and (type(attempts) is not int or attempts < 1):
+            raise ConfigError(f"attempts must be at least 1 or None, not {attempts!r}")
+        self._attempts = attempts
+        self._first_s = _number("first_ms", first_ms) / 1000
+        self._max_s = _number("max_ms", max_ms) / 1000
+        self._least_s = 1 / _number("rate_per_s", rate_per_s)
+        if deadline_ms is None and attempts is None:
+            # P6 of the design: nothing is retried forever unless the user requests it.
+            raise ConfigError(
+                "deadline_ms and attempts are both None: a call would be repeated forever; set one"
+            )
+        self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=_times.dice)
+        # Check the name here, so that a wrong one does not wait for the first error.
+        self._api = classify(0, api).api
+        self._on_retry = on_retry
+        self._reraise = reraise
+        self._whether = whether
+        self.client_id = client_id
+        self._stats = RetryStats()
+        self._clock = _times.clock
+        self._sleep = _times.sleep
+        self._async_sleep = _times.async_sleep
+        self._lock = threading.Lock()
+        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
+
+    def __repr__(self) -> str:
+        return (
+            f"RetryPolicy(deadline_ms={_shown_ms(self._deadline_s)}, attempts={self._attempts},"
+            f" first_ms={_shown_ms(self._first_s)}, max_ms={_shown_ms(self._max_s)}, rate_per_s={1 / self._least_s:g},"
+            f" {len(self._next_turn)} partitions failing)"
+        )
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorates a function or coroutine function, so that this policy repeats it. Its signature does not change.
+
+        Raises:
+            UsageError: It is a generator function. Values that it has yielded cannot be taken back.
+        """
+        return self.on(None)(function)
+
+    def on(
+        self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorates a function with a partition (or any other key) for the rate limit.
+
+        Args:
+            partition: The key, or a function that returns it for the arguments of the call.
+            api: The request kind for `classify`; replaces the policy's.
+        """
+        kind = self._api if api is None else classify(0, api).api
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise UsageError(
+                    f"{_name(function)} is a generator: what it has yielded cannot be tried again"
+                )
+
+            def key(args: Any, kwargs: Any) -> Hashable | None:
+                return partition(*args, **kwargs) if callable(partition) else partition
+
+            if _is_async(function):
+
+                @functools.wraps(function)
+                async def tried_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                    call = _Call(self, function, key(args, kwargs), kind)
+                    return await call.run_async(args, kwargs)
+
+                return cast("Callable[P, R]", tried_async)
+
+            @functools.wraps(function)
+            def tried(*args: P.args, **kwargs: P.kwargs) -> R:
+                return cast("R", _Call(self, function, key(args, kwargs), kind).run(args, kwargs))
+
+            return tried
+
+        return decorate
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls `function` under this policy, without a partition. Coroutine functions: `await policy.call(...)`."""
+        return self(function)(*args, **kwargs)
+
+    # --- metrics ---
+
+    def _readings(self) -> Iterator[Reading]:
+        with self._lock:
+            yield from list(self._stats.retry_readings())
+
+    def _count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
+        with self._lock:
+            if pause_s is not None:
+                self._stats.retries[api, error] += 1
+                self._stats.backoff_s[api] += pause_s
+            elif gave_up != "verdict":
+                self._stats.exhausted[api] += 1
+
+    # --- the rate limit ---
+
+    def _turn_s(self, key: Hashable, limit_s: float) -> float | None:
+        """Takes a turn for `key`, and returns the seconds until it. If that exceeds `limit_s`, takes none: None."""
+        # Usually nothing fails. Then a look-up is enough, without the lock.
+        if key not in self._next_turn:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            begin = max(self._next_turn.get(key, now), now)
+            if begin - now > limit_s:
+                return None
+            if key in self._next_turn:
+                self._next_turn[key] = begin + self._least_s
+            return begin - now
+
+    def _failed(self, key: Hashable) -> None:
+        with self._lock:
+            now = self._clock()
+            if len(self._next_turn) >= _MAX_KEYS and key not in self._next_turn:
+                self._next_turn = {key: turn for key, turn in self._next_turn.items() if turn > now}
+            self._next_turn[key] = max(self._next_turn.get(key, now), now + self._least_s)
+
+    def _succeeded(self, key: Hashable) -> None:
+        if key in self._next_turn:
+            with self._lock:
+                self._next_turn.pop(key, None)
+
+
+class _Call:
+    """One call under a policy: tenacity's callbacks, with the policy's own clock."""
+
+    def __init__(
+        self, policy: RetryPolicy, function: Callable[..., Any], partition: Hashable | None, api: str | None
+    ) -> None:
+        self._policy = policy
+        self._function = function
+        self._partition = partition
+        self._api = api
+        self._began = policy._clock()
+        self._error: Exception | None = None
+        self._verdict: Verdict | None = None
+        self._tries = 0
+        self._out_of_time = False
+        self._gave_up: _GaveUp | None = None
+        self._options: dict[str, Any] = {
+            "retry": self._is_again,
+            "wait": policy._wait,
+            "stop": self._is_over,
+            "before_sleep": self._tell_pause,
+            "reraise": policy._reraise,
+        }
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        def attempt() -> Any:
+            if (wait_s := self._turn_s()) > 0:
+                self._policy._sleep(wait_s)
+            self._tries += 1
+            return self._function(*args, **kwargs)
+
+        try:
+            result = tenacity.Retrying(sleep=cast("Any", self._policy._sleep), **self._options)(attempt)
+        except Exception as error:
+            self._note(error)
+            raise
+        self._succeeded()
+        return result
+
+    async def run_async(self, args: Any, kwargs: Any) -> Any:
+        async def attempt() -> Any:
+            if (wait_s := self._turn_s()) > 0:
+                await self._policy._async_sleep(wait_s)
+            self._tries += 1
+            return await self._function(*args, **kwargs)
+
+        sleep = cast("Any", self._policy._async_sleep)
+        try:
+            result: Any = await tenacity.AsyncRetrying(sleep=sleep, **self._options)(attempt)
+        except Exception as error:
+            self._note(error)
+            raise
+        self._succeeded()
+        return result
+
+    # --- the rate limit ---
+
+    def _turn_s(self) -> float:
+        """Seconds until this call's next attempt may begin. Raises its last error if that is after the deadline."""
+        if self._partition is None:
+            return 0.0
+        deadline_s = self._policy._deadline_s
+        left_s = math.inf if deadline_s is None else max(0.0, deadline_s - self._elapsed_s())
+        wait_s = self._policy._turn_s(self._partition, left_s)
+        if wait_s is not None:
+            return wait_s
+        self._out_of_time = True
+        raise self._error or WaitTimeoutError(
+            f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many calls wait for it that"
+            f" none may begin within {deadline_s:g} s"
+        )
+
+    def _succeeded(self) -> None:
+        if self._partition is not None:
+            self._policy._succeeded(self._partition)
+
+    # --- callbacks of tenacity, in the order of the calls ---
+
+    def _is_again(self, state: tenacity.RetryCallState) -> bool:
+        error = _outcome(state)
+        # Interrupts and cancellations are not failures.
+        if not isinstance(error, Exception):
+            return False
+        if self._out_of_time:
+            self._tell(error, None, "deadline")
+            return False
+        self._judge(error)
+        if self._verdict is not None and self._verdict.action in _AGAIN:
+            return True
+        self._tell(error, None, "verdict")
+        return False
+
+    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+        error = _outcome(state)
+        if not isinstance(error, Exception):
+            return False
+        if self._error is not error:
+            # tenacity's TryAgain skips the retry condition.
+            self._judge(error)
+        policy = self._policy
+        if policy._attempts is not None and self._tries >= policy._attempts:
+            self._tell(error, None, "attempts")
+            return True
+        if policy._deadline_s is not None and self._elapsed_s() + state.upcoming_sleep > policy._deadline_s:
+            self._tell(error, None, "deadline")
+            return True
+        return False
+
+    def _tell_pause(self, state: tenacity.RetryCallState) -> None:
+        error = _outcome(state)
+        if isinstance(error, Exception):
+            self._tell(error, state.upcoming_sleep, None)
+
+    # --- reports ---
+
+    def _elapsed_s(self) -> float:
+        return self._policy._clock() - self._began
+
+    def _judge(self, error: Exception) -> None:
+        whether = self._policy._whether
+        self._error = error
+        self._verdict = classify(error, self._api) if whether is None else whether(error)
+        if self._partition is not None:
+            self._policy._failed(self._partition)
+
+    def _tell(self, error: Exception, pause_s: float | None, gave_up: _GaveUp | None) -> None:
+        verdict = self._verdict or classify(error, self._api)
+        self._gave_up = gave_up
+        elapsed_s = self._elapsed_s()
+        name = _name(self._function)
+        self._policy._count(self._api or name, verdict.name, pause_s, gave_up)
+        if pause_s is not None:
+            log.limited(
+                logging.INFO,
+                "retry",
+                name,
+                "%s failed (try %d, %.1f s): %r; again in %.2f s",
+                name,
+                self._tries,
+                elapsed_s,
+                error,
+                pause_s,
+                attempt=self._tries,
+                pause_s=pause_s,
+                error=type(error).__name__,
+            )
+        else:
+            log.limited(
+                logging.INFO,
+                "retry_given_up",
+                name,
+                "%s failed (try %d, %.1f s): %r; given up (%s)",
+                name,
+                self._tries,
+                elapsed_s,
+                error,
+                gave_up,
+                attempt=self._tries,
+                error=type(error).__name__,
+            )
+        if self._policy._on_retry is None:
+            return
+        event = RetryEvent(name, self._partition, self._tries, elapsed_s, pause_s, gave_up, error, verdict)
+        try:
+            self._policy._on_retry(event)
+        except Exception:
+            # It is the user's function, and must not affect the result of the call.
+            log.exception("on_retry failed for %s", event, event="hook_failed")
+
+    def _note(self, error: Exception) -> None:
+        """Adds a note about the attempts to the raised error, once: a function may always raise the same object."""
+        if self._tries < 2:
+            return
+        kept = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
+        if hasattr(error, "__notes__"):
+            error.__notes__ = kept
+        fix = self._verdict.explanation if self._verdict is not None else ""
+        error.add_note(
+            f"{_NOTE}{_name(self._function)} was tried {self._tries} times in {self._elapsed_s():.1f} s and given up"
+            f" ({self._gave_up}). {fix}"
+        )
+
+
+_NOTE: Final = "kafkasafe.RetryPolicy: "
+
+
+def _outcome(state: tenacity.RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isclass(function):
+        return False
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not asked whether it is callable, but what calling it gives
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _shown_ms(seconds: float | None) -> str:
+    return "None" if seconds is None else f"{seconds * 1000:g}"
+
+
+def _number(name: str, value: Any, *, zero: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0, not {value!r}")
+    return float(value)

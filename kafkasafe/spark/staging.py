@@ -1,0 +1,325 @@
+"""A Kafka topic for encoded batches on their way from tasks to the only process that may write them to their target.
+
+A staged batch is the value of one record. The task that stages it reports its place (`Staged`) by other means than
+Kafka. A record whose place is not reported is garbage, and retention removes it. So other tasks may stage as well, any
+number of times.
+
+Either a staged batch is found exactly as it was staged, or there is an error: the record at this offset must have this
+size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c
+
+from kafkasafe.classification import classify
+from kafkasafe.cluster.api import Failure, OffsetListed, ProducerIdGranted, RecordsFetched
+from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.errors import SparkError
+from kafkasafe.record import batch
+from kafkasafe.spark.appender import Appender, FencedError, RestartError
+from kafkasafe.spark.transactions import Coordinator, call, insist
+from kafkasafe.spark.txn import Grant
+
+__all__ = ["Staged", "Stager", "StagingError", "fetch_staged"]
+
+_PARTITIONS: Final = 8
+_RETENTION_MS: Final = 6 * 60 * 60 * 1000
+_SEGMENT_MS: Final = 30 * 60 * 1000  # only closed segments are removed
+_SEGMENT_BYTES: Final = 256 * 1024 * 1024
+_RECORD_BYTES: Final = 256  # maximum overhead of a record and its batch
+_FETCH_BYTES: Final = 4 * 1024 * 1024
+_FETCH_WAIT_MS: Final = 100
+_OUT_OF_RANGE: Final = 1
+_UNAUTHORIZED: Final = 29
+_EARLIEST: Final = -2
+
+
+class StagingError(SparkError):
+    """A batch could not be staged, or a staged batch is not there unchanged. Readers see nothing of the micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch in the staging topic.
+
+    Attributes:
+        topic: Target topic.
+        partition: Target partition.
+        rows: Number of records in it.
+        at_partition: Partition of the staging topic.
+        at_offset: Offset of the record that contains it.
+        size: Number of bytes.
+        crc: CRC32C of these bytes.
+    """
+
+    topic: str
+    partition: int
+    rows: int
+    at_partition: int
+    at_offset: int
+    size: int
+    crc: int
+
+
+class Stager:
+    """Stages the batches of one task, in order, in one partition. Not thread-safe.
+
+    Args:
+        transport: A started transport. The caller still owns it.
+        topic: The staging topic. It is created if it does not exist.
+        delivery_timeout_s: Time limit for one batch.
+        request_timeout_ms: How long the broker may wait for its replicas.
+        api_timeout_s: Time limit for the topic and the producer id.
+        buffer_bytes: Number of pending bytes above which `put` blocks.
+        largest_bytes: Size of the largest batch, for the topic's `max.message.bytes`.
+
+    Raises:
+        KafkaError: The topic or a producer id is not available.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topic: str,
+        *,
+        delivery_timeout_s: float,
+        request_timeout_ms: int,
+        api_timeout_s: float,
+        buffer_bytes: int,
+        largest_bytes: int,
+    ) -> None:
+        self._topic = topic
+        self._partition = random.randrange(
+            _ensure(transport, topic, timeout_s=api_timeout_s, largest_bytes=largest_bytes)
+        )
+        granted: ProducerIdGranted = insist(
+            lambda left_s: call(transport.init_producer_id, left_s),
+            deadline=time.monotonic() + api_timeout_s,
+            what="InitProducerId",
+            api="InitProducerId",
+        )
+        self._offsets: list[int] = []
+        self._kept: list[tuple[str, int, int, int, int]] = []
+        self._appender = Appender(
+            transport,
+            Grant("", granted.producer_id, granted.epoch),
+            attempt=0,
+            delivery_timeout_s=delivery_timeout_s,
+            request_timeout_ms=request_timeout_ms,
+            buffer_bytes=buffer_bytes,
+            claims=False,  # no other task has this id
+            on_acked=lambda _, __, offset: self._offsets.append(offset),
+        )
+
+    def put(self, topic: str, partition: int, rows: int, data: bytes | bytearray) -> None:
+        """Stages a batch for (topic, partition). Blocks while too much is pending.
+
+        Raises:
+            StagingError: The batch cannot be staged.
+            KafkaError: See `Appender.finish`.
+        """
+        self._kept.append((topic, partition, rows, len(data), crc32c.crc32c(data)))
+        record = batch.encode(None, [data], timestamps=int(time.time() * 1000))
+        with _reporting(self._topic):
+            self._appender.append(self._topic, self._partition, record)
+
+    def finish(self) -> list[Staged]:
+        """Returns the places of the batches, in order. All in-sync replicas have them.
+
+        Raises:
+            StagingError: See `put`.
+            KafkaError: See `put`.
+        """
+        with _reporting(self._topic):
+            self._appender.finish()
+        return [
+            Staged(topic, partition, rows, self._partition, offset, size, crc)
+            for (topic, partition, rows, size, crc), offset in zip(self._kept, self._offsets, strict=True)
+        ]
+
+
+class _reporting:  # noqa: N801  # reads as a statement
+    """Translates the appender's error about a transaction, because staging has none."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, raised: object, _trace: object) -> None:
+        if isinstance(raised, RestartError | FencedError):
+            raise StagingError(
+                f"[KAFKASAFE.STAGING_FAILED] {raised}: the staging topic {self._topic!r} has lost the batches that this"
+                " task had written to it (a broker lost its log?). The task can be run again."
+            ) from raised
+
+
+def _ensure(transport: Transport, topic: str, *, timeout_s: float, largest_bytes: int) -> int:
+    """Returns the number of the staging topic's partitions. Creates the topic if it does not exist."""
+    known = transport.topic(topic)
+    if known is not None and known.partitions and not known.error_code:
+        return len(known.partitions)  # another request so soon would have to wait
+    coordinator = Coordinator(transport, "", timeout_s=timeout_s)
+    # First of all: brokers that create topics automatically would create it without our settings.
+    try:
+        coordinator.create_topic(
+            topic,
+            partitions=_PARTITIONS,
+            config={
+                "cleanup.policy": "delete",
+                "retention.ms": str(_RETENTION_MS),
+                "segment.ms": str(_SEGMENT_MS),
+                "segment.bytes": str(_SEGMENT_BYTES),
+                # Its age is then measured by the brokers' clocks, not by those of the tasks' machines.
+                "message.timestamp.type": "LogAppendTime",
+                "max.message.bytes": str(largest_bytes + _RECORD_BYTES),
+                "compression.type": "producer",
+            },
+        )
+    except Exception as failed:
+        if getattr(failed, "errno", None) != _UNAUTHORIZED:
+            raise
+        # Without the permission to create topics, an existing one may still be used.
+    return len(coordinator.topics([topic])[topic].partitions)
+
+
+# --- reading staged batches -------------------------------------------------------------------------------------------
+
+
+def fetch_staged(
+    transport: Transport, topic: str, wanted: Iterable[Staged], *, timeout_s: float
+) -> Iterator[tuple[Staged, bytearray]]:
+    """Yields the staged batches, for each partition in the order of their offsets.
+
+    Args:
+        transport: A started transport. The caller still owns it.
+        topic: The staging topic.
+        wanted: The batches, in any order, each once.
+        timeout_s: Maximum time without progress.
+
+    Raises:
+        StagingError: A batch does not exist, or was changed.
+        KafkaError: Its partition cannot be read.
+    """
+    for partition, pieces in itertools.groupby(
+        sorted(wanted, key=lambda piece: (piece.at_partition, piece.at_offset)),
+        key=lambda piece: piece.at_partition,
+    ):
+        yield from _Fetching(transport, topic, partition, list(pieces), timeout_s).run()
+
+
+class _Fetching:
+    """Reads one partition of the staging topic. Requests the next answer while the current one is used."""
+
+    def __init__(
+        self, transport: Transport, topic: str, partition: int, pieces: Sequence[Staged], timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._partition = partition
+        self._pieces = pieces
+        self._timeout_s = timeout_s
+        self._answers: queue.SimpleQueue[RecordsFetched | Failure] = queue.SimpleQueue()
+
+    def run(self) -> Iterator[tuple[Staged, bytearray]]:
+        at, failures = 0, 0
+        deadline = time.monotonic() + self._timeout_s
+        self._ask(at)
+        while at < len(self._pieces):
+            answer = self._answers.get()
+            found = [] if isinstance(answer, Failure) or answer.error_code else self._found(answer, at)
+            if not found:
+                self._wait(answer, self._pieces[at], failures, deadline)
+                failures += 1
+                self._ask(at)
+                continue
+            at += len(found)
+            if at < len(self._pieces):
+                self._ask(at)
+            yield from found
+            # If our consumer is slow, this does not mean that the brokers have stalled.
+            failures, deadline = 0, time.monotonic() + self._timeout_s
+
+    def _ask(self, at: int) -> None:
+        self._transport.fetch_records(
+            self._topic,
+            self._partition,
+            self._pieces[at].at_offset,
+            _FETCH_BYTES,
+            self._answers.put,
+            max_wait_ms=_FETCH_WAIT_MS,
+        )
+
+    def _found(self, answer: RecordsFetched, at: int) -> list[tuple[Staged, bytearray]]:
+        """The wanted batches in an answer. Between them are batches that other tasks have staged."""
+        found: list[tuple[Staged, bytearray]] = []
+        for begin, header in batch.iter_headers(answer.records):
+            if at == len(self._pieces):
+                break
+            piece = self._pieces[at]
+            if header.base_offset < piece.at_offset:
+                continue
+            if header.base_offset > piece.at_offset:
+                raise self._lost(piece, f"the next batch has offset {header.base_offset}")
+            found.append((piece, self._value(answer.records, begin, piece)))
+            at += 1
+        return found
+
+    def _value(self, records: Any, begin: int, piece: Staged) -> bytearray:
+        try:
+            values = batch.decode(records, begin).values
+        except batch.CorruptBatchError as damaged:
+            raise self._lost(piece, f"it is damaged: {damaged}") from damaged
+        value = values[0]
+        if len(values) != 1 or value is None or len(value) != piece.size or crc32c.crc32c(value) != piece.crc:
+            raise self._lost(piece, "other records stand there")
+        return bytearray(value)
+
+    def _wait(self, answer: RecordsFetched | Failure, piece: Staged, failures: int, deadline: float) -> None:
+        """Waits before the next request."""
+        late = time.monotonic() > deadline
+        if isinstance(answer, Failure):
+            if late or not classify(answer.error, "fetch").retriable:
+                raise answer.error
+        elif answer.error_code == _OUT_OF_RANGE:
+            start = self._start_of_log()
+            if start is not None and start > piece.at_offset:
+                raise self._lost(piece, f"the log now begins at {start} (retention?)")
+        elif answer.error_code:
+            verdict = classify(answer.error_code, "fetch")
+            if late or not verdict.retriable:
+                raise self._lost(piece, f"{verdict.name}: {verdict.explanation}")
+        if late:
+            # The leader will have it soon, because its replicas have acknowledged it.
+            raise self._lost(piece, f"the log did not reach to it within {self._timeout_s:g} s")
+        if not isinstance(answer, Failure) and answer.error_code:
+            self._transport.refresh_metadata([self._topic], lambda _: None)
+        time.sleep(pause_s(failures))
+
+    def _start_of_log(self) -> int | None:
+        try:
+            listed: OffsetListed = call(
+                lambda reply: self._transport.list_offset(self._topic, self._partition, _EARLIEST, reply),
+                self._timeout_s,
+            )
+        except Exception:  # the caller asks again
+            return None
+        return None if listed.error_code else listed.offset
+
+    def _lost(self, piece: Staged, why: str) -> StagingError:
+        return StagingError(
+            f"[KAFKASAFE.STAGED_BATCH_LOST] {piece.rows} rows for {piece.topic}-{piece.partition} were staged in"
+            f" {self._topic}-{self._partition} at offset {piece.at_offset} ({piece.size} bytes), but are not there"
+            f" unchanged: {why}. Nothing of this batch was committed; run it again. If that is not enough, give the"
+            " staging topic a longer retention.ms and min.insync.replicas of at least 2."
+        )

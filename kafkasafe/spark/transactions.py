@@ -1,0 +1,364 @@
+"""The requests of a Kafka transaction: one method for each, which blocks until there is an answer.
+
+KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
+id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
+
+Each method repeats its request as long as `kafkasafe.classify` says so and the deadline has not passed. All requests
+are repeatable: the coordinator answers a request that was already carried out as it did before, until it grants a newer
+epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+import tenacity
+from kafka.errors import for_code
+
+from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicInfo
+from kafkasafe.cluster.backoff import PAUSES, Backoff
+from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.transactions import (
+    OffsetCommitted,
+    OffsetToCommit,
+    PartitionsAdded,
+    TransactionDescribed,
+    TransactionEnded,
+    TransactionIdentity,
+    TransactionsInitialized,
+)
+from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.retry import RetryPolicy
+from kafkasafe.spark.txn import Grant
+
+__all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
+
+TopicPartition: TypeAlias = tuple[str, int]
+T = TypeVar("T")
+
+_TOPIC_ALREADY_EXISTS: Final = 36
+_NO_OFFSET: Final = -1
+_NOT_ATTEMPTED: Final = 55
+_UNSUPPORTED_VERSION: Final = 35
+_CONCURRENT: Final = 51
+_ADDS_ITSELF: Final = 2
+# The coordinator is still ending the previous transaction, which takes milliseconds.
+_SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
+
+
+# Which permission a request needs: error code → (what the permission is for, by request, otherwise).
+_PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
+    29: (
+        "the topic",
+        {
+            "AddPartitionsToTxn": "WRITE",
+            "CreateTopics": "CREATE",
+            "DescribeProducers": "READ",
+            "TxnOffsetCommit": "READ",
+        },
+        "DESCRIBE",
+    ),
+    30: ("the group", {"FindCoordinator": "DESCRIBE", "OffsetFetch": "DESCRIBE"}, "READ"),
+    31: ("the cluster", {"CreateTopics": "CREATE"}, "IDEMPOTENT_WRITE"),
+    53: (
+        "the transactional id",
+        {"FindCoordinator": "DESCRIBE", "DescribeTransactions": "DESCRIBE"},
+        "WRITE",
+    ),
+}
+
+
+def _error(code: int, message: str) -> Exception:
+    """The error of an answer. `message` begins with the request's name."""
+    if code in _PERMISSIONS:
+        what, permissions, otherwise = _PERMISSIONS[code]
+        permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
+        message += f": this user needs the permission {permission} on {what}"
+    error: Any = for_code(code)(message)
+    error.errno = code  # kafka-python has no class for some codes; keep the number for those too
+    shown: Exception = error
+    return shown
+
+
+def _identity(grant: Grant) -> TransactionIdentity:
+    return TransactionIdentity(grant.transactional_id, grant.producer_id, grant.epoch, grant.protocol)
+
+
+def identity_of(grant: Grant) -> TransactionIdentity | None:
+    """What the batches of a grant's transaction are sent under; None if it has no transaction."""
+    return _identity(grant) if grant.transactional_id else None
+
+
+def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
+    """Returns the answer to one request.
+
+    Raises:
+        KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer in time.
+    """
+    arrived = threading.Event()
+    answers: list[Any] = []
+
+    def reply(answer: Any) -> None:
+        answers.append(answer)
+        arrived.set()
+
+    send(reply)
+    if not arrived.wait(max(0.0, timeout_s)):
+        raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")
+    answer = answers[0]
+    if isinstance(answer, Failure):
+        raise answer.error
+    return answer
+
+
+def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
+    """Returns the result of `attempt`. Repeats it as long as the verdict on its error says to retry.
+
+    Args:
+        attempt: Makes one attempt. Gets the remaining seconds.
+        deadline: When to give up, in the time of `time.monotonic`.
+        what: Name of the request for the message, "InitProducerId of x".
+        api: Request kind, for the verdict.
+
+    Raises:
+        KafkaError: An error that is not retriable, or the last error after the deadline.
+    """
+
+    def tried() -> T:
+        return attempt(deadline - time.monotonic())
+
+    tried.__qualname__ = what
+    policy = RetryPolicy(deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=_wait_s, api=api)
+    return policy.call(tried)
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    """Seconds to wait before repeating a step of a transaction."""
+    error = None if state.outcome is None else state.outcome.exception()
+    pause_s = PAUSES(state)
+    return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
+
+
+class Coordinator:
+    """The requests for one transactional id, and for a group of the same name that holds its marker.
+
+    Not thread-safe.
+
+    Args:
+        transport: A started transport. The caller still owns it.
+        transactional_id: Transactional id, and name of the group.
+        timeout_s: Maximum duration of one method, in seconds.
+    """
+
+    def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
+        self._transport = transport
+        self._id = transactional_id
+        self._timeout_s = timeout_s
+
+    def _ask(
+        self,
+        api: str,
+        send: Callable[[Reply[Any]], None],
+        *,
+        place: Callable[[Any], str] = lambda _: "",
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Returns an answer without an error code. `place` says of an answer with one what it is about."""
+        what = f"{api} of {self._id}"
+
+        def attempt(left_s: float) -> Any:
+            answer = call(send, left_s)
+            if answer.error_code:
+                raise _error(answer.error_code, what + place(answer))
+            return answer
+
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        return insist(attempt, deadline=deadline, what=what, api=api)
+
+    # --- the transaction ---
+
+    def fence(self, transaction_timeout_ms: int) -> Grant:
+        """Fences every older holder of the transactional id, and ends its transaction. Returns when it has ended.
+
+        Args:
+            transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
+        """
+        answer: TransactionsInitialized = self._ask(
+            "InitProducerId",
+            lambda reply: self._transport.init_transactional_id(self._id, transaction_timeout_ms, reply),
+        )
+        identity = answer.identity
+        assert identity is not None  # noqa: S101  # there is no error
+        return Grant(self._id, identity.producer_id, identity.epoch, identity.protocol)
+
+    def add_partitions(self, grant: Grant, partitions: Iterable[TopicPartition]) -> None:
+        """Adds partitions to the transaction. The first one begins it."""
+        places = list(partitions)
+
+        def place(answer: PartitionsAdded) -> str:
+            # The partitions that failed only because of another one come last.
+            codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
+            return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
+
+        self._ask(
+            "AddPartitionsToTxn",
+            lambda reply: self._transport.add_partitions_to_transaction(_identity(grant), places, reply),
+            place=place,
+        )
+
+    def partitions(self, grant: Grant) -> set[TopicPartition] | None:
+        """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
+        try:
+            answer: TransactionDescribed = self._ask(
+                "DescribeTransactions",
+                lambda reply: self._transport.describe_transaction(self._id, reply),
+            )
+        except Exception as error:
+            if getattr(error, "errno", None) == _UNSUPPORTED_VERSION:
+                return None
+            raise
+        if (answer.producer_id, answer.epoch) != (grant.producer_id, grant.epoch):
+            raise _error(90, f"{self._id} has another owner (epoch {answer.epoch})")
+        if answer.state != "Ongoing":
+            raise _error(48, f"The transaction of {self._id} is {answer.state}")
+        return set(answer.partitions)
+
+    def end(self, grant: Grant, *, commit: bool, timeout_s: float | None = None) -> Grant | None:
+        """Commits or aborts. If the request stays unanswered, only a later `fence` shows whether it was carried out.
+
+        Returns:
+            The grant for the next transaction. None with protocol 1, where only `fence` grants one.
+        """
+        ended: TransactionEnded = self._ask(
+            "EndTxn",
+            lambda reply: self._transport.end_transaction(_identity(grant), commit, reply),
+            timeout_s=timeout_s,
+        )
+        following = ended.identity
+        if following is None or grant.protocol < _ADDS_ITSELF:
+            return None
+        number, epoch = following.producer_id, following.epoch
+        # An epoch that is not newer would not lock out the tasks of this transaction.
+        if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
+            return None
+        return Grant(grant.transactional_id, number, epoch, grant.protocol)
+
+    # --- the marker: an offset of a group without members ---
+
+    def commit_offset(self, grant: Grant, place: TopicPartition, offset: int, metadata: str) -> None:
+        """Writes the group's offset of a partition as part of the transaction.
+
+        With protocol 2 (KIP-890) the group's coordinator itself adds the group to the transaction, before it takes the
+        offset. So AddOffsetsToTxn is for protocol 1 only.
+        """
+        identity = _identity(grant)
+        if grant.protocol < _ADDS_ITSELF:
+            self._ask(
+                "AddOffsetsToTxn",
+                lambda reply: self._transport.add_offsets_to_transaction(identity, self._id, reply),
+            )
+        offsets = {place: OffsetToCommit(offset, metadata)}
+        self._ask(
+            "TxnOffsetCommit",
+            lambda reply: self._transport.commit_offsets_in_transaction(identity, self._id, offsets, reply),
+        )
+
+    def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
+        """The group's offset of a partition, with its metadata. Waits until no open transaction would change it."""
+        found: OffsetCommitted = self._ask(
+            "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
+        )
+        return None if found.offset == _NO_OFFSET else (found.offset, found.metadata)
+
+    # --- topics ---
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
+        """Metadata of topics. Waits until all exist and their leaders are known.
+
+        Raises:
+            KafkaError: One does not exist in time (UnknownTopicOrPartitionError).
+        """
+
+        def attempt(left_s: float) -> Mapping[str, TopicInfo]:
+            metadata: MetadataRefreshed = call(
+                lambda reply: self._transport.refresh_metadata(list(names), reply), left_s
+            )
+            for name in names:
+                info = metadata.topics.get(name)
+                if info is None:
+                    raise _error(3, name)
+                if info.error_code:
+                    raise _error(info.error_code, f"Metadata of {name}")
+            return {name: metadata.topics[name] for name in names}
+
+        deadline = time.monotonic() + self._timeout_s
+        return insist(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
+
+    def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
+        """Creates a topic with the brokers' default replication. Does nothing if it exists."""
+
+        def parse(response: Any) -> None:
+            answer = response.topics[0]
+            if answer.error_code not in (0, _TOPIC_ALREADY_EXISTS):
+                raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
+
+        def attempt(left_s: float) -> None:
+            topic = {
+                "name": name,
+                "num_partitions": partitions,
+                "replication_factor": -1,
+                "assignments": [],
+                "configs": [{"name": key, "value": value} for key, value in config.items()],
+            }
+            fields = {
+                "topics": [topic],
+                "timeout_ms": int(min(30.0, left_s) * 1000),
+                "validate_only": False,
+            }
+            question = Question("CreateTopics", fields, parse, 4)
+            call(lambda reply: self._transport.ask(question, reply), left_s)
+
+        deadline = time.monotonic() + self._timeout_s
+        insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
+
+    def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
+        """The states of producers that the leaders of partitions remember. Asks the leaders concurrently."""
+        left = set(places)
+        found: dict[TopicPartition, ProducersDescribed] = {}
+
+        def attempt(left_s: float) -> None:
+            arrived: dict[TopicPartition, Any] = {}
+            all_there = threading.Event()
+            wanted = set(left)
+
+            def reply(place: TopicPartition, answer: Any) -> None:
+                arrived[place] = answer
+                if len(arrived) == len(wanted):
+                    all_there.set()
+
+            for place in wanted:
+                self._transport.describe_producers(
+                    *place,
+                    lambda answer, place=place: reply(place, answer),  # type: ignore[misc]
+                )
+            if wanted and not all_there.wait(max(0.0, left_s)):
+                raise WaitTimeoutError(f"DescribeProducers: {len(arrived)} of {len(wanted)} leaders answered")
+            failed: Exception | None = None
+            for place, answer in arrived.items():
+                if isinstance(answer, ProducersDescribed) and not answer.error_code:
+                    found[place] = answer
+                    left.discard(place)
+                elif isinstance(answer, Failure):
+                    failed = answer.error if isinstance(answer.error, Exception) else None
+                else:
+                    failed = _error(answer.error_code, f"DescribeProducers of {place[0]}-{place[1]}")
+            if failed is not None:
+                raise failed
+
+        deadline = time.monotonic() + self._timeout_s
+        insist(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
+        return found

@@ -1,0 +1,179 @@
+"""Finds out which batches other lanes have not delivered yet, from their control batches, without their locks.
+
+The owner of a lane writes to it meanwhile. So an incomplete end is read the next time. Data batches are skipped by the
+sizes in their group's manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.journal.order import Owed
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.recovery import SEGMENT_NAME
+
+__all__ = ["LaneReader"]
+
+_TRIES: Final = 10
+_GUESS_BYTES: Final = 4096
+"""A first read of this size covers most control batches."""
+_OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
+
+
+class LaneReader:
+    """Reads one lane; later calls read only its new part. Not thread-safe.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+    """
+
+    def __init__(self, files: Files, lane: Path) -> None:
+        self.path = lane
+        self._files = files
+        self._read: list[str] = []
+        """Segments that were read to their end."""
+        self._before = Owed()
+        """The undelivered batches that these segments show."""
+        self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
+        """By position, segment and byte offset of batches without an outcome."""
+        self._whole: set[int] = set()
+        self._once = threading.Lock()
+
+    def owed(self, *, tail: bool = False) -> Owed:
+        """The undelivered batches of the lane now; none if the lane does not exist.
+
+        Args:
+            tail: Also leave out batches at the end that a crash may have torn, because the next owner reuses their
+                positions. Only for a lane without an owner.
+
+        Raises:
+            OSError: The lane cannot be read.
+            UnknownFormatError: A newer kafkasafe has written the lane.
+        """
+        with self._once:
+            for _ in range(_TRIES):
+                first = self._names()[:1]
+                found = self._owed()
+                self._where = {at: where for at, where in self._where.items() if at in found.open}
+                self._whole.intersection_update(self._where)
+                self._leave_out(found, tail=tail)
+                # The owner may have moved batches of a deleted segment forward, after the part that was read.
+                if first == self._names()[:1]:
+                    return found
+            raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
+
+    def _leave_out(self, owed: Owed, *, tail: bool) -> None:
+        """Removes damaged batches. No owner can deliver them, so other lanes must not wait for them."""
+        todo = sorted(owed.open)
+        if tail:
+            for at in todo:
+                if at >= owed.synced_position and not self._is_whole(at):
+                    owed.drop(at)
+        seen = set()
+        for at in todo:
+            destination = owed.open.get(at, (0, 0))[0]
+            if destination and destination not in seen:
+                if self._is_whole(at):
+                    seen.add(destination)
+                else:
+                    owed.drop(at)
+
+    def _is_whole(self, position: int) -> bool:
+        if position in self._whole or position not in self._where:
+            return True
+        name, at, entry = self._where[position]
+        try:
+            handle = self._files.open(self.path / name)
+        except FileNotFoundError:
+            return False
+        try:
+            codec.verify(self._files.read(handle, at, entry.size_bytes))
+        except codec.CorruptBatchError:
+            return False
+        finally:
+            self._files.close(handle)
+        self._whole.add(position)
+        return True
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(name for name in self._files.list(self.path) if SEGMENT_NAME.fullmatch(name))
+        except FileNotFoundError:
+            return []
+
+    def _owed(self) -> Owed:
+        names = self._names()
+        self._read = [name for name in self._read if name in names]
+        if names[: len(self._read)] != self._read or len(self._read) >= len(names):
+            # Another lane has replaced this one, or a tail was cut off.
+            self._read, self._before = [], Owed()
+            self._where.clear()
+            self._whole.clear()
+        if names:
+            self._before.begins(int(names[0][:20]))
+        for name, following in zip(names[len(self._read) :], names[len(self._read) + 1 :], strict=False):
+            with contextlib.suppress(FileNotFoundError):  # all of its batches are finished
+                self._segment(name, int(following[:20]), self._before)
+            self._read.append(name)
+        now = self._before.copy()
+        if names:
+            # The owner may have just released it. The next reading sees its successor.
+            with contextlib.suppress(FileNotFoundError):
+                self._segment(names[-1], None, now)
+        return now
+
+    def _segment(self, name: str, limit: int | None, owed: Owed) -> None:
+        handle = self._files.open(self.path / name)
+        try:
+            size, at, position = self._files.size(handle), 0, int(name[:20])
+            while at < size:
+                content = self._control(handle, at)
+                try:
+                    group, marks = m.decode_group(content)
+                except m.UnknownFormatError:
+                    raise
+                except m.MarkError:
+                    # An incomplete end is being written, or a crash tore it.
+                    owed.damaged = owed.damaged or limit is not None
+                    return
+                if limit is not None and group.position >= limit:
+                    return
+                if owed.lane_id not in {b"", group.lane_id}:
+                    owed.damaged = (
+                        True  # a segment of another lane; the owner reports it when it opens the lane
+                    )
+                    return
+                at += len(content)
+                places = []
+                for entry in group.manifest:
+                    places.append((entry.position, (name, at, entry)))
+                    at += entry.size_bytes
+                if group.position < position or (group.atomic and at > size):
+                    return
+                position = group.position
+                self._where.update(places)
+                moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
+                if moves and not all(self._is_whole(at) for at, _ in places):
+                    # A group that a crash tore does not count. The batches that it names stay where they were.
+                    for at, _ in places:
+                        del self._where[at]
+                    return
+                owed.group(group, marks)
+        finally:
+            self._files.close(handle)
+
+    def _control(self, handle: int, at: int) -> bytes:
+        content = self._files.read(handle, at, _GUESS_BYTES)
+        if len(content) < codec.HEADER_BYTES:
+            return content
+        size = int.from_bytes(content[8:12], "big", signed=True) + _OVERHEAD_BYTES
+        if size > len(content) and size <= self._files.size(handle) - at:
+            content += self._files.read(handle, at + len(content), size - len(content))
+        return content[: max(size, codec.HEADER_BYTES)]

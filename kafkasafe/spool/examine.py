@@ -1,0 +1,356 @@
+"""Reports the outcome of each batch in a spool, with its proof. It decides and sends nothing.
+
+`fates` reports what the spool itself records. For batches that may have been sent, the cluster decides, as for the
+journal: first the log's batch headers, because anyone can check an offset, then the leader's producer state where the
+log cannot be read (`Examination`). A batch that neither of them shows is reported as undecidable.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId, ProducerView, sequence_distance
+
+__all__ = ["Examination", "Fate", "Finding", "SpoolFate", "Step", "Verdict", "fates"]
+
+
+class Fate(enum.Enum):
+    """The outcome of a batch according to the spool."""
+
+    COMMITTED = "committed"
+    """The cluster acknowledged it, and that is durable."""
+    IN_DOUBT = "in_doubt"
+    """It has a batch id, so it may have been sent, and the spool does not record its outcome."""
+    NOT_SENT = "not_sent"
+    """It was never sent: it has no batch id, or nothing was sent to its partition yet."""
+    REJECTED = "rejected"
+    """The cluster refused it for good."""
+    RESENT = "resent"
+    """The cluster rejected it, and it is not in `rejected/` any more: it was resent, or deleted by hand."""
+    DROPPED = "dropped"
+    """Its atomic batch was dropped, so none of it is delivered, and it is not in `rejected/`: the consumers of the
+    atomic batch read the same records again; or it was resent, or deleted by hand."""
+    REPLACED = "replaced"
+    """Other batches hold its records."""
+    LOST = "lost"
+    """The cluster acknowledged it, lost it, and it is not sent again."""
+    UNKNOWN = "unknown"
+    """Damage in the spool destroyed marks about it."""
+
+
+class Step(enum.Enum):
+    """How far a batch is in the two-phase exchange of KAFKA-156, whose staging area is the spool."""
+
+    PREPARED = "prepared"
+    """1: it is staged; it has no batch id yet, without which it is not sent."""
+    PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
+    """2: it is staged under its id. The spool does not record whether 3 has happened: the cluster is asked, unless
+    nothing was sent to its partition yet."""
+    COMMITTED = "committed"
+    """3: the cluster has it; that was found by asking, and its offset is not known."""
+    COMMIT_ACKNOWLEDGED = "commit_acknowledged"
+    """4: the cluster has it, at a known offset."""
+
+    @property
+    def number(self) -> int:
+        """1 to 4, as KAFKA-156 counts."""
+        return list(Step).index(self) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFate:
+    """The outcome of one batch according to the spool.
+
+    Attributes:
+        fate: The outcome.
+        base_offset: Its acknowledged base offset, -1 when unknown.
+        note: Human-readable text: why it was refused.
+        identified: For a batch that was not sent: whether it has its batch id.
+    """
+
+    fate: Fate
+    base_offset: int = -1
+    note: str = ""
+    identified: bool = False
+
+    @property
+    def step(self) -> Step | None:
+        """The last step of KAFKA-156 that is known to be done; None if it ended otherwise, or marks are lost."""
+        match self.fate:
+            case Fate.NOT_SENT:
+                return Step.PREPARE_ACKNOWLEDGED if self.identified else Step.PREPARED
+            case Fate.IN_DOUBT:
+                return Step.PREPARE_ACKNOWLEDGED
+            case Fate.COMMITTED:
+                return Step.COMMIT_ACKNOWLEDGED if self.base_offset >= 0 else Step.COMMITTED
+            case Fate.LOST:
+                return Step.COMMIT_ACKNOWLEDGED
+            case Fate.REJECTED | Fate.RESENT | Fate.DROPPED | Fate.REPLACED | Fate.UNKNOWN:
+                return None
+
+
+def fates(
+    marks: Iterable[tuple[int, Sequence[m.Mark]]],
+    unfinished: Mapping[int, bool],
+    blind_before: int = -1,
+    dropped: Mapping[int, str] | None = None,
+) -> dict[int, SpoolFate]:
+    """By position, the outcomes of the batches that the spool's marks name, and of the unfinished ones.
+
+    Args:
+        marks: (position, marks) of each group, in log order.
+        unfinished: The batches that the journal found unfinished: by position, whether it may have been sent.
+        blind_before: Damage destroyed marks about batches before this position; -1: it destroyed none.
+        dropped: By position, why the atomic batch of a batch was dropped. Marks name only the atomic batch.
+    """
+    fates_found = {
+        position: SpoolFate(Fate.DROPPED, note=reason) for position, reason in (dropped or {}).items()
+    }
+    staged: dict[bytes, tuple[m.Placed, ...]] = {}
+    for _, group in marks:
+        for mark in group:
+            match mark:
+                case m.Staged(begun, places):
+                    staged[begun.unit_id] = places
+                case m.Ended(unit_id, m.UnitOutcome.COMMITTED):
+                    fates_found |= {
+                        each.position: SpoolFate(Fate.COMMITTED, each.base_offset)
+                        for each in staged.pop(unit_id, ())
+                    }
+                case m.Committed(_, _, entries):
+                    fates_found |= {
+                        position: SpoolFate(Fate.COMMITTED, offset) for position, offset in entries
+                    }
+                case m.Rejected(position, code, message):
+                    fates_found[position] = SpoolFate(Fate.REJECTED, note=f"{message or 'rejected'} ({code})")
+                case m.Replaced(position):
+                    fates_found[position] = SpoolFate(Fate.REPLACED)
+                case m.Moved(moves):
+                    fates_found |= {move.position: SpoolFate(Fate.REPLACED) for move in moves}
+                case m.Revived(_, _, positions, given_up, moved):
+                    for position in positions:
+                        fates_found.pop(position, None)
+                    fates_found |= {position: SpoolFate(Fate.LOST) for position in given_up}
+                    fates_found |= {position: SpoolFate(Fate.COMMITTED, offset) for position, offset in moved}
+                case (
+                    m.After()
+                    | m.Begun()
+                    | m.Cluster()
+                    | m.Destination()
+                    | m.Ended()
+                    | m.Given()
+                    | m.Granted()
+                    | m.Identified()
+                    | m.Quiet()
+                    | m.Read()
+                    | m.Resent()
+                    | m.Resolved()
+                    | m.State()
+                    | m.Topic()
+                    | m.Torn()
+                    | m.Undecidable()
+                    | m.Unit()
+                ):
+                    pass  # no fate of a batch
+    for position, may_be_sent in unfinished.items():
+        fate = Fate.IN_DOUBT if may_be_sent else Fate.NOT_SENT
+        fates_found[position] = SpoolFate(Fate.UNKNOWN if position < blind_before else fate)
+    return fates_found
+
+
+class Finding(enum.Enum):
+    """The outcome of a batch that may have been sent, according to the cluster."""
+
+    COMMITTED = "committed"
+    """It is in the log, and replicated."""
+    APPENDED = "appended"
+    """The leader has it, but its replicas have not confirmed it yet: a change of leaders may undo it."""
+    ABSENT = "absent"
+    """It is not in the log."""
+    UNDECIDABLE = "undecidable"
+    """The outcome cannot be determined: see the evidence."""
+    NOT_ANSWERED = "not_answered"
+    """The cluster did not answer."""
+    NOT_SENT = "not_sent"
+    """It was never sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one batch, with the evidence.
+
+    Attributes:
+        finding: The outcome.
+        offsets: Base offsets of the batch in the partition; several if the log has it more than once.
+        evidence: Human-readable text: the observations.
+    """
+
+    finding: Finding
+    offsets: tuple[int, ...]
+    evidence: str
+
+
+@dataclass(slots=True)
+class Examination:
+    """Takes a partition's batch headers, page by page, and decides for each batch whether the log has it.
+
+    Attributes:
+        batches: In the order in which they would be sent.
+        start_offset: The lowest offset at which the first of them can be.
+        end_offset: The leader's log end, including records above the high watermark.
+        next_offset: Where the next page starts.
+        hidden_before: Before this offset, a part of the range was trimmed or compacted and could not be read; -1: no
+            part was.
+        log_start_offset: The log's start.
+    """
+
+    batches: Sequence[BatchId]
+    start_offset: int
+    end_offset: int
+    log_start_offset: int
+    next_offset: int = field(init=False)
+    hidden_before: int = field(init=False)
+    _found: dict[int, list[int]] = field(default_factory=dict)
+    _strange: dict[int, str] = field(default_factory=dict)
+    _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin at `start_offset`, or at the log's start if that is later."""
+        self.next_offset = self.start_offset
+        self.hidden_before = -1
+        self._trim(self.log_start_offset)
+        for index, batch in enumerate(self.batches):
+            self._wanted[batch.producer_id, batch.producer_epoch, batch.base_sequence] = index
+
+    def _trim(self, log_start_offset: int) -> None:
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        if log_start_offset > self.next_offset:
+            self.hidden_before = self.next_offset = log_start_offset
+
+    @property
+    def done(self) -> bool:
+        """Everything up to the log's end was seen."""
+        return self.next_offset >= self.end_offset
+
+    def page(
+        self,
+        headers: Iterable[tuple[int, int, int, int, int, int]],
+        *,
+        next_offset: int,
+        log_start_offset: int,
+    ) -> None:
+        """Take one page.
+
+        Args:
+            headers: (base offset, last offset, producer id, epoch, base sequence, records) of each batch, ascending.
+            next_offset: Where the page ends (exclusive).
+            log_start_offset: The log's start when it was read.
+        """
+        self._trim(log_start_offset)
+        for base_offset, last_offset, producer_id, epoch, base_sequence, count in headers:
+            if last_offset < self.next_offset:
+                continue
+            if base_offset > self.next_offset:
+                self.hidden_before = base_offset
+            index = self._wanted.get((producer_id, epoch, base_sequence))
+            if index is not None:
+                # Compaction removes records from a batch, and keeps its offsets.
+                if last_offset - base_offset + 1 == self.batches[index].count:
+                    self._found.setdefault(index, []).append(base_offset)
+                else:
+                    self._strange[index] = f"{count} records at offset {base_offset} have its id"
+            self.next_offset = last_offset + 1
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def verdicts(self, views: Mapping[int, ProducerView]) -> list[Verdict]:
+        """The verdict on each batch, in order.
+
+        Args:
+            views: The leader's state by producer id; empty if the leader cannot be asked.
+        """
+        return [
+            self._verdict(index, views.get(batch.producer_id)) for index, batch in enumerate(self.batches)
+        ]
+
+    def _verdict(self, index: int, view: ProducerView | None) -> Verdict:
+        batch = self.batches[index]
+        offsets = tuple(self._found.get(index, ()))
+        if offsets:
+            name = f"(producer id {batch.producer_id}, epoch {batch.producer_epoch}, sequence {batch.base_sequence})"
+            twice = f", and {len(offsets) - 1} more times: DUPLICATED" if len(offsets) > 1 else ""
+            evidence = f"the batch header at offset {offsets[0]} has its id {name}{twice}"
+            return Verdict(Finding.COMMITTED, offsets, evidence)
+        if index in self._strange:
+            return Verdict(Finding.UNDECIDABLE, (), f"{self._strange[index]}, {batch.count} were to be there")
+        where = f"the log was read from offset {self.start_offset} to {self.next_offset}, it is not there"
+        hidden = self.hidden_before > self.start_offset
+        if hidden:
+            gap = (
+                f"begins at {self.log_start_offset}"
+                if self.hidden_before == self.log_start_offset
+                else f"was compacted before {self.hidden_before}"
+            )
+            where = (
+                f"the log {gap}, the batch could be from {self.start_offset} on; behind that it is not there"
+            )
+        seen = _seen(batch, view)
+        if seen is not None and view is not None:
+            state = (
+                f"the leader remembers producer id {batch.producer_id} up to sequence {view.last_sequence}"
+            )
+            if not seen:
+                return Verdict(Finding.ABSENT, (), f"{state}, before its own {batch.base_sequence}; {where}")
+            if not self.done:
+                unread = f"offsets {self.next_offset} to {self.end_offset - 1} are not replicated yet"
+                or_gone = f", or it is hidden: {where}" if hidden else ""
+                return Verdict(Finding.APPENDED, (), f"{state}; {unread}{or_gone}")
+            if hidden:
+                return Verdict(
+                    Finding.COMMITTED, (), f"{state}; where it was is trimmed or compacted: {where}"
+                )
+            return Verdict(Finding.UNDECIDABLE, (), f"{state}, which includes it, but {where}")
+        forgot = f"the leader does not remember producer id {batch.producer_id}"
+        if view is not None:
+            forgot = f"the leader remembers epoch {view.producer_epoch} of producer id {batch.producer_id}"
+        if not self.done:
+            unread = f"offsets {self.next_offset} to {self.end_offset - 1} cannot be read yet"
+            return Verdict(Finding.NOT_ANSWERED, (), f"{forgot}; {unread}")
+        before, after = self._neighbours(index)
+        if hidden and after >= 0 and before < self.hidden_before:
+            return Verdict(
+                Finding.COMMITTED,
+                (),
+                f"a later batch of the same id is at offset {after}: it was there; {where}",
+            )
+        if hidden and before < self.hidden_before:
+            return Verdict(Finding.UNDECIDABLE, (), f"{forgot}; {where}")
+        later = f"; a later batch of the same id is at offset {after}" if after >= 0 else ""
+        return Verdict(Finding.ABSENT, (), f"{where}{later}")
+
+    def _neighbours(self, index: int) -> tuple[int, int]:
+        """Offsets of the nearest batches of the same id and epoch that were found, before and after; -1: none."""
+        batch = self.batches[index]
+
+        def nearest(order: Iterable[int]) -> int:
+            for other in order:
+                same = self.batches[other]
+                if (same.producer_id, same.producer_epoch) != (batch.producer_id, batch.producer_epoch):
+                    return -1
+                if other in self._found:
+                    return self._found[other][0]
+            return -1
+
+        return nearest(range(index - 1, -1, -1)), nearest(range(index + 1, len(self.batches)))
+
+
+def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
+    """Whether the leader's state includes a batch; None: it says nothing about it."""
+    if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
+        return None
+    if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
+        return True
+    # Inside the batch: boundaries are part of the id, so that is another one's.
+    return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

@@ -1,0 +1,134 @@
+"""The file `extent` of a lane: where its log must begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafkasafe.spool.extent import BEGIN_SLOTS, END_SLOT, EXTENT_BYTES, Claim, encode_claim
+from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.recovery import EXTENT_NAME, Log
+from kafkasafe.spool.segment_reader import StoredSegment
+
+__all__ = ["ExtentFile"]
+
+
+class ExtentFile:
+    """The lane's `extent`: claims where the log must begin and end.
+
+    The claims are evidence only. A claim that cannot be written is omitted; one that would become wrong is withdrawn.
+    """
+
+    def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
+        self._path = lane / EXTENT_NAME
+        self._files = files
+        self._lane_id = lane_id
+        self._handle = -1
+        self._begin = found.extent.begin
+        self._end = found.extent.end
+        # Number of records before the first segment, as the claims count them. Missing records count too.
+        self._before = 0
+        if self._end is not None:
+            self._before = (
+                self._end.records
+                + found.records_after_end
+                - sum(segment.records for segment in found.segments)
+            )
+        elif self._begin is not None:
+            self._before = self._begin.records
+        self._before = max(0, self._before)
+
+    def keep(self, segments: Sequence[StoredSegment]) -> None:
+        """Create the file if there is none. If that fails, the lane works without claims."""
+        if self._handle >= 0:
+            return
+        try:
+            self._handle = self._files.open(self._path, write=True, create=True)
+            if self._begin is None:
+                self._write_begin(segments[0].first_position, self._before)
+        except OSError:
+            self._drop()
+
+    def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
+        """Claim that the log begins after its first `going` segments, before they are deleted; durable on return.
+
+        Raises:
+            OSError: The claim could not be written, and the old one could not be withdrawn.
+        """
+        try:
+            if self._handle < 0:
+                self._handle = self._files.open(self._path, write=True, create=True)
+            records = self._before + sum(segment.records for segment in segments[:going])
+            self._write_begin(segments[going].first_position, records)
+        except OSError:
+            self._drop()
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self._path)
+            self._files.sync_directory(self._path.parent)
+            self._begin = self._end = None
+
+    def gone(self, segment: StoredSegment) -> None:
+        """Count the records of the first segment as deleted."""
+        self._before += segment.records
+
+    def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
+        """Claim that everything before this position is durable. The claim itself need not survive a crash."""
+        if self._handle < 0:
+            return
+        records = self._before + sum(segment.records for segment in segments)
+        claim = Claim(self._lane_id, 0, position, records)
+        try:
+            write_all(self._files, self._handle, [encode_claim(claim)], END_SLOT)
+            self._end = claim
+        except OSError:
+            self._drop()
+
+    def close(self) -> None:
+        """Close the file."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            self._files.close(handle)
+
+    def stands_at(self, lane: Path) -> None:
+        """Use the lane's new path."""
+        self._path = lane / EXTENT_NAME
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file still has its name. Also true if it is not open."""
+        return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
+
+    def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
+        """Write both claims again, in one write: durable on return, unless the file cannot be written."""
+        try:
+            if self._handle < 0 or not self.in_place:
+                self.close()
+                self._handle = self._files.open(self._path, write=True, create=True)
+            records = self._before + sum(segment.records for segment in segments)
+            begin = Claim(self._lane_id, 0, segments[0].first_position, self._before)
+            end = Claim(self._lane_id, 0, position, records)
+            content = encode_claim(begin).ljust(END_SLOT, b"\0") + encode_claim(end)
+            write_all(self._files, self._handle, [content.ljust(EXTENT_BYTES, b"\0")], 0)
+            self._files.sync_data(self._handle)
+            self._begin, self._end = begin, end
+        except OSError:
+            self._drop()
+
+    def _write_begin(self, position: int, records: int) -> None:
+        number = 0 if self._begin is None else self._begin.number + 1
+        claim = Claim(self._lane_id, number, position, records)
+        content = encode_claim(claim)
+        # Overwrite the older of two claims: a torn write leaves the newer one. The first claim writes the whole file,
+        # so that later claims need no more room on the disk.
+        at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
+        if self._begin is None:
+            self._files.truncate(self._handle, 0)
+            at, content = 0, content.ljust(EXTENT_BYTES, b"\0")
+        write_all(self._files, self._handle, [content], at)
+        self._files.sync_data(self._handle)
+        self._begin = claim
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()

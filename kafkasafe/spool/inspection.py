@@ -1,0 +1,311 @@
+"""Inspects a lane without taking its lock or changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.errors import SpoolError
+from kafkasafe.journal import Journal
+from kafkasafe.spool.extent import extent_trouble
+from kafkasafe.spool.files import Files, read_whole, size_of
+from kafkasafe.spool.quarantine import already_quarantined
+from kafkasafe.spool.recovery import (
+    EXTENT_NAME,
+    BatchEntry,
+    Damage,
+    Log,
+    LostEntry,
+    MarksEntry,
+    TornEntry,
+    replay,
+    scan,
+)
+from kafkasafe.spool.refusals import counted
+from kafkasafe.spool.rejected import (
+    KeptFile,
+    RejectedRecords,
+    read_rejected,
+    summed_up,
+    waits_of,
+)
+from kafkasafe.spool.rejected_notes import Notes, read_notes
+from kafkasafe.spool.steps import BatchTimes, UnitLog, steps_of, undecidable_in
+
+__all__ = ["Inspected", "Waiting", "extent_of", "inspect", "missing", "read_lane", "resent_in", "steps"]
+
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The undelivered records of one partition.
+
+    Attributes:
+        topic: Topic name.
+        partition: -1 while it is not chosen.
+        batches: Number of batches.
+        records: Number of records in them.
+        in_doubt_batches: Number of batches that may have been sent.
+    """
+
+    topic: str
+    partition: int
+    batches: int
+    records: int
+    in_doubt_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The state of a lane.
+
+    Attributes:
+        segments: Number of segments.
+        groups: Number of intact groups.
+        batches: Number of intact data batches.
+        records: Number of records in them.
+        size_bytes: Size of all segments.
+        next_position: Position after the last record.
+        damage: One sentence per damaged range.
+        untold: Those of them that were not given up yet: `quarantine/` has no copy of the bytes.
+        torn_bytes: Bytes that recovery would cut off. None of them were promised.
+        closed: Whether the last owner closed the lane in an orderly way.
+        unfinished: Number of batches, and of atomic batches, without an outcome.
+        doubted: Number of partitions where acknowledged records may be lost; the next producer asks the cluster.
+        waiting: Undelivered records, by partition.
+        rejected: The records in `rejected/`.
+        rejected_bytes: Size of its files.
+        rejected_unreadable: One sentence per file there that is damaged.
+        rejected_missing: One sentence per file that was deleted, but neither resent nor discarded.
+        rejected_discarded: Number of records that `kafkasafe spool discard` has given up.
+        extent: What is wrong with the lane's `extent`, see `extent_of`; empty if it is valid.
+        oldest_ms: When the oldest undelivered batch was written, ms since the epoch; -1 if there is none.
+        undecidable: For each batch that waits for a decision, the position of the group that says so.
+    """
+
+    segments: int
+    groups: int
+    batches: int
+    records: int
+    size_bytes: int
+    next_position: int
+    damage: tuple[str, ...]
+    untold: tuple[str, ...]
+    torn_bytes: int
+    closed: bool
+    unfinished: int
+    doubted: int
+    waiting: tuple[Waiting, ...]
+    rejected: tuple[RejectedRecords, ...]
+    rejected_bytes: int
+    rejected_unreadable: tuple[str, ...]
+    rejected_missing: tuple[str, ...]
+    rejected_discarded: int
+    extent: str
+    oldest_ms: int
+    undecidable: tuple[int, ...]
+
+
+def extent_of(files: Files, lane: Path, found: Log) -> str:
+    """Describes what is wrong with a lane's `extent` in one sentence; empty if it is valid.
+
+    This is not damage, and has no consequence of its own. But segments that vanish at either end would go unnoticed.
+
+    Raises:
+        SpoolError: It cannot be read.
+    """
+    try:
+        content = read_whole(files, lane / EXTENT_NAME)
+        if content is None and not found.segments and "reserve" not in files.list(lane):
+            return ""  # the lane has never had content
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    trouble = extent_trouble(content, found.lane_id)
+    if not trouble:
+        return ""
+    return f"{trouble}: segments missing at either end of the log would not be noticed. The next segment makes it again"
+
+
+def resent_in(log: Log) -> list[m.Resent]:
+    """Files of `rejected/`, of any lane, whose records are in batches of this lane."""
+    return [
+        mark
+        for entry in log.entries
+        if isinstance(entry, MarksEntry)
+        for mark in entry.marks
+        if isinstance(mark, m.Resent)
+    ]
+
+
+def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
+    """One sentence for each damaged file."""
+    return tuple(f"rejected/{file.path.name}: {file.error}" for file in kept if file.error)
+
+
+def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]) -> tuple[str, ...]:
+    """Names of files of `rejected/` that were deleted, but neither resent nor discarded.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+        notes: Read before the files were.
+        resent: Marks of files that were resent, of all lanes.
+    """
+    try:
+        there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}
+    except FileNotFoundError:
+        there = {mark.file for mark in resent if mark.lane == lane.name}
+    except OSError:
+        return ()  # `read_rejected` reports it
+    gone = [name for name in sorted(notes.kept) if name not in there]
+    if gone:
+        # Files that were resent meanwhile have no note any more.
+        notes = read_notes(files, lane)
+    return tuple(name for name in gone if name in notes.kept)
+
+
+def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
+    """The steps of KAFKA-156 in a lane's log, see `spool/steps.py`."""
+    return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
+
+
+def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
+    """By position, why the atomic batch of a batch was dropped. The marks name only the atomic batch."""
+    return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
+
+
+def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
+    """The marks of each group, and (position, whether it has an id) of its batches."""
+    groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
+    for entry in log.entries:
+        match entry:
+            case MarksEntry():
+                groups.append((entry, []))
+            case BatchEntry(position, _, header) if groups:
+                groups[-1][1].append((position, header.producer_id >= 0))
+            case LostEntry(position) | TornEntry(position) if groups:
+                groups[-1][1].append((position, False))
+            case _:
+                pass
+    return groups
+
+
+def read_lane(lane: Path, *, files: Files) -> Log:
+    """Reads a lane, without changing anything or taking its lock.
+
+    The lane's owner may write and delete segments meanwhile. If this disturbs the reading, it is repeated.
+
+    Raises:
+        SpoolFormatError: A newer kafkasafe has written the lane.
+        SpoolError: A file cannot be read.
+    """
+    seen: list[Damage] = []
+    for tries in range(1, _TRIES + 1):
+        try:
+            found = scan(files, lane)
+        except FileNotFoundError as error:
+            if not lane.is_dir():
+                raise SpoolError(f"{lane} is not a directory") from error
+            if tries == _TRIES:
+                raise SpoolError(f"{lane} cannot be read, its segments keep changing: {error}") from error
+            continue
+        except OSError as error:
+            raise SpoolError(f"{lane} cannot be read: {error}") from error
+        if not found.damage or found.damage == seen:
+            break
+        seen = found.damage
+    return found
+
+
+def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> Inspected:
+    """Reads a whole lane and checks every byte, without changing anything or taking its lock.
+
+    While the lane's owner writes, the end of the log may look torn.
+
+    Args:
+        lane: The lane's directory.
+        files: The disk.
+        resent: Files of `rejected/` that other lanes mark as resent.
+
+    Raises:
+        SpoolFormatError: A newer kafkasafe has written the lane.
+        SpoolError: A file cannot be read.
+    """
+    found = read_lane(lane, files=files)
+    try:
+        torn = 0
+        if found.torn is not None:
+            torn = size_of(files, found.torn[0]) - found.torn[1]
+            torn += sum(size_of(files, path) for path in found.doomed)
+        untold = tuple(str(damage) for damage in found.damage if not already_quarantined(files, lane, damage))
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
+    journal = Journal()
+    replay(found.entries, journal)
+    journal.recovered(0.0)
+    resent = (*resent, *resent_in(found))
+    try:
+        # Read the notes before the files: a file that is resent meanwhile loses its note first.
+        notes = read_notes(files, lane)
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    kept = read_rejected(files, lane, lane_id=found.lane_id, waits=waits_of(journal), resent=resent)
+    return Inspected(
+        segments=len(found.segments) + len(found.doomed),
+        groups=found.groups,
+        batches=len(batches),
+        records=sum(entry.header.count for entry in batches),
+        size_bytes=sum(segment.size_bytes for segment in found.segments) + torn,
+        next_position=found.next_position,
+        damage=tuple(map(str, found.damage)),
+        untold=untold,
+        torn_bytes=torn,
+        closed=found.closed,
+        unfinished=journal.views.unfinished,
+        doubted=len(journal.views.doubted),
+        waiting=_waiting(journal),
+        rejected=summed_up(kept, journal),
+        rejected_bytes=sum(file.size_bytes for file in kept),
+        rejected_unreadable=unreadable(kept),
+        rejected_missing=tuple(
+            f"rejected/{name}: {counted(notes.kept[name], 'record')} deleted, neither resent nor discarded"
+            for name in missing(files, lane, notes, resent)
+        ),
+        rejected_discarded=sum(notes.discarded.values()),
+        extent=extent_of(files, lane, found),
+        oldest_ms=_oldest_ms(found, journal),
+        undecidable=_undecidable(found, journal),
+    )
+
+
+def _oldest_ms(log: Log, journal: Journal) -> int:
+    """When the oldest unfinished batch was written; -1 if there is none."""
+    times, units = steps(log)
+    written = {position: each.prepared_ms for position, each in times.items()}
+    written |= {position: unit.prepared_ms for unit in units for position in unit.positions}
+    waiting = (
+        at if (at := written.get(batch.position, -1)) >= 0 else batch.max_timestamp
+        for _, _, batch in journal.views.batches()
+    )
+    return min(waiting, default=-1)
+
+
+def _undecidable(log: Log, journal: Journal) -> tuple[int, ...]:
+    waiting = {batch.position for _, _, batch in journal.views.batches()}
+    found = undecidable_in((entry.position, entry.marks, batches) for entry, batches in _groups(log))
+    return tuple(at for position, at in found.items() if position in waiting)
+
+
+def _waiting(journal: Journal) -> tuple[Waiting, ...]:
+    counts: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, batch in journal.views.batches():
+        count = counts.setdefault((topic, partition), [0, 0, 0])
+        count[0] += 1
+        count[1] += batch.count
+        count[2] += journal.views.may_be_sent(batch)
+    return tuple(Waiting(*address, *count) for address, count in sorted(counts.items()))

@@ -1,0 +1,12 @@
+"""A spool directory and its lanes, and their owners.
+
+The process that holds the flock(2) on a lane's lock file owns the lane. The kernel releases the lock when the process
+dies, for whatever reason. So a dead process never owns a lane, and two running ones never own the same. A forked child
+inherits the open lock file. It closes its copy at once, which does not release the parent's lock.
+"""
+
+from kafkasafe.spool.lanes.directory import SpoolDirectory
+from kafkasafe.spool.lanes.format import format_lost, lane_name
+from kafkasafe.spool.lanes.lock import LaneLock, Standing
+
+__all__ = ["LaneLock", "SpoolDirectory", "Standing", "format_lost", "lane_name"]

@@ -1,0 +1,111 @@
+"""The file CLUSTER: to which cluster the records of a spool directory belong. No other cluster may get them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.errors import SpoolCorruptError, SpoolError
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes.format import write_whole
+from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
+
+__all__ = ["ClusterFile"]
+
+_CLUSTER: Final = re.compile(r"[!-~]{1,200}")
+"""The id of a cluster: in all current versions a UUID in base64, in old ones any printable characters."""
+_BIND_TRIES: Final = 250  # 5 s
+
+
+class ClusterFile:
+    """The file CLUSTER of one directory.
+
+    Attributes:
+        known: Id of the cluster, as last read or written; empty before that.
+    """
+
+    __slots__ = ("_files", "_path", "known")
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self.known = ""
+
+    def write(self, cluster_id: str) -> None:
+        """Writes the file durably."""
+        write_whole(self._path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
+
+    def keep(self, cluster_id: str) -> None:
+        """Notes the id that the file must have, whatever it has now."""
+        self.known = cluster_id
+
+    def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
+        """Writes durably to which cluster the records in this directory belong. No other cluster may get them.
+
+        Args:
+            cluster_id: Id of the cluster that answers.
+            drained: Returns whether no record waits in any lane. In this case the directory may change to this cluster.
+
+        Returns:
+            (id of the cluster it belonged to before, None before the first contact; whether it now belongs to this
+            cluster).
+
+        Raises:
+            SpoolCorruptError: Its file does not contain an id, and records wait.
+            SpoolError: Its file cannot be read or written.
+        """
+        try:
+            handle = open_lockable(self._files, self._path / "FORMAT")
+            try:
+                # Two processes may make their first contact with different clusters. One must see the other's id.
+                for _ in range(_BIND_TRIES):
+                    if self._files.lock(handle):
+                        break
+                    time.sleep(0.02)
+                else:
+                    raise SpoolError(f"{self._path / 'FORMAT'} stays locked by another process")
+                try:
+                    bound = self.read()
+                except SpoolCorruptError:
+                    if not drained():
+                        raise
+                    bound = None
+                if bound not in {None, cluster_id} and not drained():
+                    return bound, False
+                if bound != cluster_id:
+                    self.write(cluster_id)
+                self.known = cluster_id
+            finally:
+                close_lockable(self._files, handle)
+        except OSError as error:
+            raise SpoolError(f"{self._path / 'CLUSTER'} cannot be read or written: {error}") from error
+        return bound, True
+
+    def read(self) -> str | None:
+        """Id of the cluster to which the records belong; None before the first contact.
+
+        Raises:
+            SpoolCorruptError: The file does not contain an id.
+            OSError: The file cannot be read.
+        """
+        try:
+            handle = self._files.open(self._path / "CLUSTER")
+        except FileNotFoundError:
+            return None
+        try:
+            raw = self._files.read(handle, 0, 1024)
+        finally:
+            self._files.close(handle)
+        found = raw.decode(errors="replace").strip()
+        # The file is always written as a whole. An empty one was truncated later, and may have named another cluster.
+        if not _CLUSTER.fullmatch(found):
+            raise SpoolCorruptError(
+                f"{self._path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"
+                " the records are for. Restore it from a copy, or write the id into it (kafka-cluster.sh cluster-id"
+                " prints it)"
+            )
+        self.known = found
+        return found

@@ -1,0 +1,527 @@
+"""A spool directory: takes its lanes, finds those without an owner, and puts back what was moved or deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from kafkasafe.errors import LaneBusyError, SpoolError
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes.cluster_file import ClusterFile
+from kafkasafe.spool.lanes.format import LANE, check_format, lane_name, make_format
+from kafkasafe.spool.lanes.lock import LOCK_NAME, LaneLock, Standing, close_lockable, give_up, open_lockable
+from kafkasafe.spool.lanes.owners import NO_CLIENT, Owners
+
+__all__ = ["SpoolDirectory"]
+
+_MAX_LANES: Final = 1000
+_BIRTH_TRIES: Final = 250  # 5 s
+_TAKE_TRIES: Final = 10
+_BACK_S: Final = 3.0
+_BACK_BY_NUMBER_S: Final = 20.0
+"""How long to wait for a lane that a sibling has adopted: any of them, or the requested one."""
+_BACK_PAUSE_S: Final = 0.02
+_NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
+"""Errors that mean that a path is not a lane, or that a lane has no segments."""
+
+
+class SpoolDirectory:
+    """A directory of lanes, made by `open`.
+
+    Attributes:
+        path: The directory.
+        files: The disk.
+        strange: By lane number, why an entry with a lane's name is not a lane, as far as `dead_lanes` has found.
+    """
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self.files = self._files = files
+        self._offered: dict[int, tuple[tuple[str, int], ...]] = {}
+        self.strange: dict[int, str] = {}
+        self._free_since: dict[int, float] = {}
+        self._taken: dict[int, LaneLock] = {}
+        self._cluster = ClusterFile(path, files)
+        self._owners = Owners(files, self.lane_path)
+        self._paths: dict[int, Path] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
+        """Opens a spool directory. Creates it if it does not exist.
+
+        Raises:
+            SpoolFormatError: It contains something else, or a newer kafkasafe has written it. Nothing was changed.
+            SpoolError: It cannot be created, read or written.
+        """
+        try:
+            make_format(path, files)
+        except OSError as error:
+            raise SpoolError(
+                f"The spool directory {path} cannot be used: {error}. It must be writable by this user; choose another"
+                " with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
+            ) from error
+        return cls(path, files)
+
+    @classmethod
+    def look(cls, path: Path, *, files: Files) -> SpoolDirectory:
+        """Opens an existing spool directory read-only.
+
+        Raises:
+            SpoolFormatError: It contains something else, or a newer kafkasafe has written it.
+            SpoolError: It cannot be read.
+        """
+        try:
+            check_format(path, files)
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be read: {error}") from error
+        return cls(path, files)
+
+    def cluster_id(self) -> str | None:
+        """Id of the cluster to which the records belong; None before the first contact.
+
+        Raises:
+            SpoolCorruptError: Its file does not contain an id.
+            SpoolError: Its file cannot be read.
+        """
+        try:
+            return self._cluster.read()
+        except OSError as error:
+            raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read: {error}") from error
+
+    def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
+        """Writes durably to which cluster the records in this directory belong: see `ClusterFile.bind`."""
+        return self._cluster.bind(cluster_id, drained=drained)
+
+    def lanes(self) -> list[int]:
+        """Numbers of the existing lanes, ascending."""
+        found = (LANE.fullmatch(name) for name in self._files.list(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def lane_path(self, number: int) -> Path:
+        """Returns the directory of a lane."""
+        path = self._paths.get(number)
+        if path is None:
+            path = self._paths[number] = self.path / lane_name(number)
+        return path
+
+    def number_of(self, name: str) -> int:
+        """The number of the lane with this directory name; -1 if it is not a lane's name."""
+        match = LANE.fullmatch(name)
+        return int(match[1]) if match else -1
+
+    def take_lane(
+        self,
+        number: int | None = None,
+        *,
+        client: str = "",
+        wait: Callable[[float], None] | None = None,
+    ) -> LaneLock:
+        """Takes ownership of a lane: the requested one, or a free one.
+
+        With `client`, it prefers the lowest free lane whose last owner had this client id, or drained the lane. Its
+        second choice is such a lane that another process has adopted: it asks that process to hand the lane back. Its
+        last choice is a new lane.
+
+        Args:
+            number: Number of the requested lane.
+            client: Client id of the producer that takes the lane.
+            wait: Waits this many seconds for a lane to be handed back. None: do not wait for any.
+
+        Raises:
+            LaneBusyError: Another running process owns the requested lane, or others own all lanes.
+            SpoolError: The lane cannot be created or locked.
+        """
+        try:
+            if number is not None:
+                with self._taking():
+                    lock = self._try(number, client)
+                if lock is None and wait is not None and self.adopted(number):
+                    lock = self._ask_back(number, client, wait, _BACK_BY_NUMBER_S)
+                if lock is None:
+                    raise self._busy(number)
+                return lock
+            with self._taking():
+                lock = self._take_any(client)
+            if lock is not None:
+                return lock
+            for candidate in self._mine(client) if wait is not None else ():
+                if self.adopted(candidate):
+                    lock = self._ask_back(candidate, client, wait, _BACK_S)
+                    if lock is not None:
+                        return lock
+            with self._taking():
+                there = set(self.lanes())
+                for candidate in sorted(range(_MAX_LANES), key=there.__contains__):
+                    with contextlib.suppress(FileExistsError, NotADirectoryError):
+                        lock = self._try(candidate, client)
+                        if lock is not None:
+                            return lock
+        except OSError as error:
+            raise SpoolError(
+                f"No lane of {self.path} can be used: {error}. No record was accepted, none was lost"
+            ) from error
+        raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    def _busy(self, number: int) -> LaneBusyError:
+        pid, text = self.owner(number)
+        who = f"process {pid}" if pid else "another process"
+        return LaneBusyError(
+            f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
+            " out to get a free lane, or end that process: its records stay in the lane",
+            pid=pid,
+        )
+
+    def _mine(self, client: str) -> list[int]:
+        """Lanes of this client id, and those without a client id."""
+        if not client:
+            return self.lanes()
+        return [number for number in self.lanes() if self._owners.client(number) in {"", client}]
+
+    def _take_any(self, client: str) -> LaneLock | None:
+        """The lowest suitable free lane. A new one, unless a sibling has adopted one of this client."""
+        mine = self._mine(client)
+        for candidate in mine if client else range(_MAX_LANES):
+            # `kafkasafe spool ls` reports an entry that is not a directory. It must not prevent a start.
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                lock = self._try(candidate, client)
+                if lock is not None:
+                    return lock
+        if client and any(self.adopted(candidate) for candidate in mine):
+            return None
+        there = set(self.lanes())
+        return next(
+            (
+                lock
+                for candidate in range(_MAX_LANES)
+                if candidate not in there and (lock := self._try(candidate, client)) is not None
+            ),
+            None,
+        )
+
+    def _ask_back(
+        self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
+    ) -> LaneLock | None:
+        """Asks the process that adopted a lane to hand it back. None: it did not, or another process asks already."""
+        path = self.lane_path(number) / "wanted"
+        handle = open_lockable(self._files, path, create=True)
+        try:
+            if wait is None or not self._files.lock(handle):
+                return None
+            for _ in range(int(patience_s / _BACK_PAUSE_S)):
+                lock = self._try(number, client)
+                if lock is not None or not self.adopted(number):
+                    return lock
+                wait(_BACK_PAUSE_S)
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            close_lockable(self._files, handle)
+
+    def wanted(self, number: int) -> bool:
+        """Whether a producer waits for this lane to be handed back."""
+        lane = self.lane_path(number)
+        try:
+            return "wanted" in self._files.list(lane) and self._owners.is_locked(lane / "wanted")
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def births(self) -> Iterator[None]:
+        """Context for taking lanes and for finding out their owners, which locks each lane for a moment.
+
+        Raises:
+            OSError: The lock cannot be opened.
+        """
+        handle = open_lockable(self._files, self.path / "FORMAT")
+        try:
+            for _ in range(_BIRTH_TRIES):
+                if self._files.lock(handle):
+                    break
+                time.sleep(0.02)
+            yield
+        finally:
+            close_lockable(self._files, handle)
+
+    @contextlib.contextmanager
+    def _taking(self) -> Iterator[None]:
+        """Like `births`, for taking a lane. `kafkasafe spool prune` may have deleted the directory meanwhile."""
+        with self.births():
+            if self._files.identity_of(self.path / "FORMAT") is None:
+                make_format(self.path, self._files)
+            yield
+
+    @contextlib.contextmanager
+    def resending(self) -> Iterator[None]:
+        """Context for returning rejected records to lanes: only one process at a time.
+
+        Raises:
+            LaneBusyError: Another process does this now.
+            SpoolError: The lock file cannot be locked.
+        """
+        path = self.path / "RESEND"
+        try:
+            handle = open_lockable(self._files, path, create=True)
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be made: {error}. Nothing was changed") from error
+        try:
+            if not self._files.lock(handle):
+                raise LaneBusyError(
+                    f"Another process resends rejected records of {self.path}. Nothing was changed"
+                )
+            yield
+        finally:
+            close_lockable(self._files, handle)
+
+    def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
+        """Takes ownership of lanes that have content but no owner, and returns them.
+
+        A lane that was offered before and has not changed since is offered again only after `offer_again`.
+
+        Args:
+            now: The time in seconds.
+            grace_s: How long a lane must have been seen without an owner. So a producer that restarts gets its own lane
+                back.
+
+        Raises:
+            SpoolError: The directory cannot be read.
+        """
+        taken: list[LaneLock] = []
+        free: dict[int, float] = {}
+        try:
+            for number in self.lanes():
+                mine = self._taken.get(number)
+                if mine is not None and mine.held:
+                    continue
+                try:
+                    content = self.content(number)
+                except OSError as error:
+                    if error.errno not in _NO_LANE:
+                        raise
+                    self.strange[number] = str(error)
+                    continue
+                if not content or self._offered.get(number) == content:
+                    continue
+                if grace_s and self.is_owned(number):
+                    continue
+                free[number] = self._free_since.get(number, now)
+                if now - free[number] < grace_s or self.wanted(number):
+                    continue
+                lock = self._try(number)
+                if lock is not None:
+                    del free[number]
+                    self._offered[number] = self.content(number)
+                    taken.append(lock)
+        except OSError as error:
+            for lock in taken:
+                lock.release(drained=False)
+            raise SpoolError(f"{self.path} cannot be searched for lanes left behind: {error}") from error
+        self._free_since = free
+        return taken
+
+    def offer_again(self, number: int) -> None:
+        """Notes that a lane could not be adopted, so that `dead_lanes` offers it again."""
+        self._offered.pop(number, None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the directory's own files exist. Takes two system calls.
+
+        Raises:
+            OSError: It cannot be determined.
+        """
+        needed = ("FORMAT", "CLUSTER") if self._cluster.known else ("FORMAT",)
+        return all(self._files.identity_of(self.path / name) is not None for name in needed)
+
+    def restore(self, lock: LaneLock | None = None) -> None:
+        """Creates the missing parts of the directory, and puts a lane at its path.
+
+        If the lane was moved, this moves it back as a whole, in one step; it may get another number. If the lane was
+        deleted, an empty one replaces it, so its content has to be written again.
+
+        Raises:
+            LaneBusyError: The lane's lock was deleted and another process has the lane, or others own all lanes.
+            SpoolError: This is not possible now. A part may have been done.
+        """
+        try:
+            self._make_again()
+            if lock is None or lock.standing is Standing.HERE:
+                return
+            with self.births():
+                number = lock.number
+                match lock.standing:
+                    case Standing.HERE:
+                        return
+                    case Standing.UNLOCKED:
+                        lock.lock_again()
+                    case Standing.MOVED:
+                        self._fetch(lock)
+                    case Standing.DELETED:
+                        self._begin_again(lock)
+                if self._taken.get(number) is lock:
+                    del self._taken[number]
+                self._taken[lock.number] = lock
+        except OSError as error:
+            raise SpoolError(f"{self.path} cannot be made again: {error}") from error
+
+    def _make_again(self) -> None:
+        make_format(self.path, self._files)
+        cluster = self._cluster.known
+        if not cluster:
+            return
+        with self.births():
+            found = self._cluster.read()
+            self._cluster.keep(cluster)
+            if found is None:
+                self._cluster.write(cluster)
+            elif found != cluster:
+                raise SpoolError(
+                    f"{self.path} leads to the spool of another cluster now ({found}), and the records of this producer"
+                    f" are for cluster {cluster}"
+                )
+
+    def _fetch(self, lock: LaneLock) -> None:
+        """Renames a lane that was moved. Copies nothing, so after a crash the lane is in exactly one place."""
+        there = set(self.lanes())
+        number = next(n for n in (lock.number, *range(_MAX_LANES)) if n not in there)
+        parent = self._files.open_directory(Path(".."), at=lock.directory)
+        try:
+            inside = map(Path, self._files.list(Path(), at=parent))
+            identity_of = self._files.identity_of
+            name = next((each for each in inside if lock.is_directory(identity_of(each, at=parent))), None)
+            if name is None:
+                raise FileNotFoundError(errno.ENOENT, "It has no name any more", str(lock.path))
+            self._files.rename(name, self.lane_path(number), at=parent)
+            self._files.sync_directory(self.path)
+            self._files.sync_directory(Path(), at=parent)
+        finally:
+            self._files.close(parent)
+        lock.fetched(number)
+
+    def _begin_again(self, lock: LaneLock) -> None:
+        """Replaces a deleted lane by an empty one."""
+        there = set(self.lanes())
+        for number in (lock.number, *(n for n in range(_MAX_LANES) if n not in there)):
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                taken = self._take(self.lane_path(number))
+                if taken is None:
+                    continue
+                if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
+                    lock.replace(number, *taken)
+                    return
+                give_up(self._files, *taken)  # it belongs to another owner, which has died
+        raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    def owner(self, number: int) -> tuple[int, str]:
+        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+        return self._owners.owner(number)
+
+    def adopted(self, number: int) -> bool:
+        """Whether the lane's owner has written that it only drains the lane."""
+        return self._owners.adopted(number)
+
+    def begun(self, number: int) -> int:
+        """Position at which the owner's incarnation begins; -1 if it is not written, or if the owner only drains it."""
+        return self._owners.begun(number)
+
+    def is_owned(self, number: int) -> bool:
+        """Whether a process owns the lane now."""
+        return self._owners.is_owned(number)
+
+    def seems_owned(self, number: int) -> int:
+        """Pid of the process that seems to own the lane, 0 if none does. For messages; does not touch the lock.
+
+        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
+        but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
+        """
+        return self._owners.seems_owned(number)
+
+    def strays_to(self, number: int) -> Path | None:
+        """Where the process named in the lane's lock file has this lane open, if that is not here.
+
+        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
+        it shows nothing of another user's process, or of one on another host.
+        """
+        return self._owners.strays_to(number)
+
+    def content(self, number: int) -> tuple[tuple[str, int], ...]:
+        """Segments of a lane with their sizes, which change when the lane does. Without segments, its extent.
+
+        Raises:
+            OSError: The lane cannot be read.
+        """
+        lane = self.lane_path(number)
+        content = []
+        names = sorted(self._files.list(lane))
+        segments = [name for name in names if name.endswith(".log")]
+        for name in segments or names:
+            if name.endswith(".log") or name == "extent":
+                try:
+                    handle = self._files.open(lane / name)
+                except FileNotFoundError:
+                    continue  # the lane's owner has just released this segment
+                try:
+                    content.append((name, self._files.size(handle)))
+                finally:
+                    self._files.close(handle)
+        return tuple(content)
+
+    def _try(self, number: int, client: str | None = None) -> LaneLock | None:
+        """Takes ownership of a lane if it has no owner. Without `client`, only to drain it."""
+        lane = self.lane_path(number)
+        taken = self._take(lane)
+        if taken is None:
+            return None
+        directory, handle = taken
+        former = self._owners.client(number)
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = f"pid {os.getpid()} host {platform.node()} since {started}"
+        if client is None:
+            text += f" adopts {quote(former) or NO_CLIENT}"
+        elif client:
+            text += f" client {quote(client)}"
+        try:
+            # Remove an earlier owner's text, which no longer applies.
+            self._files.truncate(handle, 0)
+            lock = LaneLock(
+                self,
+                number,
+                directory=directory,
+                handle=handle,
+                text=text,
+                client=former if client is None else client,
+            )
+        except OSError:
+            give_up(self._files, directory, handle)
+            raise
+        self._taken[number] = lock
+        lock.write(f"{text}\n")
+        return lock
+
+    def _take(self, lane: Path) -> tuple[int, int] | None:
+        """Locks a lane. Returns handles of its directory and its lock; None if another process owns it."""
+        for _ in range(_TAKE_TRIES):
+            self._files.make_directory(lane)
+            with contextlib.ExitStack() as opened:
+                try:
+                    directory = self._files.open_directory(lane)
+                    opened.callback(self._files.close, directory)
+                    handle = open_lockable(self._files, LOCK_NAME, create=True, at=directory)
+                    opened.callback(close_lockable, self._files, handle)
+                except FileNotFoundError:
+                    continue  # it has just been deleted
+                if not self._files.lock(handle):
+                    return None
+                there = self._files.identity_of(lane), self._files.identity_of(LOCK_NAME, at=directory)
+                if there == (self._files.identity(directory), self._files.identity(handle)):
+                    opened.pop_all()
+                    return directory, handle
+                # It has just been moved or deleted. The lock says nothing about the directory that now has the name.
+        raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))

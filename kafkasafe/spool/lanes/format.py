@@ -1,0 +1,112 @@
+"""The files of a spool directory itself: FORMAT, which says what it is, and the names of its lanes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.errors import SpoolFormatError
+from kafkasafe.spool.files import Files
+
+__all__ = ["LANE", "check_format", "format_lost", "lane_name", "make_format", "write_whole"]
+
+LANE: Final = re.compile(r"lane-(\d{3,})")
+_FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
+_VERSION: Final = 1
+_OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
+"""What a directory may contain, apart from lanes, to become a spool directory. A file system's root has the first."""
+
+
+def lane_name(number: int) -> str:
+    """The name of a lane's directory."""
+    return f"lane-{number:03d}"
+
+
+def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
+    """Describes a spool directory that has lost its file FORMAT.
+
+    Args:
+        path: The directory.
+        names: Its content.
+
+    Returns:
+        (what is wrong, what to do); None if FORMAT is not missing.
+    """
+    lanes = [name for name in names if LANE.fullmatch(name)]
+    if "FORMAT" in names or not lanes:
+        return None
+    wrong = (
+        f"{path} holds {min(lanes)}{f' and {len(lanes) - 1} more' if len(lanes) > 1 else ''}, but no file FORMAT, which"
+        " a copy or a clean-up may have left out. The next producer on it writes it again"
+    )
+    remedy = f"Restore it: echo 'kafkasafe-spool {_VERSION}' > {shlex.quote(str(path / 'FORMAT'))}"
+    if "CLUSTER" not in names:
+        wrong += (
+            ". CLUSTER is missing as well: without the id of the cluster that the records are for, they go to the first"
+            " one that answers"
+        )
+        place = shlex.quote(str(path / "CLUSTER"))
+        remedy = f"Write the cluster's id into {place} (kafka-cluster.sh cluster-id prints it). {remedy}"
+    return wrong, remedy
+
+
+def make_format(path: Path, files: Files) -> None:
+    """Ensures that this is a spool directory of this format. Makes a new one if it is empty.
+
+    A directory with lanes but without FORMAT is valid, because the content of a lane names its own format.
+    """
+    files.make_directory(path)
+    names = files.list(path)
+    if "FORMAT" in names:
+        check_format(path, files)
+        return
+    strange = [
+        name
+        for name in names
+        if not (name.startswith((".", "FORMAT.", "CLUSTER.")) or LANE.fullmatch(name) or name in _OURS)
+    ]
+    if strange:
+        raise SpoolFormatError(
+            f"{path} is not empty and not a spool directory (it holds {min(strange)!r}): give spool_dir a directory of"
+            " its own. Nothing was changed"
+        )
+    write_whole(path, "FORMAT", b"kafkasafe-spool %d\n" % _VERSION, files)
+
+
+def check_format(path: Path, files: Files) -> None:
+    handle = files.open(path / "FORMAT")
+    try:
+        content = files.read(handle, 0, 1024)
+    finally:
+        files.close(handle)
+    match = _FORMAT.fullmatch(content)
+    if match is None:
+        raise SpoolFormatError(
+            f"{path / 'FORMAT'} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
+            " changed"
+        )
+    if int(match[1]) > _VERSION:
+        raise SpoolFormatError(
+            f"{path} has spool format {int(match[1])}, this kafkasafe knows up to {_VERSION}: upgrade kafkasafe."
+            " Nothing was changed"
+        )
+
+
+def write_whole(path: Path, name: str, content: bytes, files: Files) -> None:
+    """Writes a small file atomically."""
+    draft = path / f"{name}.{os.getpid()}.{time.monotonic_ns()}"
+    handle = files.open(draft, write=True, create=True)
+    try:
+        if files.writev(handle, [content], 0) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        files.sync_data(handle)
+    finally:
+        files.close(handle)
+    files.rename(draft, path / name)
+    files.sync_directory(path)

@@ -1,0 +1,254 @@
+"""The lock of a lane: who holds it, owns the lane. It follows its directory, and no forked child inherits it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from kafkasafe.errors import LaneBusyError
+from kafkasafe.spool.files import DirectoryFiles, Files
+
+__all__ = ["LOCK_NAME", "Home", "LaneLock", "Standing", "close_lockable", "give_up", "open_lockable"]
+
+LOCK_NAME: Final = Path("lock")
+
+
+class Home(Protocol):
+    """What a lock needs to know of the spool directory that its lane belongs to."""
+
+    files: Files
+
+    @property
+    def whole(self) -> bool:
+        """Whether the directory's own files exist."""
+
+    def lane_path(self, number: int) -> Path:
+        """Returns the directory of a lane."""
+
+    def owner(self, number: int) -> tuple[int, str]:
+        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+
+    def restore(self, lock: LaneLock | None = None) -> None:
+        """Creates the missing parts of the directory, and puts a lane at its path."""
+
+
+_held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
+_lockable: set[tuple[Files, int]] = set()
+"""Every open file that is locked or about to be locked."""
+_forking = threading.RLock()
+"""Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a
+child that inherited an unknown one would hold the lock until the child ends."""
+
+
+def open_lockable(files: Files, path: Path, *, create: bool = False, at: int | None = None) -> int:
+    with _forking:
+        handle = files.open(path, write=True, create=create, at=at)
+        _lockable.add((files, handle))
+    return handle
+
+
+def close_lockable(files: Files, handle: int) -> None:
+    with _forking:
+        _lockable.discard((files, handle))
+        files.close(handle)
+
+
+class Standing(enum.Enum):
+    """Where the directory of a locked lane is now."""
+
+    HERE = "here"
+    """The lane's path leads to it, and its name `lock` leads to the locked file."""
+    UNLOCKED = "unlocked"
+    """The lane's path leads to it, but its name `lock` does not lead to the locked file. Another process may own it."""
+    MOVED = "moved"
+    """The lane's path leads nowhere, or to another directory. The directory and its lock have been moved."""
+    DELETED = "deleted"
+    """The lane's path leads nowhere, or to another directory, and the lock file was deleted."""
+
+
+class LaneLock:
+    """The ownership of one lane, until `release` or the end of the process.
+
+    The lane is the directory that was locked, even after it is moved: `files` keeps it open.
+
+    Attributes:
+        path: The lane's directory.
+        number: The lane's number.
+        client: Client id of the producer that wrote the lane's records; empty if unknown.
+        files: The disk, on which paths below `path` lead into the locked directory.
+        home: The spool directory that the lane belongs to.
+        lost: The lock was deleted, and another process owns the lane. Nothing may be written any more.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_directory",
+        "_handle",
+        "_identities",
+        "_on",
+        "_said",
+        "_text",
+        "client",
+        "files",
+        "home",
+        "lost",
+        "number",
+        "path",
+    )
+
+    def __init__(
+        self,
+        home: Home,
+        number: int,
+        *,
+        directory: int,
+        handle: int,
+        text: str = "",
+        client: str = "",
+    ) -> None:
+        self.home = home
+        self._on = home.files
+        self.lost = False
+        self._text = text
+        self._said = ""
+        self.client = client
+        self.path = home.lane_path(number)
+        self.files = DirectoryFiles(self._on, self.path, directory)
+        self._stands(number, directory, handle)
+        _held.add(self)
+
+    def _stands(self, number: int, directory: int, handle: int) -> None:
+        """Notes the lane's number, directory and lock from now on."""
+        self.number = number
+        self.path = self.home.lane_path(number)
+        self._directory = directory
+        self._handle = handle
+        self._identities = self._on.identity(directory), self._on.identity(handle)
+        self.files.now_at(self.path, directory)
+
+    @property
+    def held(self) -> bool:
+        """False after `release`, and in a forked child."""
+        return self._handle >= 0
+
+    @property
+    def standing(self) -> Standing:
+        """Where the directory is now. Takes two system calls.
+
+        Raises:
+            OSError: It cannot be determined.
+        """
+        directory, lock = self._identities
+        named = self._on.identity_of(self.path) == directory
+        locked = self._on.identity_of(LOCK_NAME, at=self._directory) == lock
+        if named:
+            return Standing.HERE if locked else Standing.UNLOCKED
+        return Standing.MOVED if locked else Standing.DELETED
+
+    @property
+    def directory(self) -> int:
+        """Handle of the directory that was locked, wherever it is now."""
+        return self._directory
+
+    def is_directory(self, identity: tuple[int, int] | None) -> bool:
+        """Whether a file with this identity is the directory that was locked."""
+        return identity == self._identities[0]
+
+    def fetched(self, number: int) -> None:
+        """Notes that the directory was moved back, as the lane with this number."""
+        self._stands(number, self._directory, self._handle)
+
+    @property
+    def found_at(self) -> Path | None:
+        """The directory's current path, for messages; None if it was deleted, or if the system does not report it."""
+        return self._on.path_of(self._directory)
+
+    def announce(self, position: int) -> None:
+        """Writes into the lock file where this incarnation begins. Earlier positions belong to earlier incarnations."""
+        self.write(f"{self._text} from {position}\n")
+
+    def release(self, *, drained: bool = True) -> None:
+        """Releases the lane, so that other processes can own it.
+
+        Args:
+            drained: Whether no record waits in it. Otherwise the lock file gets the client id, so that a producer with
+                this client id takes the lane first.
+        """
+        if self._handle < 0:
+            return
+        if not self.lost:
+            self.write("" if drained or not self.client else f"client {quote(self.client)}\n")
+        self._close()
+
+    def write(self, text: str) -> None:
+        """Writes this text into the lock file, in place of an earlier one. A full disk may prevent it."""
+        self._said = text
+        # The text is optional: on a full disk the lock works without it.
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                self._on.truncate(self._handle, 0)
+                if text:
+                    self._on.writev(self._handle, [text.encode()], 0)
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            give_up(self._on, self._directory, handle)
+
+    def lock_again(self) -> None:
+        """Locks the file that now has the name `lock`, because another file or none has it.
+
+        Raises:
+            LaneBusyError: Another process has locked it first.
+            OSError: The lock file cannot be created.
+        """
+        handle = open_lockable(self._on, LOCK_NAME, create=True, at=self._directory)
+        if not self._on.lock(handle):
+            close_lockable(self._on, handle)
+            self.lost = True
+            pid, _ = self.home.owner(self.number)
+            raise LaneBusyError(
+                f"The lock of {self.path} was deleted, and {f'process {pid}' if pid else 'another process'} took the"
+                " lane: it delivers the records on disk. This producer ends. No record that was promised is lost",
+                pid=pid,
+            )
+        with contextlib.suppress(OSError):
+            close_lockable(self._on, self._handle)
+        self._stands(self.number, self._directory, handle)
+        self.write(self._said)
+
+    def replace(self, number: int, directory: int, handle: int) -> None:
+        """Replaces a directory that was deleted by a new, empty one that is locked."""
+        give_up(self._on, self._directory, self._handle)
+        self._stands(number, directory, handle)
+        self.write(self._said)
+
+
+def give_up(files: Files, directory: int, handle: int) -> None:
+    """Closes a lane's directory and its lock."""
+    with contextlib.suppress(OSError):
+        close_lockable(files, handle)
+    with contextlib.suppress(OSError):
+        files.close(directory)
+
+
+def _after_fork() -> None:
+    """In a forked child, closes the parent's locks. Unlocking them would unlock them for the parent too."""
+    for lock in list(_held):
+        lock._handle = -1
+    while _lockable:
+        files, handle = _lockable.pop()
+        # Close the next one whatever a disk raises. (A simulated one may raise that its process is dead.)
+        with contextlib.suppress(BaseException):
+            files.close(handle)
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch
+    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork)

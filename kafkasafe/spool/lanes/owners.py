@@ -1,0 +1,127 @@
+"""Which processes own the lanes of a directory, from their locks and from what the owners wrote into them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
+
+__all__ = ["NO_CLIENT", "Owners"]
+
+NO_CLIENT: Final = "-"
+"""What stands for the client id in the text of an owner that drains a lane whose client id is unknown."""
+
+
+class Owners:
+    """Reads the lock files of lanes. A text may be that of a dead owner; `is_owned` is certain."""
+
+    __slots__ = ("_files", "_path_of")
+
+    def __init__(self, files: Files, path_of: Callable[[int], Path]) -> None:
+        self._files = files
+        self._path_of = path_of
+
+    def owner(self, number: int) -> tuple[int, str]:
+        """(pid, text) of a lane's lock file; (0, "") if it has none."""
+        text = self._lock_text(number).strip()
+        match = re.match(r"pid (\d+)\b", text)
+        return (int(match[1]) if match else 0), text
+
+    def _lock_text(self, number: int) -> str:
+        try:
+            handle = self._files.open(self._path_of(number) / "lock")
+            try:
+                return self._files.read(handle, 0, 1024).decode(errors="replace")
+            finally:
+                self._files.close(handle)
+        except OSError:
+            return ""
+
+    def adopted(self, number: int) -> bool:
+        """Whether the lane's owner has written that it only drains the lane."""
+        return " adopts " in self.owner(number)[1]
+
+    def begun(self, number: int) -> int:
+        """Position at which the owner's incarnation begins; -1 if it is not written, or if the owner only drains it."""
+        match = re.search(r" from (\d+)$", self.owner(number)[1])
+        return int(match[1]) if match else -1
+
+    def client(self, number: int) -> str:
+        """Client id of the producer that wrote a lane's records; empty if unknown."""
+        # Require a separator after the name: a power failure may leave only the beginning of an unsynced text.
+        match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
+        return unquote(match[1]) if match and match[1] != NO_CLIENT else ""
+
+    def is_owned(self, number: int) -> bool:
+        """Whether a process owns the lane now."""
+        return self.is_locked(self._path_of(number) / "lock")
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether a process holds a lock on this file now."""
+        try:
+            handle = open_lockable(self._files, path)
+        except OSError:
+            return False
+        try:
+            return not self._files.lock(handle)
+        finally:
+            close_lockable(self._files, handle)
+
+    def seems_owned(self, number: int) -> int:
+        """Pid of the process that seems to own the lane, 0 if none does. For messages; does not touch the lock.
+
+        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
+        but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
+        """
+        pid, text = self.owner(number)
+        if not pid or f"host {platform.node()} " not in text:
+            return pid
+        try:
+            inode = (self._path_of(number) / "lock").stat().st_ino
+            locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            return pid if _lives(pid) else 0
+        held = any(
+            len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode)
+            for fields in map(str.split, locks)
+        )
+        return pid if held else 0
+
+    def strays_to(self, number: int) -> Path | None:
+        """Where the process named in the lane's lock file has this lane open, if that is not here.
+
+        In this case the directory was moved or replaced while its producer runs. Works as far as the system shows it:
+        it shows nothing of another user's process, or of one on another host.
+        """
+        pid, text = self.owner(number)
+        if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
+            return None
+        with contextlib.suppress(OSError):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    path = handle.readlink()
+                    # Compare the text, because the pid may have been reused.
+                    if (
+                        path.name == LOCK_NAME.name
+                        and handle.read_bytes().decode(errors="replace").strip() == text
+                    ):
+                        return path.parent
+        return None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True

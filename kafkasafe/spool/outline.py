@@ -1,0 +1,162 @@
+"""Reads a segment without the content of its large batches, so that the start does not depend on the bytes that wait.
+
+Kafka's brokers also trust the segments before their recovery point, and check a batch when they read it.
+
+What a start needs of a batch is in its header. The manifest of the group covers bytes 0 to 20. The positions cover the
+number of records. The batch before it in the same sequence covers the id; if there is none, the content is read. The
+content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
+So a batch whose content is not read cannot change what recovery finds for other batches, and `Spool.read` checks all of
+its bytes before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.segment_reader import Group, StoredSegment, address_bytes, group_at
+
+__all__ = ["LARGE_BYTES", "OutlineReader"]
+
+LARGE_BYTES: Final = 65_536
+"""The content of a batch of this size is not read. Reading and checking a smaller one is hardly slower than a seek."""
+_NEAR_BYTES: Final = 4096
+_FAR_BYTES: Final = 1 << 20
+_NO_ID: Final = (-1, -1, -1)
+_SEQUENCES: Final = 1 << 31  # a sequence continues with 0 after 2,147,483,647
+
+
+class OutlineReader:
+    """Reads segments that are known to be durable and complete.
+
+    Args:
+        files: The disk.
+        lane_id: The lane that must have written the segments.
+    """
+
+    def __init__(self, files: Files, lane_id: bytes) -> None:
+        self._files = files
+        self._lane_id = lane_id
+        self._next: dict[tuple[int, int, int], int] = {}
+        """The sequence that follows, by destination, producer id and epoch, from batches that were read."""
+
+    def read(self, index: int, segment: StoredSegment, limit: int) -> list[Group] | None:
+        """The groups of a segment.
+
+        Args:
+            index: Number of the segment.
+            segment: The segment. Its size and the time of its last group are set.
+            limit: First position of the next segment.
+
+        Returns:
+            The groups. None if any byte that was read is not as expected: then the whole segment must be read, and the
+            segment is unchanged.
+
+        Raises:
+            SpoolFormatError: A newer kafkasafe has written the segment.
+            OSError: The file cannot be read.
+        """
+        handle = self._files.open(segment.path)
+        try:
+            window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
+            groups = self._groups(index, segment.first_position, limit, window)
+        finally:
+            self._files.close(handle)
+        if groups is None:
+            # The sequences of a segment that is read by another reader are unknown.
+            self._next.clear()
+            return None
+        segment.size_bytes = groups[-1].end if groups else 0
+        segment.written_ms = max([segment.written_ms, *(group.written_ms for group in groups)])
+        return groups
+
+    def _groups(self, index: int, position: int, limit: int, window: _Window) -> list[Group] | None:
+        groups: list[Group] = []
+        at = 0
+        while position < limit:
+            group = self._group(index, at, position, window)
+            if group is None or group.end > window.size_bytes or group.end_position > limit:
+                return None
+            groups.append(group)
+            at, position = group.end, group.end_position
+        return groups
+
+    def _group(self, index: int, at: int, position: int, window: _Window) -> Group | None:
+        head = _header(window, at)
+        if head is None:
+            return None
+        read = group_at(window.get(at, head.size_bytes), 0)
+        if read is None:
+            return None
+        group, marks, size_bytes = read
+        if group.lane_id != self._lane_id or group.position != position:
+            return None
+        batches: list[tuple[int, m.ManifestEntry, codec.BatchHeader | None]] = []
+        start, at, position = at, at + size_bytes, position + 1 + len(marks)
+        copies = any(isinstance(mark, m.Moved) for mark in marks)
+        for entry in group.manifest:
+            header = self._batch(at, entry, window, whole=copies)
+            if header is None or entry.position != position:
+                return None
+            batches.append((at, entry, header))
+            at, position = at + entry.size_bytes, position + header.count
+        return Group(index, start, group, marks, batches, [], at, position, head.max_timestamp)
+
+    def _batch(
+        self, at: int, entry: m.ManifestEntry, window: _Window, *, whole: bool
+    ) -> codec.BatchHeader | None:
+        header = _header(window, at)
+        if header is None or window.get(at, codec.HEADER_BYTES)[:21] != address_bytes(entry):
+            return None
+        if header.is_control or header.count <= 0 or header.last_offset_delta != header.count - 1:
+            return None
+        id_ = (header.producer_id, header.producer_epoch, header.base_sequence)
+        sequence = (entry.destination, *id_[:2])
+        # -1 in all three fields means that the batch has no id. One damaged byte cannot make an id look like this.
+        expected = id_ == _NO_ID or self._next.get(sequence) == header.base_sequence
+        if whole or entry.size_bytes < LARGE_BYTES or not expected:
+            try:
+                codec.verify(window.get(at, entry.size_bytes))
+            except codec.CorruptBatchError:
+                return None
+        if id_ != _NO_ID:
+            self._next[sequence] = (header.base_sequence + header.count) % _SEQUENCES
+        return header
+
+
+def _header(window: _Window, at: int) -> codec.BatchHeader | None:
+    try:
+        return codec.read_header(window.get(at, codec.HEADER_BYTES))
+    except codec.CorruptBatchError:
+        return None
+
+
+class _Window:
+    """Bytes of a file around the place that is being read: little after a seek, more with each read that continues.
+
+    A damaged length may claim up to 2 GB, so no more is requested than the file has.
+
+    Attributes:
+        size_bytes: Size of the file.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._read = read
+        self._at = 0
+        self._content = b""
+        self._ahead_bytes = _NEAR_BYTES
+
+    def get(self, at: int, size: int) -> bytes:
+        """Up to `size` bytes from a byte on; fewer at the end of the file."""
+        start = at - self._at
+        if not 0 <= start <= len(self._content) - size:
+            continues = 0 <= start <= len(self._content)
+            self._ahead_bytes = min(2 * self._ahead_bytes, _FAR_BYTES) if continues else _NEAR_BYTES
+            self._at, start = at, 0
+            left = max(0, self.size_bytes - at)
+            self._content = self._read(at, min(max(size, self._ahead_bytes), left))
+        return self._content[start : start + size]

@@ -1,0 +1,593 @@
+"""Reads a lane back: the content of its segments, the torn tail that a crash may have left, and damage.
+
+`scan` reads all segments, and returns their content and where a torn tail must be cut off. It changes nothing; the
+spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from kafkasafe import marks as m
+from kafkasafe.history.identity import BatchId
+from kafkasafe.journal import Journal
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.extent import Extent, decode_extent
+from kafkasafe.spool.files import Files, WholeFiles, read_file, read_whole
+from kafkasafe.spool.outline import OutlineReader
+from kafkasafe.spool.placing import Stored
+from kafkasafe.spool.segment_reader import (
+    OVERHEAD_BYTES,
+    Bad,
+    Group,
+    SegmentReader,
+    StoredSegment,
+    group_at,
+)
+
+__all__ = [
+    "SEGMENT_NAME",
+    "BatchEntry",
+    "Damage",
+    "Entry",
+    "Log",
+    "LostEntry",
+    "MarksEntry",
+    "Stored",
+    "TornEntry",
+    "read_extent",
+    "replay",
+    "replay_one",
+    "scan",
+    "segment_name",
+]
+
+SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
+
+EXTENT_NAME: Final = "extent"
+
+
+@dataclass(frozen=True, slots=True)
+class MarksEntry:
+    """The marks of a group, with the position of its control batch and the time of writing (ms since the epoch)."""
+
+    position: int
+    marks: Sequence[m.Mark]
+    written_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """A complete data batch whose checksums match."""
+
+    position: int
+    destination: int
+    header: codec.BatchHeader
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostEntry:
+    """A damaged part of the log.
+
+    Attributes:
+        position: Position of the damaged part.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost, with unknown marks.
+    """
+
+    position: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class TornEntry:
+    """A batch that a crash tore, before complete batches of its group. No caller was informed that it is durable."""
+
+    position: int
+    destination: int
+
+
+Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A byte range that differs from the written bytes.
+
+    Attributes:
+        path: The segment, which may be missing.
+        start: First byte.
+        end: End of the range (exclusive); equal to `start` if bytes are missing.
+        position: Position of the damaged batch or group.
+        destination: Destination of the data batch; 0 for a group.
+        end_position: End of the damaged positions (exclusive); -1 if unknown.
+        records: Number of damaged data records, with `most` an upper bound; -1 if unknown.
+        most: `records` is an upper bound.
+        name: Topic and partition of the data batch, if known.
+        other_lane: Id of another lane that wrote the segment. In this case the whole file is meant.
+    """
+
+    path: Path
+    start: int
+    end: int
+    position: int
+    destination: int
+    end_position: int = -1
+    records: int = -1
+    most: bool = False
+    name: str = ""
+    other_lane: bytes | None = None
+
+    def __str__(self) -> str:
+        many = ""
+        if self.records >= 0:
+            plural = "" if self.records == 1 else "s"
+            many = f" ({'up to ' if self.most else ''}{self.records:,} record{plural})"
+        if self.other_lane is not None:
+            return f"{self.path.name}: a segment of another lane (id {self.other_lane.hex()}){many}"
+        to = f" to {self.end_position - 1}" if self.end_position > self.position + 1 else ""
+        if self.destination:
+            batch = f"a batch for {self.name}" if self.name else f"a batch of destination {self.destination}"
+            what = f"{batch} at position {self.position}{many}"
+        elif self.start == self.end:
+            where = f"position{'s' if to else ''} {self.position}{to}{many}"
+            if self.start == 0:
+                return f"{self.path.name}: missing or empty, and with it {where}"
+            return f"{self.path.name}: ends at byte {self.end}, where {where} should follow"
+        else:
+            what = f"a group at position {self.position}{many}"
+        if self.start == self.end:
+            return f"{self.path.name}: ends at byte {self.end}, where {what} should follow"
+        return f"{self.path.name}: bytes {self.start} to {self.end}, {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The content of a lane.
+
+    Attributes:
+        segments: In order, without those after a torn tail.
+        entries: Their content, in log order.
+        damage: Damage, in log order. A torn tail is not damage.
+        torn: (segment, byte offset) where a torn tail begins; None if there is none.
+        doomed: Segments after a torn tail.
+        next_position: Position after the last record.
+        synced_position: Position after the last record that is proven to have been durable.
+        lane_id: Id of the lane; None if it has no group.
+        groups: Number of intact groups.
+        closed: Whether an orderly close wrote the last group.
+        manifest: By (segment, byte offset), a group's manifest entry of a damaged data batch.
+        skipped: Positions of torn batches before complete ones of the same group.
+        extent: The claims of the lane's `extent`.
+        records_after_end: Records of intact batches at and after the end that the extent claims.
+    """
+
+    segments: list[StoredSegment]
+    entries: list[Entry]
+    damage: list[Damage]
+    torn: tuple[Path, int] | None
+    doomed: list[Path]
+    next_position: int
+    synced_position: int
+    lane_id: bytes | None
+    groups: int
+    closed: bool
+    manifest: dict[tuple[Path, int], m.ManifestEntry] = field(default_factory=dict)
+    skipped: tuple[int, ...] = ()
+    extent: Extent = field(default_factory=Extent)
+    records_after_end: int = 0
+
+
+def replay(entries: Iterable[Entry], journal: Journal) -> None:
+    """Passes the entries of a log to a journal. The caller calls `journal.recovered()` at the end."""
+    for entry in entries:
+        replay_one(entry, journal)
+    journal.recovered_log()
+
+
+def replay_one(entry: Entry, journal: Journal) -> None:
+    """Passes one entry to a journal, in log order. `Journal.recovered_log` must follow the last one."""
+    match entry:
+        case MarksEntry(position, marks, _):
+            journal.recover_marks(position, marks)
+        case BatchEntry(position, destination, header, size_bytes):
+            identity = None
+            if header.producer_id >= 0:
+                identity = BatchId(
+                    header.producer_id, header.producer_epoch, header.base_sequence, header.count
+                )
+            journal.recover_batch(
+                position,
+                destination,
+                count=header.count,
+                size_bytes=size_bytes,
+                max_timestamp=header.max_timestamp,
+                identity=identity,
+            )
+        case LostEntry(position, destination):
+            journal.recover_lost(position, destination)
+        case TornEntry(_, destination):
+            journal.recover_torn(destination)
+
+
+def segment_name(first_position: int) -> str:
+    """The file name of the segment that begins at a position."""
+    return f"{first_position:020d}.log"
+
+
+def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) -> Log:
+    """Reads a lane.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+        each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
+            then does not contain them. The content of large batches is then not read in segments that are certain to be
+            durable: `Spool.read` checks it. The caller must hold the lane's lock.
+
+    Raises:
+        SpoolFormatError: A newer kafkasafe has written the lane.
+        OSError: A file cannot be read.
+    """
+    # If the lane has an owner, it moves both ends forward meanwhile. So take the end from before the log is read: the
+    # log reaches it. Take the beginning from afterwards: nothing before it is missing from what was read.
+    before = read_extent(files, lane)
+    names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
+    writers = {name: _writer(files, lane / name) for name in names}
+    lane_id = _lane_id(list(writers.values()), before)
+    # 1. Two processes own two directories. One directory is moved to the place of the other.
+    # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
+    # The foreign segment's first position says nothing about the end of the segment before it. So leave it out and
+    # report it as damage. Otherwise recovery would miss records that never existed, and cut both segments off as a torn
+    # tail.
+    others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
+    segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
+    reader = SegmentReader(lane_id)
+    whole = _Whole(segments, before.of(lane_id), each)
+    if each is not None and (lane_id is None or _missing_front(lane, segments, whole.extent) is not None):
+        whole.ended = True
+    contents = WholeFiles(files)
+    outlines = OutlineReader(files, lane_id) if lane_id is not None and each is not None else None
+    durable_position = 0 if whole.extent.end is None else whole.extent.end.position
+    for index, segment in enumerate(segments):
+        limit = segments[index + 1].first_position if index + 1 < len(segments) else None
+        groups: Iterable[Group | Bad] | None = None
+        if outlines is not None and limit is not None and limit <= durable_position:
+            groups = outlines.read(index, segment, limit)
+        if groups is None:
+            groups = reader.segment(index, segment, contents.read(segment.path), limit, before.end)
+        for item in groups:
+            whole.take(item)
+    extent = Extent(read_extent(files, lane).begin, before.end).of(reader.lane_id)
+    log = _judge(lane, whole, reader.lane_id, _synced(segments, whole.synced, extent), extent)
+    log.damage.extend(_of_another_lane(files, lane / name, id_) for name, id_ in others.items() if id_)
+    return log
+
+
+def _writer(files: Files, path: Path) -> bytes | None:
+    """Id of the lane that wrote a segment, from its first group; None if that group is not intact.
+
+    Raises:
+        SpoolFormatError: A newer kafkasafe has written the segment.
+        OSError: The file cannot be read.
+    """
+    handle = files.open(path)
+    try:
+        header = files.read(handle, 0, codec.HEADER_BYTES)
+        size = int.from_bytes(header[8:12], "big", signed=True) + OVERHEAD_BYTES
+        if len(header) < codec.HEADER_BYTES or not codec.HEADER_BYTES < size <= files.size(handle):
+            return None
+        content = files.read(handle, 0, size)
+    finally:
+        files.close(handle)
+    read = group_at(content, 0)
+    return None if read is None else read[0].lane_id
+
+
+def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
+    """Id of this log's lane: the one in `extent` if a segment has it, otherwise that of the first segment."""
+    known = [writer for writer in writers if writer is not None]
+    return extent.lane_id if extent.lane_id in known else next(iter(known), None)
+
+
+def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
+    content = read_file(files, path)
+    groups = list(
+        SegmentReader(writer).segment(0, StoredSegment(path, int(path.name[:20])), content, None, None)
+    )
+    records = sum(
+        header.count
+        for group in groups
+        if isinstance(group, Group)
+        for _, _, header in group.batches
+        if header is not None
+    )
+    return Damage(path, 0, len(content), int(path.name[:20]), 0, records=records, other_lane=writer)
+
+
+def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
+    """The position up to which the log was durable: the largest that a group or the extent states."""
+    synced = segments[0].first_position if segments else 0
+    synced = max(synced, 0 if extent.end is None else extent.end.position)
+    return max(synced, stated, 0)
+
+
+def read_extent(files: Files, lane: Path) -> Extent:
+    """The claims of a lane's `extent`; empty if the file does not exist.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    return decode_extent(read_whole(files, lane / EXTENT_NAME) or b"")
+
+
+class _Whole:
+    """The groups before the first one that is not intact. Nothing later in the log can change their meaning.
+
+    So they are processed while they are read, and only `each` keeps anything of them. All later groups are kept until
+    it is known up to where the log was durable.
+
+    Attributes:
+        extent: The claims, as they were before the log was read.
+        entries: The groups' entries, if there is no `each`.
+        rest: The first group that is not intact, and everything after it.
+        ended: Further groups belong to `rest`.
+        synced: The largest position that a group of the log states to have been durable.
+        known_torn: Positions that earlier recoveries skipped, as groups of the log state.
+        declared: Destinations with their names as text.
+        groups: Number of groups.
+        closed: Whether an orderly close wrote the last one.
+        end_position: Position after the last one; -1 if there is none.
+        between: Records of batches that were passed to `each`, between the two claimed ends.
+        after: The same after the second claimed end.
+    """
+
+    def __init__(
+        self, segments: list[StoredSegment], extent: Extent, each: Callable[[Entry], None] | None
+    ) -> None:
+        self.segments = segments
+        self.extent = extent
+        self.entries: list[Entry] = []
+        self._each = self.entries.append if each is None else each
+        self._counts = each is not None
+        self.rest: list[Group | Bad] = []
+        self.ended = False
+        self.synced = 0
+        self.known_torn: set[int] = set()
+        self.declared: dict[int, str] = {}
+        self.groups = 0
+        self.closed = False
+        self.end_position = -1
+        self.between = self.after = 0
+        # (segment, position after it, byte after it) of groups that are not yet proven to have been durable.
+        self._unproven: deque[tuple[int, int, int]] = deque()
+
+    def take(self, item: Group | Bad) -> None:
+        """Processes the next group of the log."""
+        if isinstance(item, Group):
+            self.synced = max(self.synced, item.group.synced_position)
+            for mark in item.marks:
+                if isinstance(mark, m.Torn):
+                    self.known_torn.update(mark.positions)
+        if not self.ended and isinstance(item, Group) and self._is_whole(item):
+            self._take(item)
+        else:
+            self.ended = True
+            self.rest.append(item)
+
+    def _is_whole(self, item: Group) -> bool:
+        if item.torn or any(header is None for _, _, header in item.batches):
+            return False
+        new = {mark.number for mark in item.marks if isinstance(mark, m.Destination)}
+        return all(
+            entry.destination in self.declared or entry.destination in new for _, entry, _ in item.batches
+        )
+
+    def _take(self, item: Group) -> None:
+        self.groups += 1
+        self._unproven.append((item.segment, item.end_position, item.end))
+        self.prove(self.synced)
+        self.closed = item.group.closed
+        self.declared.update(_declared(item.marks))
+        self._each(MarksEntry(item.group.position, item.marks, item.written_ms))
+        segment = self.segments[item.segment]
+        for at, entry, header in item.batches:
+            if header is None:
+                continue
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+            segment.records += header.count
+            self._count(entry.position, header.count)
+            self._each(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+        self.end_position = item.end_position
+
+    def _count(self, position: int, records: int) -> None:
+        begin, end = self.extent.begin, self.extent.end
+        if not self._counts or end is None:
+            return
+        if position >= end.position:
+            self.after += records
+        elif begin is not None and position >= begin.position:
+            self.between += records
+
+    def prove(self, synced: int) -> None:
+        """Notes that everything before this position was durable."""
+        while self._unproven and self._unproven[0][1] <= synced:
+            segment, _, end = self._unproven.popleft()
+            self.segments[segment].proven_bytes = end
+
+
+def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
+    return {
+        mark.number: f"{mark.topic}-{mark.partition}" if mark.partition >= 0 else mark.topic
+        for mark in marks
+        if isinstance(mark, m.Destination)
+    }
+
+
+def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
+    """Distinguishes a torn tail from damage, and keeps the log before the tail."""
+    segments, entries, declared = whole.segments, whole.entries, whole.declared
+    damage: list[Damage] = []
+    manifest: dict[tuple[Path, int], m.ManifestEntry] = {}
+    torn: tuple[int, int] | None = None
+    next_position = segments[0].first_position if segments else 0
+    groups = whole.groups
+    closed = whole.closed
+    skipped: list[int] = []
+    known_torn = whole.known_torn
+    whole.prove(synced)
+    front = _missing_front(lane, segments, extent)
+    if front is not None:
+        damage.append(front)
+        entries.insert(0, LostEntry(front.position, 0))
+        next_position = max(next_position, front.end_position)
+    elif not segments and extent.begin is not None:
+        next_position = extent.begin.position
+    if whole.end_position >= 0:
+        next_position = whole.end_position
+    for item in whole.rest:
+        if isinstance(item, Bad):
+            if item.position >= synced and item.torn:
+                torn, next_position = (item.segment, item.at), item.position
+                break
+            path = segments[item.segment].path
+            damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
+            entries.append(LostEntry(item.position, 0))
+            # Its position stays taken, even if nothing follows: the next incarnation has to find it damaged again.
+            next_position = max(item.position + 1, item.end_position)
+            continue
+        gone = [(at, e) for at, e in item.torn if e.position >= synced or e.position in known_torn]
+        new = [(at, entry) for at, entry in gone if entry.position not in known_torn]
+        if new and item.group.atomic:
+            torn, next_position = (item.segment, item.at), item.group.position
+            break
+        groups += 1
+        if item.end_position <= synced:
+            segments[item.segment].proven_bytes = item.end
+        closed = item.group.closed
+        declared.update(_declared(item.marks))
+        entries.append(MarksEntry(item.group.position, item.marks, item.written_ms))
+        segment = segments[item.segment]
+        cut = _cut_at(item, new)
+        missing = {at for at, _ in gone}
+        for at, entry, header in item.batches:
+            if cut is not None and at >= cut[0]:
+                break
+            if at in missing:
+                skipped.append(entry.position)
+                entries.append(TornEntry(entry.position, entry.destination))
+                continue
+            if header is None or entry.destination not in declared:
+                end = min(at + entry.size_bytes, item.end)
+                name = declared.get(entry.destination, "")
+                damage.append(Damage(segment.path, at, end, entry.position, entry.destination, name=name))
+                manifest[segment.path, at] = entry
+                entries.append(LostEntry(entry.position, entry.destination))
+                continue
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+            segment.records += header.count
+            entries.append(BatchEntry(entry.position, entry.destination, header, entry.size_bytes))
+        if cut is not None:
+            torn, next_position = (item.segment, cut[0]), cut[1]
+            break
+        next_position = item.end_position
+    doomed: list[Path] = []
+    tail = None
+    if torn is not None:
+        tail = (segments[torn[0]].path, torn[1])
+        segments[torn[0]].size_bytes = torn[1]
+        doomed = [segment.path for segment in segments[torn[0] + 1 :]]
+        segments = segments[: torn[0] + 1]
+    else:
+        if segments:
+            next_position = max(next_position, segments[-1].first_position)
+        if extent.end is not None:
+            next_position = max(next_position, extent.end.position)
+    after = 0
+    if extent.end is not None:
+        after = sum(
+            entry.header.count
+            for entry in entries
+            if isinstance(entry, BatchEntry) and entry.position >= extent.end.position
+        )
+    return Log(
+        segments,
+        entries,
+        _counted(damage, entries, extent, whole.between),
+        tail,
+        doomed,
+        next_position,
+        synced,
+        lane_id or extent.lane_id,
+        groups,
+        closed,
+        manifest,
+        tuple(skipped),
+        extent,
+        whole.after + after,
+    )
+
+
+def _cut_at(item: Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
+    """(byte, position) where a torn group must be cut, after its last complete batch; None if nothing is torn."""
+    if not torn:
+        return None
+    last = max((at for at, _, header in item.batches if header is not None), default=-1)
+    behind = next(((at, entry.position) for at, entry in torn if at > last), None)
+    return (item.end, item.end_position) if behind is None else behind
+
+
+def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
+    """The damage of missing first segments, or of all segments, that the extent says were not released."""
+    begin, end = extent.begin, extent.end
+    if segments:
+        if begin is None or begin.position >= segments[0].first_position:
+            return None
+        first, behind = begin.position, segments[0].first_position
+    else:
+        first = 0 if begin is None else begin.position
+        behind = max(0 if end is None else end.position, first)
+        # The last segment is never released. So if there have been segments, one must still exist.
+        if behind == first and (begin is None or not begin.records):
+            return None
+    return Damage(lane / segment_name(first), 0, 0, first, 0, behind)
+
+
+def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
+    """Adds the number of records to each damage: from the distance of positions, or from the totals of the extent.
+
+    `before` is the number of records between the extent's ends that are not in `entries`.
+    """
+    follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
+    counted = []
+    for item in damage:
+        behind = item.end_position
+        if behind < 0:
+            behind = follows.get(item.position, -1 if extent.end is None else extent.end.position)
+        records = behind - item.position
+        if records <= 0:
+            counted.append(item)
+            continue
+        # After the last batch, groups may be missing as well, and each group takes a position.
+        certain = item.destination > 0 and item.position in follows
+        counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
+    unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]
+    begin, end = extent.begin, extent.end
+    if len(unsure) == 1 and begin is not None and end is not None:
+        there = before + sum(
+            entry.header.count
+            for entry in entries
+            if isinstance(entry, BatchEntry) and begin.position <= entry.position < end.position
+        )
+        there += sum(item.records for index, item in enumerate(counted) if index != unsure[0])
+        item = counted[unsure[0]]
+        missing = end.records - begin.records - there
+        if missing >= 0 and (item.records < 0 or missing <= item.records):
+            counted[unsure[0]] = replace(item, records=missing, most=False)
+    return counted

@@ -1,0 +1,389 @@
+"""`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
+
+Reading never fails because of one file. A damaged file is reported, and prevents nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.journal import Journal
+from kafkasafe.record import batch as codec
+from kafkasafe.spool import rejected_format as pure
+from kafkasafe.spool.files import Files, read_file, write_all
+from kafkasafe.spool.rejected_notes import forget, note, read_notes
+
+__all__ = [
+    "KeptFile",
+    "RejectedRecords",
+    "RejectedStore",
+    "data_of",
+    "read_rejected",
+    "rejected_names",
+    "retire",
+    "summed_up",
+    "waits_of",
+]
+
+_FOLDER: Final = "rejected"
+_NAME: Final = re.compile(r"(\d{20})\.log")
+_DRAFT: Final = re.compile(r"\d{20}\.new")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of `rejected/`.
+
+    Attributes:
+        path: The file.
+        size_bytes: Its size.
+        content: Its content; None if it cannot be read.
+        entries: The entries that count as rejected.
+        error: Why it cannot be read.
+    """
+
+    path: Path
+    size_bytes: int = 0
+    content: pure.Content | None = None
+    entries: tuple[pure.Entry, ...] = ()
+    error: str = ""
+
+    def is_of(self, lane_id: bytes | None) -> bool:
+        """Whether its positions belong to the log with this id, not to an earlier directory with the same path."""
+        return self.content is not None and self.content.lane_id in {b"", lane_id}
+
+    @property
+    def records(self) -> int:
+        """Number of records that count as rejected."""
+        return sum(entry.header.count for entry in self.entries)
+
+    def address(self, journal: Journal) -> tuple[str, int]:
+        """Topic and partition of its records; topic "?" if it is not known any more."""
+        if self.content is not None and self.content.topic:
+            return self.content.topic, self.content.partition
+        if self.content is not None and self.content.number in journal.views.destinations:
+            return journal.views.address(self.content.number)
+        return "?", -1
+
+    @property
+    def void(self) -> bool:
+        """Whether none of its entries counts, because all of them are unfinished in the log."""
+        return self.content is not None and not self.entries
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """The kept records of one partition and one reason.
+
+    Attributes:
+        topic: Topic name.
+        partition: -1 if it was never chosen.
+        code: Kafka's error code; `OPERATOR` if an operator set the batch aside; -1 if unknown.
+        reason: For people.
+        batches: Number of batches.
+        records: Number of records in them.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    reason: str
+    batches: int
+    records: int
+
+
+def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecords, ...]:
+    """Sums up files by partition and reason, in the order of rejection.
+
+    Args:
+        kept: The result of `read_rejected`.
+        journal: The lane's journal, which knows the topics of files from earlier versions.
+    """
+    counts: dict[tuple[str, int, int, str], list[int]] = {}
+    for file in kept:
+        for entry in file.entries:
+            count = counts.setdefault((*file.address(journal), entry.code, entry.reason), [0, 0])
+            count[0] += 1
+            count[1] += entry.header.count
+    return tuple(RejectedRecords(*what, *count) for what, count in counts.items())
+
+
+def waits_of(journal: Journal) -> pure.Waits:
+    """The unfinished batches of a lane."""
+    return {
+        batch.position: (batch.count, batch.size_bytes, batch.max_timestamp)
+        for _, _, batch in journal.views.batches()
+        if batch.position >= 0
+    }
+
+
+def read_rejected(
+    files: Files,
+    lane: Path,
+    *,
+    lane_id: bytes | None,
+    waits: pure.Waits,
+    resent: Collection[m.Resent] = (),
+) -> list[KeptFile]:
+    """The files of a lane's `rejected/` that count, and those that cannot be read, in the order of rejection.
+
+    Args:
+        files: The disk.
+        lane: The lane's directory.
+        lane_id: Id of its log; None if it has none.
+        waits: The unfinished batches of its log, see `waits_of`.
+        resent: Marks of files that do not count. They must be read before the files are.
+    """
+    folder = lane / _FOLDER
+    try:
+        names = sorted(name for name in files.list(folder) if _NAME.fullmatch(name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [KeptFile(folder, error=_why(error))]
+    gone = {mark.file for mark in resent if mark.lane == lane.name}
+    found = []
+    for name in names:
+        if name in gone:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # it was resent meanwhile
+            kept = _read(files, folder / name, lane_id, waits)
+            if not kept.void:
+                found.append(kept)
+    return found
+
+
+def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) -> KeptFile:
+    """Reads one file.
+
+    Raises:
+        FileNotFoundError: The file does not exist any more.
+    """
+    size = 0
+    try:
+        raw = read_file(files, path)
+        size = len(raw)
+        content = pure.decode(raw, int(path.name[:20]))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        return KeptFile(path, size, error=_why(error))
+    return KeptFile(path, size, content, pure.still_rejected(content, lane_id, waits))
+
+
+def rejected_names(files: Files, lane: Path) -> list[str]:
+    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it cannot be listed."""
+    try:
+        return sorted(name for name in files.list(lane / _FOLDER) if _NAME.fullmatch(name))
+    except OSError:
+        return []
+
+
+def data_of(files: Files, path: Path, position: int) -> bytearray:
+    """The bytes of one batch, with the address that it has in the file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The batch is damaged.
+    """
+    raw = read_file(files, path)
+    for entry in pure.decode(raw, int(path.name[:20])).entries:
+        if entry.position == position:
+            return bytearray(raw[entry.at : entry.at + entry.header.size_bytes])
+    raise ValueError(f"no batch of position {position} is in it")
+
+
+def retire(files: Files, directory: Path, mark: m.Resent) -> None:
+    """Deletes a file that was resent. Durable on return.
+
+    Args:
+        files: The disk.
+        directory: The spool directory.
+        mark: Names the file. It must be durable in the lane that now has the records.
+
+    Raises:
+        OSError: The file may still exist.
+    """
+    lane = directory / mark.lane
+    path = lane / _FOLDER / mark.file
+    forget(files, lane, mark.file)
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path)
+    # Even if it does not exist: the process that deleted it may have died before this was durable.
+    with contextlib.suppress(FileNotFoundError):
+        files.sync_directory(path.parent)
+    forget(files, lane, mark.file)
+
+
+@dataclass(slots=True)
+class RejectedStore:
+    """A lane's `rejected/`, for the lane's owner. Not thread-safe.
+
+    Attributes:
+        files: The disk.
+        lane: The lane's directory.
+        lane_id: Id of its log.
+    """
+
+    files: Files
+    lane: Path
+    lane_id: bytes
+    _known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _number: int = 0
+    """Number of the file that is being written. It stays the same until the writing succeeds."""
+    _stale: Path | None = None
+    """A file that a failed attempt may have left under a valid name."""
+    _undeleted: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(size for _, size in list(self._known.values()))
+
+    @property
+    def records(self) -> int:
+        """Number of records in all files."""
+        return sum(records for records, _ in list(self._known.values()))
+
+    def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
+        """Reads the directory, and deletes files that a crash has left and that do not count.
+
+        Returns:
+            A message for each file that cannot be read.
+
+        Raises:
+            OSError: The directory cannot be listed, or a draft cannot be deleted.
+        """
+        folder = self.lane / _FOLDER
+        try:
+            names = sorted(self.files.list(folder))
+        except FileNotFoundError:
+            return []
+        gone = {mark.file for mark in resent if mark.lane == self.lane.name}
+        troubles = []
+        void: list[str] = []
+        for name in names:
+            if _DRAFT.fullmatch(name):
+                self.files.unlink(folder / name)
+            elif _NAME.fullmatch(name) and name not in gone:
+                try:
+                    kept = _read(self.files, folder / name, self.lane_id, waits)
+                except FileNotFoundError:
+                    continue
+                if kept.void:
+                    void.append(name)
+                    continue
+                self._known[name] = (kept.records, kept.size_bytes)
+                if kept.error:
+                    troubles.append(f"{kept.path}: {kept.error}")
+        try:
+            for name in void:
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(folder / name)
+                forget(self.files, self.lane, name)
+            if void:
+                self.files.sync_directory(folder)
+        except OSError as error:
+            self._undeleted += void
+            troubles.append(f"{folder}: what counts for nothing cannot be deleted: {error}")
+        self._take_notes()
+        return troubles
+
+    def _take_notes(self) -> None:
+        """Makes missing notes, for files that a crash or an earlier version left without one."""
+        with contextlib.suppress(OSError):
+            notes = read_notes(self.files, self.lane)
+            for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
+                note(self.files, self.lane, name, self._known[name][0])
+                if name not in self.files.list(self.lane / _FOLDER):
+                    forget(self.files, self.lane, name)  # it was resent meanwhile
+
+    def keep(
+        self, batches: Sequence[pure.Refused], destination: m.Destination, *, cluster_id: str, now_ms: int
+    ) -> Path:
+        """Writes rejected batches of one destination into a new file. Durable on return.
+
+        Raises:
+            OSError: They are not kept. Call again.
+        """
+        folder = self.lane / _FOLDER
+        self.files.make_directory(folder)
+        if not self._number:
+            newest = max(
+                (int(found[1]) for name in self.files.list(folder) if (found := _NAME.fullmatch(name))),
+                default=0,
+            )
+            self._number = max(newest + 1, time.time_ns())
+        path = folder / f"{self._number:020d}.log"
+        draft = path.with_suffix(".new")
+        pieces = pure.encode(batches, destination, lane_id=self.lane_id, cluster_id=cluster_id, now_ms=now_ms)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.unlink(draft)
+            handle = self.files.create(draft)
+            try:
+                write_all(self.files, handle, pieces, 0)
+                self.files.sync_data(handle)
+            finally:
+                self.files.close(handle)
+            self._stale = path
+            self.files.rename(draft, path)
+            self.files.sync_directory(folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.files.unlink(draft)
+            self.tidy()
+            raise
+        self._stale = None
+        self._number = 0
+        records = sum(codec.read_header(batch.data).count for batch in batches)
+        self._known[path.name] = (records, sum(map(len, pieces)))
+        note(self.files, self.lane, path.name, records)
+        return path
+
+    def stands_at(self, lane: Path) -> None:
+        """Notes the lane's new path."""
+        self.lane = lane
+        if self._stale is not None:
+            self._stale = lane / _FOLDER / self._stale.name
+
+    def tidy(self) -> None:
+        """Deletes the file that a failed attempt left: its batches may be delivered after all. Tried at each call."""
+        if self._stale is not None:
+            with contextlib.suppress(OSError):
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(self._stale)
+                self.files.sync_directory(self._stale.parent)
+                self._stale = None
+
+    def undeleted(self) -> list[str]:
+        """Names of files that do not count but may still exist. A mark has to name them. Returns each once."""
+        names, self._undeleted = self._undeleted, []
+        if self._stale is not None:
+            names.append(self._stale.name)
+            self._stale = None
+            self._number = 0  # this name is not reused
+        return names
+
+    def refresh(self) -> None:
+        """Forgets files that were resent, or deleted by hand."""
+        self.tidy()
+        if not self._known:
+            return
+        with contextlib.suppress(OSError):
+            there: set[str] = set()
+            with contextlib.suppress(FileNotFoundError):
+                there = set(self.files.list(self.lane / _FOLDER))
+            for name in [name for name in self._known if name not in there]:
+                del self._known[name]
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

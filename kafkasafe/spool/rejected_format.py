@@ -1,0 +1,223 @@
+"""Encodes and decodes files of `rejected/`, exactly as `docs/spool-format.md` specifies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.journal import Batch
+from kafkasafe.record import batch as codec
+
+__all__ = [
+    "OPERATOR",
+    "SET_ASIDE",
+    "Content",
+    "Entry",
+    "Refused",
+    "Waits",
+    "decode",
+    "encode",
+    "is_full",
+    "marks_to_set_aside",
+    "most_bytes",
+    "still_rejected",
+]
+
+OPERATOR = -2
+"""The code of a batch that an operator set aside: none of Kafka's."""
+
+SET_ASIDE: Final = "set aside by an operator"
+
+Waits = Mapping[int, tuple[int, int, int]]
+"""Of the unfinished batches of a lane, by position: records, size in bytes, newest timestamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch to be kept.
+
+    Attributes:
+        position: In the lane's log.
+        data: Its bytes; the address in them means nothing.
+        code: Kafka's error code, or `OPERATOR`.
+        reason: Human-readable text.
+        given: See `journal.Batch`.
+    """
+
+    position: int
+    data: bytearray
+    code: int
+    reason: str
+    given: tuple[tuple[int, int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept batch.
+
+    Attributes:
+        position: Where it was in the lane's log.
+        header: Of the batch.
+        at: Byte offset in the file.
+        code: Kafka's error code, `OPERATOR`, or -1 when it is not known.
+        reason: Human-readable text; empty if unknown.
+        given: See `journal.Batch`.
+    """
+
+    position: int
+    header: codec.BatchHeader
+    at: int
+    code: int = -1
+    reason: str = ""
+    given: tuple[tuple[int, int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The contents of a file.
+
+    Attributes:
+        entries: The batches, all of one destination, in the order in which they were sent.
+        number: Destination number in the lane.
+        topic: Empty in a file of an earlier version: the lane's log names it by the number.
+        partition: -1 when it was never chosen.
+        cluster_id: Of the cluster that the batches were for, empty if unknown.
+        lane_id: Empty in a file of an earlier version.
+        rejected_ms: When they were rejected, ms since the epoch; -1 if unknown.
+    """
+
+    entries: tuple[Entry, ...]
+    number: int
+    topic: str = ""
+    partition: int = -1
+    cluster_id: str = ""
+    lane_id: bytes = b""
+    rejected_ms: int = -1
+
+
+def is_full(used_bytes: int, limit_bytes: int) -> str:
+    """Why `rejected/` takes no more batches, as human-readable text."""
+    return (
+        f"rejected/ is full ({used_bytes:,} bytes of rejected_max_bytes={limit_bytes:,}):"
+        " resend or remove what is there, or raise the limit"
+    )
+
+
+def most_bytes(batch: Batch) -> int:
+    """Upper bound of the bytes that a batch adds to the file that keeps it: its own, and those of its marks."""
+    return batch.size_bytes + m.bytes_of_each(batch.message, batch.given)
+
+
+def encode(
+    batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
+) -> list[bytearray]:
+    """The file for batches of one destination, in pieces. Addresses are stamped into the data in place."""
+    marks: list[m.Mark] = [destination]
+    marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
+    marks += [m.Given(i, batch.given) for i, batch in enumerate(batches) if batch.given is not None]
+    if cluster_id:
+        marks.append(m.Cluster(cluster_id))
+    position = 1 + len(marks)
+    manifest = []
+    for batch in batches:
+        codec.stamp_address(batch.data, position, destination.number)
+        header = codec.read_header(batch.data)
+        manifest.append(m.ManifestEntry(position, destination.number, header.size_bytes, header.crc))
+        position += header.count
+    group = m.Group(
+        m.FORMAT_VERSION,
+        lane_id,
+        0,
+        0,
+        atomic=True,
+        snapshot=False,
+        closed=False,
+        manifest=tuple(manifest),
+    )
+    return [m.encode_group(group, marks, now_ms), *(batch.data for batch in batches)]
+
+
+def decode(content: codec.Buffer, name_position: int) -> Content:
+    """Read a file, and check every byte of it.
+
+    Args:
+        content: The whole file.
+        name_position: The number in its name: the position, in a file of an earlier version.
+
+    Raises:
+        ValueError: The file is incomplete, or has another format.
+    """
+    header = codec.verify(content)
+    if not header.is_control:
+        if header.size_bytes != len(content):
+            raise ValueError(f"{len(content) - header.size_bytes} bytes too many")
+        return Content((Entry(name_position, header, 0),), header.partition_leader_epoch)
+    group, marks = m.decode_group(memoryview(content)[: header.size_bytes])
+    (destination,) = [mark for mark in marks if isinstance(mark, m.Destination)]
+    why = [mark for mark in marks if isinstance(mark, m.Rejected)]
+    cluster = next((mark.cluster_id for mark in marks if isinstance(mark, m.Cluster)), "")
+    given = {mark.index: mark.runs for mark in marks if isinstance(mark, m.Given)}
+    at = header.size_bytes
+    entries = []
+    for index, (promised, rejected) in enumerate(zip(group.manifest, why, strict=True)):
+        found = codec.verify(memoryview(content)[at : at + promised.size_bytes])
+        address = (found.base_offset, found.partition_leader_epoch, found.size_bytes, found.crc)
+        if address != (promised.position, promised.destination, promised.size_bytes, promised.crc):
+            raise ValueError(f"the batch at byte {at} is not the one that the file promises")
+        entries.append(Entry(rejected.position, found, at, rejected.code, rejected.message, given.get(index)))
+        at += promised.size_bytes
+    if at != len(content):
+        raise ValueError(f"{len(content) - at} bytes too many")
+    return Content(
+        tuple(entries),
+        destination.number,
+        destination.topic,
+        destination.partition,
+        cluster,
+        group.lane_id,
+        header.max_timestamp,
+    )
+
+
+def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
+    """The marks that end an unfinished batch and give those after it new ids; or why that is not possible.
+
+    Args:
+        queue: The unfinished batches of its destination, in order.
+        position: Of the batch.
+        absent: Positions of those that are proven not to be in the cluster's log, and not to get there any more.
+    """
+    index = next(i for i, batch in enumerate(queue) if batch.position == position)
+    for batch in queue[index:]:
+        if batch.identity is not None and batch.position not in absent:
+            what = (
+                "it" if batch.position == position else f"the batch after it, at position {batch.position},"
+            )
+            return f"{what} may be in the cluster's log"
+    batch = queue[index]
+    marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
+    if batch.identity is not None:
+        # The leader would miss its sequences.
+        kept = tuple(
+            m.Identity(
+                b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence
+            )
+            for b in queue[:index]
+            if b.identity is not None
+        )
+        marks.append(m.Identified(batch.destination, m.IdentityReason.REIDENTIFIED, 0, kept))
+    return marks
+
+
+def still_rejected(content: Content, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
+    """The valid entries: without those whose REJECTED mark never became durable, which are unfinished in the log."""
+    if content.lane_id and content.lane_id != lane_id:
+        return content.entries
+    return tuple(
+        entry
+        for entry in content.entries
+        if waits.get(entry.position)
+        != (entry.header.count, entry.header.size_bytes, entry.header.max_timestamp)
+    )

@@ -1,0 +1,103 @@
+"""Notes of the files that a lane's `rejected/` should contain: for each of them there is an empty file.
+
+If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
+both. `kafkasafe spool discard` marks the note, which then shows that the file was given up on purpose.
+
+1. First the file becomes durable in `rejected/`, then its note is made. After a crash between the two, the lane's next
+   owner makes it.
+2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
+   two steps makes the note again. After a crash before the end, a log still has the mark of the resend, and the next
+   owner of that lane repeats all steps.
+3. A discard marks the note, then removes the file. After a crash between the two, the file counts as rejected until the
+   discard is repeated.
+
+Notes are optional: without a note the records are safe, but their deletion by hand goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.spool.files import Files
+
+__all__ = ["FOLDER", "Notes", "forget", "mark_discarded", "note", "read_notes"]
+
+FOLDER: Final = "rejected-notes"
+_NAME: Final = re.compile(r"(\d{20}\.log)-(\d+)(\.discarded)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """All notes of a lane.
+
+    Attributes:
+        kept: Number of records by name of each file that should be in `rejected/`.
+        discarded: Number of records by name of each file that was discarded.
+    """
+
+    kept: Mapping[str, int]
+    discarded: Mapping[str, int]
+
+
+def read_notes(files: Files, lane: Path) -> Notes:
+    """Reads the notes of a lane.
+
+    Raises:
+        OSError: They cannot be listed.
+    """
+    kept: dict[str, int] = {}
+    discarded: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in files.list(lane / FOLDER):
+            if found := _NAME.fullmatch(name):
+                (discarded if found[3] else kept)[found[1]] = int(found[2])
+    # A crash during the marking may leave both names.
+    return Notes({name: records for name, records in kept.items() if name not in discarded}, discarded)
+
+
+def note(files: Files, lane: Path, name: str, records: int) -> None:
+    """Makes the note of a file that is durable in `rejected/`. Does not raise."""
+    with contextlib.suppress(OSError):
+        files.make_directory(lane / FOLDER)
+        files.close(files.open(lane / FOLDER / f"{name}-{records}", write=True, create=True))
+        files.sync_directory(lane / FOLDER)
+
+
+def forget(files: Files, lane: Path, name: str) -> None:
+    """Removes the notes of a file. Durable on return.
+
+    Raises:
+        OSError: A note may still exist.
+    """
+    try:
+        names = [each for each in files.list(lane / FOLDER) if each.startswith(f"{name}-")]
+    except FileNotFoundError:
+        return
+    for each in names:
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(lane / FOLDER / each)
+    # Even if there was none: the process that removed it may have died before this was durable.
+    files.sync_directory(lane / FOLDER)
+
+
+def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
+    """Notes that a file of `rejected/` is given up on purpose. Durable on return.
+
+    Raises:
+        OSError: The note may be missing.
+    """
+    files.make_directory(lane / FOLDER)
+    for each in files.list(lane / FOLDER):
+        if each.startswith(f"{name}-") and not each.endswith(".discarded"):
+            with contextlib.suppress(FileNotFoundError):
+                files.rename(lane / FOLDER / each, lane / FOLDER / f"{each}.discarded")
+    if name not in read_notes(files, lane).discarded:
+        # The file is from an earlier version, or its note could not be made.
+        handle = files.open(lane / FOLDER / f"{name}-{records}.discarded", write=True, create=True)
+        files.close(handle)
+    files.sync_directory(lane / FOLDER)

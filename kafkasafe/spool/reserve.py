@@ -1,0 +1,203 @@
+"""A file in a lane's directory that keeps room on the disk for decisions and for the division of batches.
+
+On a full disk, a decision (a mark) frees more room than it takes, because it lets segments be deleted. So the lane
+keeps room for marks that no batch may take:
+
+1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
+2. The cluster acknowledges the batches of the oldest segment. Their marks find no room.
+3. The reserve is deleted, so the marks can be written. They let the segment be deleted, and batches have room again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.logs import EventLog
+from kafkasafe.spool.files import Files, write_all
+
+__all__ = ["NO_ROOM", "Reserve"]
+
+log = EventLog("spool")
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk, and of a full quota."""
+_NAME: Final = "reserve"
+_MARKS_BYTES: Final = 64 * 1024
+"""The part for marks. The rest is for the division of batches whose partitions are not known yet."""
+_STEP_BYTES: Final = 64 * 1024
+"""The part for divisions is a multiple of this."""
+_LENT_STEP_BYTES: Final = 256 * 1024
+_DIVIDED_SHARE: Final = 16
+"""The parts of a divided batch are larger than the batch, by at most one sixteenth."""
+
+
+class Reserve:
+    """The reserve of one lane. Not thread-safe.
+
+    Args:
+        lane: The directory of the lane.
+        files: The disk.
+    """
+
+    def __init__(self, lane: Path, files: Files) -> None:
+        self._lane = lane
+        self._files = files
+        self._size: int | None = None
+        """Its size in bytes; None if it was not looked at yet."""
+        self._size_before_loan = 0
+        """Its size before `lend` enlarged it; 0 if it did not."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is none, as far as is known."""
+        return self._size == 0
+
+    def stands_at(self, lane: Path) -> None:
+        """Note the new path of the lane's directory."""
+        self._lane = lane
+
+    def forget(self) -> None:
+        """Look at the file again before the next use: the lane's files were written again."""
+        self._size = None
+
+    @staticmethod
+    def wanted(to_divide_bytes: int, segment_bytes: int) -> int:
+        """Return how large the reserve has to be.
+
+        Args:
+            to_divide_bytes: The size of the batches that are to be divided.
+            segment_bytes: The size of a segment with such batches.
+        """
+        if not to_divide_bytes:
+            return _MARKS_BYTES
+        # 1. Twice the first segment, because its divided batches may need a second segment.
+        # 2. And the growth of all of them.
+        extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
+        return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
+
+    def ensure(self, wanted: int) -> bool:
+        """Make the reserve at least this large.
+
+        Returns:
+            False if the disk has no room for it, and so none for batches.
+        """
+        if self._size is not None and self._size >= wanted:
+            return True
+        there = 0
+        try:
+            there = self._measure()
+            if there >= wanted:
+                return True
+            handle = self._files.open(self._path, write=True, create=True)
+            try:
+                self._files.truncate(handle, there)
+                # Write more than that, and cut it off: a batch must not be written to the room that marks need. The
+                # content is random, because some file systems compress it.
+                write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
+                self._files.sync_data(handle)
+                self._files.truncate(handle, wanted)
+            finally:
+                self._files.close(handle)
+        except OSError as error:
+            self._shrink(there)
+            # Other errors of the disk show when batches are written.
+            return error.errno not in NO_ROOM
+        self._size = wanted
+        return True
+
+    def shrink_to(self, wanted: int) -> None:
+        """Give back what exceeds this size."""
+        if self._size is not None and self._size > wanted:
+            self._shrink(wanted)
+
+    def lend(self, size_bytes: int) -> bool:
+        """Have room for a group of this size that may use the reserve, and for marks after it.
+
+        What the reserve grows by for that is given back by `end_loan`: the free bytes of a volume may not be this
+        lane's, so the room is taken until the group is written.
+
+        Returns:
+            False if the disk has no room.
+        """
+        wanted = _MARKS_BYTES + size_bytes
+        if self._size is not None and self._size >= wanted:
+            return True
+        if not self._size_before_loan:
+            try:
+                self._size_before_loan = max(self._measure(), _MARKS_BYTES)
+            except OSError:
+                return True  # the write reports it
+        # In larger steps, because more groups are likely to follow.
+        return self.ensure(wanted + _LENT_STEP_BYTES) or self.ensure(wanted)
+
+    def end_loan(self) -> None:
+        """Give back what `lend` took."""
+        before, self._size_before_loan = self._size_before_loan, 0
+        if before:
+            self.shrink_to(before)
+
+    def give_step(self, error: OSError) -> None:
+        """Give back a step of the part for divisions, or everything: a small file beside the log found no room."""
+        if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
+            self._shrink(self._size - _STEP_BYTES)
+        else:
+            self.give_up(error)
+
+    def give_up(self, error: OSError) -> None:
+        """Delete the reserve if the error is that of a full disk: a decision found no room."""
+        if error.errno not in NO_ROOM or self._size == 0:
+            return
+        self._size = 0
+        with contextlib.suppress(OSError):
+            self._files.unlink(self._path)
+            # The room is free only when the deletion is durable.
+            self._files.sync_directory(self._lane)
+            log.limited(
+                logging.WARNING,
+                "reserve_given_up",
+                str(self._lane),
+                "%s: the disk is full to the last byte; the reserve was given up",
+                self._lane,
+                lane=self._lane.name,
+            )
+
+    def restore_after_release(self, wanted: int) -> None:
+        """Make a spent reserve again, as large as wanted, or at least large enough for marks."""
+        if self.is_spent and not self.ensure(wanted):
+            self.ensure(_MARKS_BYTES)
+
+    @property
+    def _path(self) -> Path:
+        return self._lane / _NAME
+
+    def _measure(self) -> int:
+        """The size of the file, which is read once."""
+        if self._size is None:
+            self._size = 0
+            if _NAME in self._files.list(self._lane):
+                handle = self._files.open(self._path)
+                try:
+                    size = self._files.size(handle)
+                finally:
+                    self._files.close(handle)
+                # A shorter one is of no use.
+                self._size = size if size >= _MARKS_BYTES else 0
+        return self._size
+
+    def _shrink(self, size: int) -> None:
+        self._size = 0
+        with contextlib.suppress(OSError):
+            if size:
+                handle = self._files.open(self._path, write=True)
+                try:
+                    self._files.truncate(handle, size)
+                    self._size = size
+                finally:
+                    self._files.close(handle)
+            else:
+                self._files.unlink(self._path)

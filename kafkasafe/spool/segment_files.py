@@ -1,0 +1,190 @@
+"""Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
+
+If another process deletes or renames a file, it does not change for the process that has it open. So the owner of a
+lane can detect that a name leads elsewhere, and write the file again from the one that it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.spool.files import Files, Identity, size_of, write_all
+from kafkasafe.spool.segment_reader import StoredSegment
+
+__all__ = ["SegmentFiles"]
+
+_HELD: Final = 64
+"""Maximum number of segments that are held open. The content of others is lost with their names."""
+_READERS: Final = 16
+"""Maximum number of other segments that are open, the ones read last."""
+_COPY_BYTES: Final = 1024 * 1024
+_UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
+
+
+class SegmentFiles:
+    """Holds the files of a lane's segments open. Not thread-safe."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._held: dict[int, int] = {}
+        """By first position, in the order of opening."""
+        self._readers: dict[int, int] = {}
+        self._identities: dict[int, Identity] = {}
+
+    def add(self, segment: StoredSegment, handle: int) -> None:
+        """Adds a segment that was just created. Takes over the handle.
+
+        Raises:
+            OSError: The file's identity cannot be determined. The handle is closed.
+        """
+        self._identities[segment.first_position] = self._identity(handle)
+        self._held[segment.first_position] = handle
+
+    def open(self, segment: StoredSegment) -> None:
+        """Opens an existing segment. Does not hold it if too many files are open."""
+        with contextlib.suppress(OSError):
+            handle = self._files.open(segment.path)
+            self._identities[segment.first_position] = self._identity(handle)
+            if len(self._held) < _HELD:
+                self._held[segment.first_position] = handle
+            else:
+                self._files.close(handle)
+
+    def limit(self) -> None:
+        """Ends the newest segment, which gets no more records. It stays held unless too many are."""
+        if len(self._held) > _HELD:
+            at = next(reversed(self._held))
+            self._files.close(self._held.pop(at))
+
+    def handle(self, segment: StoredSegment) -> int:
+        """Returns a handle for reading.
+
+        Raises:
+            OSError: The segment cannot be opened, or another file has its name.
+        """
+        at = segment.first_position
+        handle = self._held.get(at, self._readers.get(at, -1))
+        if handle >= 0:
+            return handle
+        while len(self._readers) >= _READERS:
+            self._files.close(self._readers.pop(next(iter(self._readers))))
+        handle = self._files.open(segment.path)
+        identity = self._identity(handle)
+        if self._identities.setdefault(at, identity) != identity:
+            self._files.close(handle)
+            raise FileNotFoundError(errno.ENOENT, "Another file has its name", str(segment.path))
+        self._readers[at] = handle
+        return handle
+
+    def is_whole(self, segment: StoredSegment) -> bool:
+        """Whether the segment's name leads to its file, and the file has all bytes that were written.
+
+        Raises:
+            OSError: This cannot be determined.
+        """
+        if not self._is_named(segment):
+            return False
+        handle = self._held.get(segment.first_position, -1)
+        return handle < 0 or self._files.size(handle) >= segment.size_bytes
+
+    def write_again(self, segment: StoredSegment) -> bool:
+        """Writes the held content under the segment's name and syncs it, but not the name. False: it cannot be read.
+
+        Raises:
+            OSError: The content is not available under the name yet.
+        """
+        draft = segment.path.with_suffix(".new")
+        handle = self._files.open(draft, write=True, create=True)
+        try:
+            self._files.truncate(handle, 0)
+            for at in range(0, segment.size_bytes, _COPY_BYTES):
+                content = self._content(segment, at, min(_COPY_BYTES, segment.size_bytes - at))
+                if not content:
+                    self._files.unlink(draft)
+                    return False
+                write_all(self._files, handle, [content], at)
+            self._files.sync_data(handle)
+            self.clear_name(segment.path)
+            self._files.rename(draft, segment.path)
+            identity = self._files.identity(handle)
+            self._close(segment)
+            self._identities[segment.first_position] = identity
+            self._held[segment.first_position], handle = handle, -1
+        finally:
+            if handle >= 0:
+                self._files.close(handle)
+        return True
+
+    def _content(self, segment: StoredSegment, at: int, size: int) -> bytes:
+        """Reads this many bytes; empty if there are fewer, or if none can be read.
+
+        Raises:
+            OSError: The bytes may be readable later.
+        """
+        try:
+            content = self._files.read(self.handle(segment), at, size)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            return b""
+        return content if len(content) == size else b""
+
+    def clear_name(self, path: Path) -> None:
+        """Moves another file out of the way that has a segment's name. Keeps it unless it is empty.
+
+        Raises:
+            OSError: The file may still have the name.
+        """
+        try:
+            if not size_of(self._files, path):
+                self._files.unlink(path)
+                return
+        except FileNotFoundError:
+            return
+        folder = path.parent / "quarantine"
+        self._files.make_directory(folder)
+        number = sum(name.startswith(path.stem) for name in self._files.list(folder))
+        self._files.rename(path, folder / f"{path.stem}-{number}.found")
+        self._files.sync_directory(folder)
+
+    def unlink(self, segment: StoredSegment) -> None:
+        """Deletes a segment. If another file has its name, that file stays.
+
+        Raises:
+            OSError: The segment may still exist.
+        """
+        named = self._is_named(segment)
+        self._close(segment)
+        self._identities.pop(segment.first_position, None)
+        if named:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(segment.path)
+
+    def close(self) -> None:
+        """Closes all files."""
+        for handle in (*self._held.values(), *self._readers.values()):
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+        self._held.clear()
+        self._readers.clear()
+
+    def _identity(self, handle: int) -> Identity:
+        try:
+            return self._files.identity(handle)
+        except OSError:
+            self._files.close(handle)
+            raise
+
+    def _is_named(self, segment: StoredSegment) -> bool:
+        named = self._files.identity_of(segment.path)
+        return named is not None and named == self._identities.get(segment.first_position, named)
+
+    def _close(self, segment: StoredSegment) -> None:
+        for handles in (self._held, self._readers):
+            handle = handles.pop(segment.first_position, -1)
+            if handle >= 0:
+                with contextlib.suppress(OSError):
+                    self._files.close(handle)

@@ -1,0 +1,123 @@
+"""Finds spools that were left in directories next to the default one.
+
+The name of the default directory contains the client id and the addresses as they were written. With another spelling,
+or another client id, the directory is another one. Then records in the former directory would wait forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafkasafe.errors import SpoolError
+from kafkasafe.spool.files import Files
+from kafkasafe.spool.inspection import inspect
+from kafkasafe.spool.lanes import SpoolDirectory
+
+__all__ = ["LeftBehind", "Siblings"]
+
+_Content = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A directory with undelivered records that no process owns.
+
+    Attributes:
+        path: The spool directory.
+        cluster_id: Id of the cluster to which the records belong; None: no producer there ever reached a cluster.
+        same_client: Whether its producers had the same client id.
+        lanes: Numbers of the lanes with such records.
+        batches: Number of undelivered batches.
+        records: Number of records in them.
+        content: Segments with their sizes, which change when the directory does.
+    """
+
+    path: Path
+    cluster_id: str | None
+    same_client: bool
+    lanes: tuple[int, ...]
+    batches: int
+    records: int
+    content: _Content
+
+
+class Siblings:
+    """The directories next to `own`. Only reads them: writes nothing, and takes no lock.
+
+    Args:
+        own: A default spool directory.
+        files: The disk.
+    """
+
+    def __init__(self, own: Path, files: Files) -> None:
+        self._own = own
+        self._files = files
+        self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
+        """By lane: its content when it was last read, and the undelivered (batches, records) at that time."""
+
+    def look(
+        self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
+    ) -> list[LeftBehind]:
+        """Returns all left directories, sorted by path. If `stop` ends the search, the next one finds the others.
+
+        Args:
+            stop: Returns whether to end early.
+            same_client: Only directories of this client id.
+        """
+        try:
+            names = sorted(self._files.list(self._own.parent))
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            if stop():
+                break
+            path = self._own.parent / name
+            if same_client and _client(path) != _client(self._own):
+                continue
+            if path == self._own or not (path / "FORMAT").is_file():
+                continue
+            try:
+                one = self._look_into(path)
+            except (SpoolError, OSError):
+                continue  # not readable for this user, or from a newer version, so it cannot be judged
+            if one is not None:
+                found.append(one)
+        return found
+
+    def _look_into(self, path: Path) -> LeftBehind | None:
+        directory = SpoolDirectory.look(path, files=self._files)
+        lanes, batches, records = [], 0, 0
+        content: list[tuple[str, int]] = []
+        for number in directory.lanes():
+            if directory.seems_owned(number):
+                continue
+            waiting = self._waiting(directory, number)
+            if waiting[0]:
+                lanes.append(number)
+                content += directory.content(number)
+                batches += waiting[0]
+                records += waiting[1]
+        if not lanes:
+            return None
+        same = _client(path) == _client(self._own)
+        return LeftBehind(path, directory.cluster_id(), same, tuple(lanes), batches, records, tuple(content))
+
+    def _waiting(self, directory: SpoolDirectory, number: int) -> tuple[int, int]:
+        """Undelivered (batches, records). Reads the lane again only if its files have changed."""
+        lane = directory.lane_path(number)
+        content = directory.content(number)
+        known = self._known.get(lane)
+        if known is not None and known[0] == content:
+            return known[1]
+        waiting = inspect(lane, files=self._files).waiting if content else ()
+        counts = sum(each.batches for each in waiting), sum(each.records for each in waiting)
+        self._known[lane] = content, counts
+        return counts
+
+
+def _client(path: Path) -> str:
+    """The client id in a default directory's name. The part after the last dash is the digest of the addresses."""
+    return path.name.rpartition("-")[0]

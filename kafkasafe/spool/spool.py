@@ -1,0 +1,787 @@
+"""The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
+
+One thread owns a `Spool`. Only `sync()` promises what was written. A failed write or sync resets the log to the last
+promised position, so that the owner can write the same again. The journal decides which batch is done, and which id it
+has. The spool only stores marks and batches, and reads them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal
+
+from kafkasafe import marks as m
+from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
+from kafkasafe.logs import EventLog
+from kafkasafe.record import batch as codec
+from kafkasafe.spool.extent_file import ExtentFile
+from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.quarantine import copy_aside, copy_of, keep_torn, quarantine_damage
+from kafkasafe.spool.recovery import (
+    EXTENT_NAME,
+    BatchEntry,
+    Damage,
+    Entry,
+    Log,
+    LostEntry,
+    MarksEntry,
+    Stored,
+    scan,
+    segment_name,
+)
+from kafkasafe.spool.reserve import NO_ROOM, Reserve
+from kafkasafe.spool.segment_files import SegmentFiles
+from kafkasafe.spool.segment_reader import StoredSegment
+from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
+
+__all__ = ["BatchEntry", "Entry", "LostEntry", "MarksEntry", "Spool"]
+
+log = EventLog("spool")
+
+Sync = Literal["group", "each", "os"]
+
+_PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
+"""Space is reserved in steps: a lane that is hardly used should not occupy a whole segment."""
+_MOST_BATCHES: Final = 1 << 14
+"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted: up to 2.6 kB
+for an atomic batch, which may have only a few hundred bytes on disk."""
+_DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
+"""Maximum size of a segment with batches to be divided, in a log of up to `_DIVIDED_SEGMENTS` times that.
+
+1. The spool divides a batch by writing its records once more, at the end of the log.
+2. It deletes a segment when all batches of the segment are divided.
+3. So a division needs as much space as the first segment, and no more for the next one.
+"""
+_DIVIDED_SEGMENTS: Final = 512
+_NEVER_PREALLOCATED: Final = 1 << 62
+
+
+class Spool:
+    """One lane's log. Made by `open`; not thread-safe.
+
+    Attributes:
+        next_position: The position the next record gets.
+        synced_position: Everything before it was promised by `sync()`.
+    """
+
+    def __init__(
+        self,
+        lane: Path,
+        found: Log,
+        *,
+        files: Files,
+        segment_bytes: int,
+        sync: Sync,
+        snapshot: Callable[[], Sequence[m.Mark]],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._lane = lane
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._sync = sync
+        self._snapshot = snapshot
+        self._clock_ms = clock_ms
+        self._lane_id = found.lane_id or os.urandom(m.LANE_ID_BYTES)
+        self._segments = found.segments
+        self._used = sum(segment.size_bytes for segment in self._segments)
+        self._held = SegmentFiles(files)
+        for segment in self._segments:
+            self._held.open(segment)
+        self._handle = -1  # of the last segment while it is being written
+        self._preallocated = 0
+        self._lost: set[int] = set()
+        """First positions of segments whose content was lost while this process had them."""
+        self._repair = False
+        self._sync_failed = False
+        self._deletions_undurable = False
+        """A sync has failed since the last repair."""
+        self._continued: tuple[int, int] | None = None
+        """First position and handle of the segment to continue after the repair: only disk space was missing."""
+        self._unwritten: list[bytearray] = []
+        """Groups of the last segment that go to the disk in one write with the next one."""
+        self._unwritten_at = 0
+        self._reserve = Reserve(lane, files)
+        self._to_divide = 0
+        self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
+        self._promised_records = self._segments[-1].records if self._segments else 0
+        self._torn = found.skipped
+        self._extent = ExtentFile(lane, files, found, self._lane_id)
+        self._closed = False
+        self.next_position = found.next_position
+        self.synced_position = found.next_position
+        # fdatasync returned for everything before it.
+        self._disk_position = found.synced_position if sync == "os" else found.next_position
+
+    @classmethod
+    def open(
+        cls,
+        lane: Path,
+        *,
+        files: Files,
+        segment_bytes: int,
+        sync: Sync,
+        snapshot: Callable[[], Sequence[m.Mark]],
+        on_corrupt: Literal["raise", "quarantine"] = "raise",
+        clock_ms: Callable[[], int],
+        each: Callable[[Entry], None] | None = None,
+    ) -> tuple[Spool, list[Entry]]:
+        """Open a lane whose lock the caller holds.
+
+        Args:
+            lane: Its directory.
+            files: The disk.
+            segment_bytes: A segment ends before it becomes larger, unless one group alone is larger; or when it has
+                16,384 batches.
+            sync: "group" and "each": `sync` is an fdatasync. "os": the operating system writes when it likes.
+            snapshot: The marks that a new segment begins with.
+            on_corrupt: "raise", or "quarantine": copy damaged bytes to quarantine/, and keep the batches after them.
+            clock_ms: Ms since the epoch, for the timestamps of control batches.
+            each: Called with each entry while the log is read, in log order, up to the first torn or damaged one,
+                before anything is changed or refused.
+
+        Returns:
+            The spool, and the log's entries in order, without those that `each` received. Everything is durable on
+            return (unless sync is "os").
+
+        Raises:
+            SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
+            SpoolFormatError: Written by a newer kafkasafe. Nothing was changed.
+            SpoolError: The files cannot be read or written; the message says which.
+        """
+        try:
+            found = scan(files, lane, each)
+            quarantine_damage(files, lane, found, on_corrupt)
+            keep_torn(files, lane, found)
+            cut_tail(files, lane, found)
+            remove_drafts(files, lane)
+            if sync != "os":
+                make_durable(files, lane, found)
+        except OSError as error:
+            raise SpoolError(f"{lane} cannot be opened: {error}. Nothing in it was lost") from error
+        spool = cls(
+            lane,
+            found,
+            files=files,
+            segment_bytes=segment_bytes,
+            sync=sync,
+            snapshot=snapshot,
+            clock_ms=clock_ms,
+        )
+        return spool, found.entries
+
+    @property
+    def used_bytes(self) -> int:
+        """Size of all segments."""
+        return self._used
+
+    @property
+    def lane_id(self) -> bytes:
+        """Random, made with the lane."""
+        return self._lane_id
+
+    @property
+    def segments(self) -> list[tuple[Path, int, int]]:
+        """(file, first position, bytes) of each segment."""
+        return [(segment.path, segment.first_position, segment.size_bytes) for segment in self._segments]
+
+    def write_group(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        *,
+        atomic: bool = False,
+        closed: bool = False,
+        makes_room: bool = False,
+        divisible: bool = False,
+        more: bool = False,
+    ) -> list[int]:
+        """Write marks, then data batches. Nothing of it is promised before `sync`.
+
+        Args:
+            marks: In the order in which they were decided.
+            batches: (destination, batch) of each. Their address is stamped in place.
+            atomic: Recovery keeps all of the group or none of it.
+            closed: Records an orderly close.
+            makes_room: The batches replace others, whose space is free afterwards, so they may use the reserve.
+            divisible: The batches will be divided: their segments stay small.
+            more: Another group follows before `sync`: both go to the disk in one write. The caller must not change
+                the batches until then.
+
+        Returns:
+            The position of each batch.
+
+        Raises:
+            SpoolWriteError: The log is back at the last promised position: write everything since then again.
+        """
+        if self._closed:
+            raise SpoolError(f"{self._lane} is closed")
+        positions: list[int] = []
+        limit = self._limit(divisible=divisible)
+        self._reserve.end_loan()
+        if batches and not atomic and not self._reserve.ensure(self._wanted_reserve()):
+            # The remaining space is for marks.
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.next_position == self.synced_position:
+                # Nothing needs to be undone. A new segment for each later mark would use up the remaining space.
+                raise self._error("written to", error)
+            raise self._failed("written to", error)
+        try:
+            if self._repair:
+                self._put_back()
+            for some_marks, some in self._portions(marks, batches, limit, atomic=atomic):
+                positions += self._write(some_marks, some, limit, atomic=atomic, closed=closed)
+            if not more:
+                self._write_out(limit)
+        except OSError as error:
+            if makes_room or not batches:
+                self._reserve.give_up(error)
+            raise self._failed("written to", error) from error
+        return positions
+
+    def sync(self, *, always: bool = False) -> int:
+        """Make everything written so far durable.
+
+        Args:
+            always: Also where "os" was asked for.
+
+        Returns:
+            The synced position: everything before it is promised.
+
+        Raises:
+            SpoolWriteError: The log is back at the last promised position: write everything since then again.
+        """
+        if self.synced_position < self.next_position:
+            if self._repair:
+                raise SpoolError(f"{self._lane}: what failed was not written again")
+            if self._unwritten:
+                raise SpoolError(f"{self._lane}: the group that was to follow was not written")
+            if self._sync != "os" or always:
+                try:
+                    self._to_disk()
+                    self._see_written()
+                except OSError as error:
+                    # Some file systems allocate space only at writeback.
+                    self._reserve.give_up(error)
+                    raise self._failed("synced", error) from error
+            self.synced_position = self.next_position
+            self._promised_bytes = self._segments[-1].size_bytes
+            self._promised_records = self._segments[-1].records
+            if self._sync != "os":
+                self._extent.ends(self.synced_position, self._segments)
+        return self.synced_position
+
+    def read(self, position: int) -> bytearray:
+        """The data batch at a position, with its spool address, every byte of it checked.
+
+        Raises:
+            SpoolCorruptError: The bytes differ from those written, or their file was lost.
+            SpoolError: It cannot be read.
+        """
+        segment, stored = self._stored(position)
+        if segment.first_position in self._lost:
+            damage = _damage(segment, stored, position)
+            raise SpoolCorruptError(
+                f"The file of a spooled batch was deleted or cut by somebody else: {damage}",
+                damage=(str(damage),),
+            )
+        try:
+            data = bytearray(self._files.read(self._held.handle(segment), stored.at, stored.size_bytes))
+        except OSError as error:
+            raise SpoolError(f"{segment.path} cannot be read at byte {stored.at}: {error}") from error
+        try:
+            header = codec.verify(data)
+        except codec.CorruptBatchError:
+            header = None
+        wanted = (position, stored.destination, stored.size_bytes, stored.crc)
+        if header is None or wanted != (
+            header.base_offset,
+            header.partition_leader_epoch,
+            header.size_bytes,
+            header.crc,
+        ):
+            damage = _damage(segment, stored, position)
+            raise SpoolCorruptError(f"A spooled batch is damaged on disk: {damage}", damage=(str(damage),))
+        return data
+
+    def quarantine(self, position: int) -> Path:
+        """Copy the data batch at a position, which is damaged, to quarantine/: durable on return.
+
+        Raises:
+            SpoolError: It cannot be read or written.
+        """
+        damage = _damage(*self._stored(position), position)
+        if self._stored(position)[0].first_position in self._lost:
+            damage = replace(damage, start=damage.end)  # nothing of it is left
+        try:
+            copy_aside(self._files, self._lane, [damage])
+        except OSError as error:
+            raise SpoolError(f"{copy_of(self._lane, damage)} cannot be written: {error}") from error
+        return copy_of(self._lane, damage)
+
+    def _stored(self, position: int) -> tuple[StoredSegment, Stored]:
+        segment = next((s for s in self._segments if position in s.batches), None)
+        if segment is None:
+            raise SpoolError(f"{self._lane} has no batch at position {position}")
+        return segment, segment.batches[position]
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first record that the log still has."""
+        return self._segments[0].first_position if self._segments else self.next_position
+
+    def release(
+        self,
+        before_position: int,
+        retain_bytes: int = 0,
+        retain_since_ms: int = 1 << 62,
+        *,
+        at_most_bytes: int = 1 << 62,
+    ) -> int:
+        """Delete the oldest segments whose batches are all done; never the last segment.
+
+        Args:
+            before_position: Everything before it is done.
+            retain_bytes: How many bytes of done batches are kept nevertheless.
+            retain_since_ms: Segments written at this time (ms since the epoch) or later are kept nevertheless.
+            at_most_bytes: Stop once this many bytes are freed. Only whole segments are deleted.
+
+        Returns:
+            Bytes freed.
+
+        Raises:
+            SpoolError: A file cannot be deleted, or its deletion is not durable. The log is whole.
+        """
+        # A segment's snapshot replaces the marks before it: it must be durable before earlier segments are deleted.
+        bound = min(before_position, self.synced_position - 1)
+        done = [
+            segment
+            for segment, following in zip(self._segments, self._segments[1:], strict=False)
+            if following.first_position <= bound
+        ]
+        total = kept = sum(segment.size_bytes for segment in done)
+        freed = 0
+        going = 0
+        for segment in done:
+            if total - kept >= at_most_bytes:
+                break
+            kept -= segment.size_bytes
+            if kept < retain_bytes or segment.written_ms >= retain_since_ms:
+                break
+            going += 1
+        if going:
+            # From now on recovery reports a segment that is missing after this position as damage.
+            try:
+                self._extent.begins(self._segments, going)
+            except OSError as error:
+                raise SpoolError(f"{self._lane / EXTENT_NAME} cannot be written: {error}") from error
+        for segment in done[:going]:
+            try:
+                self._sync_deletions()
+                self._unlink(segment)
+                # The file is gone, even if the deletion is not durable yet. A segment that stayed in the list would be
+                # taken for a missing one.
+                self._deletions_undurable = True
+                del self._segments[0]
+                self._extent.gone(segment)
+                self._used -= segment.size_bytes
+                freed += segment.size_bytes
+                self._sync_deletions()
+            except OSError as error:
+                raise SpoolError(f"{segment.path} cannot be deleted: {error}") from error
+        if freed:
+            self._reserve.restore_after_release(self._wanted_reserve())
+        return freed
+
+    def close(self, *, closed_mark: bool = True, marks: Sequence[m.Mark] = ()) -> None:
+        """Close the files.
+
+        Args:
+            closed_mark: Write down that this close was orderly, if anything was written at all.
+            marks: Last ones, written with it in any case.
+
+        Raises:
+            SpoolWriteError: The mark could not be written; the files are closed, nothing promised is affected.
+        """
+        if self._closed:
+            return
+        try:
+            if closed_mark and (marks or self._handle >= 0):
+                self.write_group(marks, (), closed=True)
+                self.sync()
+        finally:
+            self._closed = True
+            self._leave_segment()
+            self._extent.close()
+            self._held.close()
+
+    def abandon(self) -> None:
+        """Close the files without changing them: another owner has them now."""
+        self._closed = True
+        self._handle = -1
+        self._extent.close()
+        self._held.close()
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    def stands_at(self, lane: Path) -> None:
+        """Use the directory's new path, under which it already is on the disk."""
+        self._lane = lane
+        for segment in self._segments:
+            segment.path = lane / segment.path.name
+        self._extent.stands_at(lane)
+        self._reserve.stands_at(lane)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each file has its name, and is no shorter than it was written. Makes a few system calls.
+
+        Raises:
+            OSError: This cannot be determined.
+        """
+        return all(map(self._is_whole, self._segments)) and self._extent.in_place
+
+    def restore(self) -> list[tuple[int, int]]:
+        """Write files again that were deleted, renamed or cut, from those that are held open: durable on return.
+
+        Call it only when everything that was written was promised, or failed.
+
+        Returns:
+            (first position, end position) of each segment whose content is lost.
+
+        Raises:
+            SpoolWriteError: Some files are not restored yet; call it again.
+        """
+        if self.synced_position < self.next_position:
+            raise SpoolError(f"{self._lane}: something is written and not synced")
+        lost = []
+        try:
+            if self._repair:
+                self._put_back()
+            if self._segments:
+                # The extent comes first: after a crash halfway, the next owner must see which segments are missing.
+                self._extent.restore(self._segments, self.synced_position)
+            for index, segment in enumerate(self._segments):
+                if self._is_whole(segment) or segment.first_position in self._lost:
+                    continue
+                if index == len(self._segments) - 1:
+                    self._handle = -1
+                if not self._held.write_again(segment):
+                    self._lost.add(segment.first_position)
+                    following = self._segments[index + 1 : index + 2]
+                    end = following[0].first_position if following else self.next_position
+                    lost.append((segment.first_position, end))
+            self._files.sync_directory(self._lane)
+        except OSError as error:
+            raise self._failed("restored", error) from error
+        self._reserve.forget()
+        return lost
+
+    def _is_whole(self, segment: StoredSegment) -> bool:
+        # Lost content cannot be restored.
+        return segment.first_position in self._lost or self._held.is_whole(segment)
+
+    def _see_written(self) -> None:
+        """Check that every segment has its name, and that those written to since the last promise are whole.
+
+        Raises:
+            FileNotFoundError: A segment is not. The caller must not promise anything.
+        """
+        names: set[str] | None = None
+        for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):
+            written = following is None or following.first_position > self.synced_position
+            if written:
+                whole = self._is_whole(segment)
+            else:
+                # One list takes less time than a look at each name. A lane with one segment needs none.
+                names = set(self._files.list(self._lane)) if names is None else names
+                whole = self._has_name(segment, names)
+            if not whole:
+                raise FileNotFoundError(errno.ENOENT, "It was deleted, moved or cut", str(segment.path))
+
+    def _has_name(self, segment: StoredSegment, names: Collection[str]) -> bool:
+        return segment.path.name in names or segment.first_position in self._lost
+
+    def _sync_deletions(self) -> None:
+        """Make deletions durable, one by one: a log with a hole in its middle would be damaged."""
+        if self._deletions_undurable:
+            self._files.sync_directory(self._lane)
+            self._deletions_undurable = False
+
+    def _unlink(self, segment: StoredSegment) -> None:
+        self._lost.discard(segment.first_position)
+        self._held.unlink(segment)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _limit(self, *, divisible: bool) -> int:
+        """Maximum size of a segment, bytes."""
+        if not divisible:
+            return self._segment_bytes
+        return min(self._segment_bytes, max(_DIVIDED_SEGMENT_BYTES, self._used // _DIVIDED_SEGMENTS))
+
+    def _portions(
+        self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
+    ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
+        """A group larger than a segment is written as several, where that is allowed."""
+        start, size = 0, 0
+        for index, (_, data) in enumerate(batches):
+            if not atomic and size and size + len(data) > limit // 2:
+                yield (marks if start == 0 else ()), batches[start:index]
+                start, size = index, 0
+            size += len(data)
+        yield (marks if start == 0 else ()), batches[start:]
+
+    def _write(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        limit: int,
+        *,
+        atomic: bool,
+        closed: bool,
+    ) -> list[int]:
+        control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
+        size = len(control) + sum(entry.size_bytes for entry in manifest)
+        if (
+            self._handle < 0
+            or self._segments[-1].size_bytes + size > limit
+            or len(self._segments[-1].batches) >= _MOST_BATCHES
+        ):
+            self._roll(limit)
+            control, manifest, end_position = self._group(marks, batches, atomic=atomic, closed=closed)
+        self._append(control, batches, manifest, end_position)
+        return [entry.position for entry in manifest]
+
+    def _group(
+        self,
+        marks: Sequence[m.Mark],
+        batches: Sequence[tuple[int, bytearray]],
+        *,
+        atomic: bool = False,
+        closed: bool = False,
+        snapshot: bool = False,
+    ) -> tuple[bytearray, list[m.ManifestEntry], int]:
+        """The control batch, and the addresses of the batches stamped into them."""
+        position = self.next_position + 1 + len(marks)
+        manifest = []
+        for destination, data in batches:
+            codec.stamp_address(data, position, destination)
+            crc, count = codec.crc_and_count(data)
+            manifest.append(m.ManifestEntry(position, destination, len(data), crc))
+            position += count
+        group = m.Group(
+            m.FORMAT_VERSION,
+            self._lane_id,
+            self.next_position,
+            self._disk_position,
+            atomic,
+            snapshot,
+            closed,
+            tuple(manifest),
+        )
+        return m.encode_group(group, marks, self._clock_ms()), manifest, position
+
+    def _append(
+        self,
+        control: bytearray,
+        batches: Sequence[tuple[int, bytearray]],
+        manifest: Sequence[m.ManifestEntry],
+        end_position: int,
+    ) -> None:
+        segment = self._segments[-1]
+        if not self._unwritten:
+            self._unwritten_at = segment.size_bytes
+        self._unwritten.append(control)
+        self._unwritten += [data for _, data in batches]
+        size = len(control) + sum(entry.size_bytes for entry in manifest)
+        at = segment.size_bytes + len(control)
+        for entry in manifest:
+            segment.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))
+            at += entry.size_bytes
+        segment.size_bytes = at
+        if manifest:
+            segment.records += end_position - manifest[0].position
+        segment.written_ms = self._clock_ms()
+        self._used += size
+        self.next_position = end_position
+
+    def _write_out(self, limit: int) -> None:
+        """Write all pending groups at once."""
+        if not self._unwritten:
+            return
+        segment = self._segments[-1]
+        if self._files.size(self._handle) != self._unwritten_at:
+            # 1. Another process cuts the file (logrotate with copytruncate).
+            # 2. A write past its end would fill the gap with zeros, and the size would look right again.
+            raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
+        self._preallocate(segment.size_bytes, limit)
+        write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
+        self._unwritten = []
+
+    def _roll(self, limit: int) -> None:
+        """Start a segment with a snapshot, so that earlier segments can be deleted."""
+        self._write_out(limit)
+        if self._handle >= 0:
+            # A group of the new segment says that everything before it is durable.
+            if self._sync != "os":
+                self._to_disk()
+            self._leave_segment()
+        segment = StoredSegment(self._lane / segment_name(self.next_position), self.next_position)
+        try:
+            handle = self._files.create(segment.path)
+        except FileExistsError:
+            self._held.clear_name(segment.path)
+            handle = self._files.create(segment.path)
+        self._held.add(segment, handle)
+        self._segments.append(segment)
+        self._handle = handle
+        self._preallocated = 0
+        self._files.sync_directory(self._lane)
+        marks = list(self._snapshot())
+        if self._torn:
+            # This group proves that everything before it was durable, except for what recovery skipped.
+            marks.append(m.Torn(self._torn))
+        control, _, end_position = self._group(marks, (), snapshot=True)
+        self._append(control, (), (), end_position)
+        self._write_out(limit)
+        self._extent.keep(self._segments)
+
+    def _preallocate(self, end: int, limit: int) -> None:
+        if end <= self._preallocated:
+            return
+        wanted = max(end, min(limit, self._preallocated + _PREALLOCATED_BYTES))
+        # If space cannot be reserved, the spool does not try again for this segment.
+        self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
+
+    def _to_disk(self) -> None:
+        if self._disk_position < self.next_position:
+            self._sync_failed = True  # until all of them have returned
+            for segment, following in zip(self._segments, self._segments[1:], strict=False):
+                # With "os", earlier segments may not be synced either.
+                if following.first_position > self._disk_position:
+                    handle = self._files.open(segment.path, write=True)
+                    try:
+                        self._files.sync_data(handle)
+                    finally:
+                        self._files.close(handle)
+            self._files.sync_data(self._handle)
+            self._sync_failed = False
+            self._disk_position = self.next_position
+
+    def _leave_segment(self) -> None:
+        """End the last segment, and free the space that was reserved for more records."""
+        if self._handle < 0:
+            return
+        handle, self._handle = self._handle, -1
+        size = self._segments[-1].size_bytes
+        with contextlib.suppress(OSError):
+            # If another process cut the file, this must not extend it again.
+            if self._files.size(handle) >= size:
+                self._files.truncate(handle, size)
+        self._held.limit()
+
+    # -- failure ---------------------------------------------------------------------------------------------------
+
+    def _failed(self, what: str, error: OSError) -> SpoolWriteError:
+        """Reset to the last promised position. The next write or recovery repairs the files."""
+        if self._unwritten:
+            # Groups that never reached the file must not count: the file would look as if another process had cut it.
+            segment = self._segments[-1]
+            self._used -= segment.size_bytes - self._unwritten_at
+            segment.size_bytes = self._unwritten_at
+            self._unwritten = []
+        if error.errno in NO_ROOM and not self._sync_failed and self._handle >= 0:
+            self._continued = self._segments[-1].first_position, self._handle
+        self._handle = -1
+        self._repair = True
+        self.next_position = self.synced_position
+        self._disk_position = min(self._disk_position, self.synced_position)
+        return self._error(what, error)
+
+    def _error(self, what: str, error: OSError) -> SpoolWriteError:
+        full = error.errno in NO_ROOM
+        hint = "; make room and it goes on" if full else ""
+        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
+
+    def _put_back(self) -> None:
+        """Remove everything after the promised position.
+
+        The spool never continues a segment whose fsync failed. It continues one whose write failed only for space:
+
+        1. The disk has room for marks, but not for the next batch.
+        2. Each attempt to write the batch fails, and is followed by a mark.
+        3. A new segment for each mark would use up the remaining space.
+        """
+        while self._segments and self._segments[-1].first_position >= self.next_position:
+            segment = self._segments[-1]
+            self._unlink(segment)
+            self._files.sync_directory(self._lane)
+            self._used -= segment.size_bytes
+            del self._segments[-1]
+        if self._segments:
+            segment = self._segments[-1]
+            self._used -= segment.size_bytes - self._promised_bytes
+            segment.records = self._promised_records
+            segment.batches.cut(self.next_position)
+            segment.size_bytes = self._promised_bytes
+            continued, kept = self._continued or (-1, -1)
+            continues = continued == segment.first_position
+            # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
+            with contextlib.suppress(OSError):
+                if self._held.is_whole(segment):
+                    handle = self._files.open(segment.path, write=True)
+                    try:
+                        self._files.truncate(handle, segment.size_bytes)
+                        if continues:
+                            # 1. Half of a batch was written, and is cut off.
+                            # 2. A mark is written in its place, and power goes before it is synced.
+                            # 3. Without this sync, the batch's rest could be found after the mark: as damage.
+                            self._files.sync_data(handle)
+                    finally:
+                        self._files.close(handle)
+                    if continues:
+                        self._handle = kept
+                        self._preallocated = segment.size_bytes
+        self._continued = None
+        self._sync_failed = False
+        self._repair = False
+
+    # -- the reserve -------------------------------------------------------------------------------------------------
+
+    def keep_room(self, to_divide: int) -> None:
+        """Adapt the reserve to the division of this many bytes. It shrinks now, and grows with the next data.
+
+        Args:
+            to_divide: Size of the batches that are to be divided.
+        """
+        self._to_divide = to_divide
+        self._reserve.shrink_to(self._wanted_reserve())
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a group of this size that makes room, and marks after it, can be written. It may use the reserve.
+
+        If the reserve is too small, it grows until the group is written: others may use the volume's free bytes.
+        """
+        if self._handle >= 0 and self._preallocated < _NEVER_PREALLOCATED:
+            left = min(self._preallocated, self._segment_bytes) - self._segments[-1].size_bytes
+            if left >= size_bytes:
+                return True
+        return self._reserve.lend(size_bytes)
+
+    def give_room(self, error: OSError) -> None:
+        """Free a part of the reserve, or all of it: a small file beside the log found no room on the disk."""
+        self._reserve.give_step(error)
+
+    def _wanted_reserve(self) -> int:
+        return Reserve.wanted(self._to_divide, self._limit(divisible=True))
+
+
+def _damage(segment: StoredSegment, stored: Stored, position: int) -> Damage:
+    end = stored.at + stored.size_bytes
+    return Damage(segment.path, stored.at, end, position, stored.destination)

@@ -1,0 +1,78 @@
+"""Prepares the files of a lane before its log is used: cuts off a torn tail, and makes the rest durable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from kafkasafe.logs import EventLog
+from kafkasafe.spool.files import Files, write_all
+from kafkasafe.spool.recovery import Log
+
+__all__ = ["cut_tail", "make_durable", "remove_drafts"]
+
+log = EventLog("spool")
+
+_DRAFT: Final = re.compile(r"\d{20}\.new")
+"""Name of a segment that was being written again."""
+
+
+def cut_tail(files: Files, lane: Path, found: Log) -> None:
+    """Remove a torn tail. After a crash at any point, the next recovery judges the log the same way."""
+    doomed = list(found.doomed)
+    last = found.segments[-1] if found.segments else None
+    if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
+        doomed.insert(0, found.segments.pop().path)  # its name is the next segment's
+    if found.segments:
+        last = found.segments[-1]
+        handle = files.open(last.path, write=True)
+        try:
+            # Truncate before deleting later segments: only they hide the bytes that were abandoned after its end.
+            # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
+            cut = files.size(handle) - last.size_bytes
+            files.truncate(handle, last.size_bytes)
+            if cut:
+                log.info(
+                    "%s: %d bytes of a torn tail were cut off %s",
+                    lane,
+                    cut,
+                    last.path.name,
+                    lane=lane.name,
+                    path=str(last.path),
+                    event="torn_tail_cut",
+                )
+            # 1. A sync fails; the owner cuts the group off, begins a segment, and dies.
+            # 2. The next owner finds the file already cut, deletes that segment, and relies on what it read.
+            # 3. Power fails: the cut was never synced, and the group is back. So this sync is needed.
+            files.sync_data(handle)
+        finally:
+            files.close(handle)
+    for path in reversed(doomed):
+        files.unlink(path)
+        files.sync_directory(lane)
+
+
+def remove_drafts(files: Files, lane: Path) -> None:
+    """Delete incomplete files of segments that a crashed owner was writing again."""
+    for name in files.list(lane):
+        if _DRAFT.fullmatch(name):
+            files.unlink(lane / name)
+
+
+def make_durable(files: Files, lane: Path, found: Log) -> None:
+    """Write what recovery read to disk again, because it may be in the page cache only. Durable on return.
+
+    An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, and an
+    fsync that succeeds now proves nothing.
+    """
+    for segment in found.segments:
+        if segment.proven_bytes < segment.size_bytes:
+            handle = files.open(segment.path, write=True)
+            try:
+                rest = files.read(handle, segment.proven_bytes, segment.size_bytes - segment.proven_bytes)
+                write_all(files, handle, [rest], segment.proven_bytes)
+                files.sync_data(handle)
+            finally:
+                files.close(handle)
+    files.sync_directory(lane)

@@ -1,0 +1,160 @@
+"""What follows from a request that failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kafkasafe.codes.verdicts import DESTINATION_CODES, Action, Scope, classify_produce
+from kafkasafe.units.ids import FENCED, TransactionalIds
+from kafkasafe.units.outbox import Outbox
+from kafkasafe.units.requests import (
+    AddPartitions,
+    CommitOffsets,
+    DescribeTxn,
+    EndTxn,
+    FindOutcome,
+    InitProducerId,
+    Produce,
+    Request,
+    RetryLater,
+)
+from kafkasafe.units.transitions import Transitions
+
+__all__ = ["Failure", "Failures"]
+
+_PATIENCE: Final = 8
+"""Number of tries of a request inside a transaction before the transaction is aborted: an open one delays readers."""
+_TOO_LARGE: Final = frozenset({10, 18})
+_LOST: Final = frozenset({47, 48, 49, 90})
+"""The transaction is over, or never existed: it timed out, or a newer epoch took over."""
+_NOT_A_MEMBER: Final = frozenset({22, 25, 82})
+_NO_OFFSETS: Final = frozenset({12, 24, 28})
+"""The offsets will never be accepted: the group has no name, or their metadata are too long."""
+_END_SOON: Final = frozenset({14, 15, 16, 51})
+"""The coordinator moves, or is busy with the transaction: EndTxn is repeated soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a request failed.
+
+    Attributes:
+        code: Kafka's error code, None: no answer came.
+        reason: Human-readable.
+        sent: It may have reached a broker.
+        lasting: The same answer came for as long as anything is waited for.
+    """
+
+    code: int | None
+    reason: str
+    sent: bool
+    lasting: bool
+
+
+class Failures:
+    """Decides whether a failed request is repeated, its transaction is aborted, or its outcome is asked for.
+
+    Args:
+        ids: The transactional ids.
+        transitions: How units change.
+        out: Takes the decisions.
+    """
+
+    def __init__(self, ids: TransactionalIds, transitions: Transitions, out: Outbox) -> None:
+        self._ids = ids
+        self._transitions = transitions
+        self._out = out
+
+    def failed(self, request: Request, failure: Failure) -> None:
+        """A request failed, in the current turn of its transactional id."""
+        attempt = request.tid.count_failure(request)
+        if isinstance(request, InitProducerId):
+            self._not_fenced(request, attempt, failure)
+            return
+        request.transaction.explain(failure.reason)
+        match request:
+            case DescribeTxn():
+                self._ids.fence(request.tid)
+            case FindOutcome():
+                self._again(request, attempt, failure)
+            case EndTxn():
+                self._not_ended(request, attempt, failure)
+            case CommitOffsets():
+                self._no_offsets(request, attempt, failure)
+            case Produce():
+                self._not_appended(request, attempt, failure)
+            case AddPartitions():
+                self._inside(request, attempt, failure, lasting=failure.lasting)
+
+    def _again(self, request: Request, attempt: int, failure: Failure, *, slow: bool = False) -> None:
+        self._out.ask(RetryLater(request, attempt, failure.code, failure.reason, slow=slow))
+
+    def _not_fenced(self, request: InitProducerId, attempt: int, failure: Failure) -> None:
+        code, keep = failure.code, request.keep
+        if keep is None or code not in FENCED or request.tid.transaction is not None:
+            self._again(request, attempt, failure, slow=code is not None)
+        elif not self._ids.fence_late(request):
+            sure = request.timed_out or keep.protocol >= 2
+            self._transitions.taken_over(request.tid, failure.reason, sure=sure)
+
+    def _not_ended(self, request: EndTxn, attempt: int, failure: Failure) -> None:
+        code = failure.code
+        if code in FENCED and self._ids.may_be_anothers(request.tid):
+            self._transitions.ask_unfenced(request.transaction, request.tid, failure.reason)
+            return
+        if code in _LOST:
+            self._transitions.ask_outcome(request.transaction)
+            return
+        if code is None and not failure.sent:
+            request.tid.forget_failures(request)
+            attempt = 1
+        self._again(request, attempt, failure, slow=code is not None and code not in _END_SOON)
+
+    def _no_offsets(self, request: CommitOffsets, attempt: int, failure: Failure) -> None:
+        transaction, code, reason = request.transaction, failure.code, failure.reason
+        if request.index < 0:
+            self._inside(request, attempt, failure, lasting=failure.lasting)
+        elif code is not None and code in _NOT_A_MEMBER:
+            self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
+        elif code is None and failure.sent and transaction.grant.protocol < 2:
+            # The request may arrive late. The broker then adds it to the next transaction of the producer id, unless
+            # that has a newer epoch. So the request is not repeated, but its transaction is aborted.
+            self._transitions.abort_and_requeue(transaction, code, reason)
+        else:
+            self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)
+
+    def _not_appended(self, request: Produce, attempt: int, failure: Failure) -> None:
+        transaction, code, lasting = request.transaction, failure.code, failure.lasting
+        if code is not None:
+            verdict, unit = classify_produce(code), transaction.units[0]
+            if code in _TOO_LARGE and request.batch.count > 1 and unit.durable and not transaction.is_shared:
+                self._transitions.abort_and_requeue(transaction, code, failure.reason)
+                # Dividing the batch is progress.
+                unit.forget_tries()
+                self._out.divide(unit, request.batch)
+                return
+            if verdict.action is Action.REJECT_BATCH and verdict.scope is Scope.NONE:
+                lasting = True
+            elif verdict.action is not Action.RETRY and code != 51:
+                self._transitions.abort_and_requeue(transaction, code, failure.reason)
+                return
+        self._inside(request, attempt, failure, lasting=lasting)
+
+    def _inside(
+        self,
+        request: AddPartitions | Produce | CommitOffsets,
+        attempt: int,
+        failure: Failure,
+        *,
+        lasting: bool,
+    ) -> None:
+        """A request failed before the transaction was staged."""
+        transaction, code, reason = request.transaction, failure.code, failure.reason
+        if lasting and not transaction.is_shared:
+            self._transitions.give_up(transaction.units[0], code or 0, reason)
+        elif lasting or code in _LOST or code in DESTINATION_CODES or attempt >= _PATIENCE:
+            # Of several units that share the transaction, fewer share the next one, until one is refused alone.
+            self._transitions.abort_and_requeue(transaction, code, reason)
+        else:
+            self._again(request, attempt, failure)

@@ -1,0 +1,164 @@
+"""In which order units are appended and committed, on each of their lines."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from kafkasafe.units.terms import Line, Phase
+from kafkasafe.units.unit import Entry, Transaction, Unit
+
+__all__ = ["Lines"]
+
+
+class Lines:
+    """Units in line, and how far the logs are known to hold what is committed.
+
+    A unit that goes in line after units that share a transaction finds the transaction there, with nothing between its
+    units. So what is true of the order of single units is true of it.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Line, deque[Entry]] = {}
+        """By destination or group partition, in order, until they are known to be committed, or refused."""
+        self._bare: deque[Unit] = deque()
+        """Those that have neither batches nor offsets."""
+        self._floor: dict[int, int] = {}
+        """By destination, the last offset of what is committed (inclusive)."""
+
+    # -- what stands where -----------------------------------------------------------------------------------------
+
+    def join(self, unit: Unit) -> None:
+        """It is accepted: it stands after all others."""
+        lines = unit.lines
+        for line in lines:
+            self._lines.setdefault(line, deque()).append(unit)
+        if not lines:
+            self._bare.append(unit)
+
+    def leave(self, entry: Entry) -> None:
+        """Its fate is known."""
+        for at in entry.lines:
+            line = self._lines.get(at)
+            if line is not None and entry in line:
+                line.remove(entry)
+                if not line:
+                    del self._lines[at]
+        if isinstance(entry, Unit) and entry in self._bare:
+            self._bare.remove(entry)
+
+    def move(self, unit: Unit, before: Iterable[int]) -> None:
+        """A batch of it was divided: it has other destinations than before, and keeps its turn on each."""
+        entry = unit.transaction or unit
+        former, now = set(before), unit.destinations
+        for destination in former.difference(now):
+            self._lines[destination].remove(entry)
+        for destination in now:
+            if destination not in former:
+                line = self._lines.setdefault(destination, deque())
+                later = sum(1 for other in line if other.number > unit.number)
+                line.insert(len(line) - later, entry)
+
+    def unite(self, transaction: Transaction) -> None:
+        """From here on, it stands for its units, in their places."""
+        for at in transaction.lines:
+            line = self._lines[at]
+            mine_here = [each for each in transaction.units if at in each.lines]
+            line[line.index(mine_here[0])] = transaction
+            for each in mine_here[1:]:
+                line.remove(each)
+
+    def part(self, transaction: Transaction) -> None:
+        """Each of its units stands for itself again, in its place."""
+        for at in transaction.lines:
+            line = self._lines[at]
+            index = line.index(transaction)
+            del line[index]
+            for each in reversed(transaction.units):
+                if at in each.lines:
+                    line.insert(index, each)
+
+    def at(self, line: Line) -> Iterator[Entry]:
+        """What stands in a line, in order."""
+        return iter(self._lines[line])
+
+    def from_end(self, line: Line) -> Iterator[Entry]:
+        """What stands in a line, the last one first. Nothing if there is no such line."""
+        return reversed(self._lines.get(line, ()))
+
+    def __len__(self) -> int:
+        """How many lines there are."""
+        return len(self._lines)
+
+    # -- whose turn it is ------------------------------------------------------------------------------------------
+
+    def next_units(self) -> list[Unit]:
+        """Units that wait and whose turn it is to be begun, in order."""
+        found: dict[int, Unit] = {}
+        for line in self._lines.values():
+            for unit in line:
+                if isinstance(unit, Unit) and unit.phase is Phase.WAITING:
+                    found[unit.number] = unit
+                    break
+                if unit.phase in {Phase.ASKING, Phase.REFUSED}:
+                    break
+        for unit in self._bare:
+            if unit.phase is Phase.WAITING:
+                found[unit.number] = unit
+        return [
+            unit for _, unit in sorted(found.items()) if all(self._is_next(unit, line) for line in unit.lines)
+        ]
+
+    def _is_next(self, unit: Unit, line: Line) -> bool:
+        for other in self._lines[line]:
+            if other is unit:
+                return True
+            if other.phase in {Phase.WAITING, Phase.ASKING, Phase.REFUSED}:
+                return False
+        return False
+
+    def is_first(self, entry: Entry, lines: Iterable[Line]) -> bool:
+        """Whether everything before it, on these lines, is committed or refused."""
+        return all(self._lines[line][0] is entry for line in lines)
+
+    def all_issued_before(self, transaction: Transaction) -> bool:
+        """Whether everything before it, on its destinations, was given out to be appended."""
+        return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
+
+    def _issued_before(self, transaction: Transaction, destination: int) -> bool:
+        for other in self._lines[destination]:
+            if other is transaction:
+                return True
+            if not (isinstance(other, Transaction) and other.issued):
+                return False
+        return True
+
+    # -- the logs --------------------------------------------------------------------------------------------------
+
+    def in_order(self, transaction: Transaction) -> bool:
+        """Everything that was accepted before it stands before it in the logs."""
+        places = transaction.places
+        for batch in transaction.batches:
+            place = places.get(batch.handle, -1)
+            if 0 <= place <= self._floor.get(batch.destination, -1):
+                return False
+        return True
+
+    def raise_floors(self, entry: Entry, *, alone: bool) -> None:
+        """It is committed; `alone`: everything before it was, when it was appended."""
+        places = entry.places
+        for batch in entry.batches:
+            place = places.get(batch.handle, -1)
+            if place >= 0 and alone:
+                # Whatever was known before: a log may have been cut since.
+                self._floor[batch.destination] = place + batch.count - 1
+            elif place >= 0:
+                self.raise_floor(batch.destination, place + batch.count - 1)
+
+    def raise_floor(self, destination: int, offset: int) -> None:
+        """What is committed there reaches up to this offset, inclusive."""
+        self._floor[destination] = max(self._floor.get(destination, -1), offset)
+
+    def forget(self, destination: int) -> None:
+        """What was committed there is in another log than the one that is written to from now on."""
+        self._floor.pop(destination, None)

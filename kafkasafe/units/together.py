@@ -1,0 +1,170 @@
+"""Which units share a transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Final
+
+from kafkasafe import marks as m
+from kafkasafe.units.order import Lines
+from kafkasafe.units.terms import Grant, GroupPartition, Line, Reading
+from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
+
+__all__ = ["MOST", "Sharing", "transaction_of"]
+
+MOST: Final = 128
+"""So many units share a transaction at most."""
+_MOST_BYTES: Final = 8 * 1024 * 1024
+"""Of all of them: what is prepared again when it has to be, and what is copied to be sent."""
+_FEWER_BITS: Final = 3
+"""After a failure, an eighth as many units share a transaction."""
+
+
+class Sharing:
+    """Chooses the units that share a transaction.
+
+    Args:
+        lines: Where they stand.
+        most: How many share one at most.
+    """
+
+    def __init__(self, lines: Lines, most: int) -> None:
+        self._lines = lines
+        self._most = most
+
+    def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
+        """The unit whose turn it is, and those right after it that may share its transaction, in order.
+
+        Args:
+            unit: Nothing that waits stands before it.
+            fits: Whether another may be begun, but for its turn.
+        """
+        found = [unit]
+        most = _fellows(unit, self._most)
+        if most == 1:
+            return found
+        room = _MOST_BYTES - _size(unit)
+        members = _Members(unit)
+        lines: dict[Line, Iterator[Entry]] = {}
+        heads: dict[Line, Entry | None] = {}
+        ahead: set[Entry] = set()
+        for at in unit.lines:
+            lines[at] = self._lines.at(at)
+            while (each := next(lines[at])) is not unit:
+                ahead.add(each)
+            heads[at] = next(lines[at], None)
+        while len(found) < most:
+            heads_left = [head for head in heads.values() if head is not None]
+            if not heads_left:
+                break
+            other = min(heads_left, key=lambda head: head.number)
+            fellows = _fellows(other, self._most) if isinstance(other, Unit) else 0
+            if (
+                isinstance(other, Unit)
+                and _size(other) <= room
+                and len(found) < fellows
+                and members.admit(other)
+                and fits(other)
+                # Nothing else stands between, nor before it where the others are not, but what the first waits for.
+                and all(
+                    heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
+                    for at in other.lines
+                )
+            ):
+                found.append(other)
+                members.add(other)
+                most = min(most, fellows)
+                room -= _size(other)
+                for at in other.lines:
+                    if at not in lines:
+                        lines[at] = self._lines.at(at)
+                        while next(lines[at]) is not other:
+                            pass
+                    heads[at] = next(lines[at], None)
+                continue
+            for at, head in heads.items():
+                if head is other:
+                    heads[at] = None
+        return found
+
+    def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
+        """Nothing stands before it there but these."""
+        return all(
+            each in ahead
+            for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
+        )
+
+
+def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
+    """What stands for these units from here on."""
+    if len(units) == 1:
+        [unit] = units
+        offsets, readings, batches = unit.offsets, unit.readings, unit.batches
+    else:
+        offsets = _newest_offsets(units)
+        readings = {line: reading for each in units for line, reading in each.readings.items()}
+        batches = [batch for each in units for batch in each.batches]
+    return Transaction(tuple(units), tid, grant, offsets, readings, batches, units[0].phase)
+
+
+class _Members:
+    """In whose names units write offsets that are to share a transaction.
+
+    A group takes the offsets of a transaction from one member, in one generation.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self._of_groups: dict[str, tuple[str, int, str | None]] = {}
+        self._readings: dict[GroupPartition, Reading] = {}
+        self.add(unit)
+
+    def admit(self, unit: Unit) -> bool:
+        return all(
+            self._of_groups.get(each.group, _identity(each)) == _identity(each) for each in unit.offsets
+        ) and all(
+            self._readings.get(line, unit.reading(line)) == unit.reading(line) for line in unit.group_lines
+        )
+
+    def add(self, unit: Unit) -> None:
+        self._of_groups.update((each.group, _identity(each)) for each in unit.offsets)
+        self._readings.update((line, unit.reading(line)) for line in unit.group_lines)
+
+
+def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
+    return offsets.member_id, offsets.generation_id, offsets.group_instance_id
+
+
+def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
+    """Of each group and partition, where the last unit moves it."""
+    newest: dict[str, m.GroupOffsets] = {}
+    positions: dict[str, dict[tuple[str, int], m.Position]] = {}
+    for each in units:
+        for offsets in each.offsets:
+            newest[offsets.group] = offsets
+            of_group = positions.setdefault(offsets.group, {})
+            of_group.update({(at.topic, at.partition): at for at in offsets.positions})
+    return tuple(
+        dataclasses.replace(offsets, positions=tuple(positions[group].values()))
+        for group, offsets in newest.items()
+    )
+
+
+def _fellows(unit: Unit, most: int) -> int:
+    """Return how many units may share a transaction with this one, itself included.
+
+    Under the user's own transactional id, a unit shares nothing. After each failure, an eighth as many may share:
+
+    1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
+    2. Then 16 of them share a transaction, then 2. At the third failure it is clear whose batch is refused.
+    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. One by one, a
+       backlog would last for as long as brokers fail now and then.
+    """
+    if unit.transactional_id or not (unit.batches or unit.group_lines):
+        return 1
+    return max(1, most >> (_FEWER_BITS * unit.tries))
+
+
+def _size(unit: Unit) -> int:
+    return sum(batch.size_bytes for batch in unit.batches)
