@@ -81,7 +81,7 @@ class Leaders:
             version: Of the request.
 
         Returns:
-            What is known now of the topics in the answer.
+            The current metadata of the topics in the answer.
         """
         topics = dict(self.topics)
         learned = {}
@@ -145,7 +145,7 @@ def _merged(old: TopicInfo | None, info: TopicInfo) -> TopicInfo:
         )
     if old is None or not old.topic_id == info.topic_id != NO_TOPIC_ID:
         return info
-    # A broker that lags behind must not undo what a newer leader has told.
+    # A broker with older metadata must not replace those of a newer leader.
     newer = {
         number: known
         for number, known in old.partitions.items()

@@ -182,7 +182,7 @@ class Connection(Protocol):
         """
 
     def close(self, error: BaseException | None = None) -> None:
-        """Closes the connection at once; unsent bytes are dropped. What is in flight fails with the error."""
+        """Closes the connection at once; unsent bytes are dropped. Requests in flight fail with the error."""
 
 
 class Service(Protocol):

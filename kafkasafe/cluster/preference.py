@@ -21,7 +21,7 @@ def preference(
         suspect: The broker has been silent for too long.
         ready: A request would be written at once.
         failures: Failed attempts to connect since the last connection.
-        bootstrap: It leads to one of `bootstrap_servers`. These are used when known brokers are no better.
+        bootstrap: It leads to one of `bootstrap_servers`. These are used unless a known broker is better.
         in_flight: Requests that the broker has not answered.
     """
     return suspect, not ready, failures, bootstrap, in_flight

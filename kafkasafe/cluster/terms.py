@@ -38,7 +38,7 @@ log = EventLog("network")
 NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
-MAX_OFFSET: Final = 2**62  # no log gets there; what is added to an offset still fits into 64 bits
+MAX_OFFSET: Final = 2**62  # no log gets so long; a sum with another offset still fits into 64 bits
 UNKNOWN_TOPIC: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 

@@ -146,7 +146,7 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
                 ErrorAction.RETRY,
                 f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
                 " has the record but does not find it yet (KIP-1007); do not reset.",
-                note="Kafka: not retriable. In front of the log's end of a tiered topic it passes (KIP-1007).",
+                note="Kafka: not retriable. Before the log's end of a tiered topic it is temporary (KIP-1007).",
             )
     if context.tiered:
         return Cell(

@@ -218,7 +218,7 @@ class LoopWaits:
     async def wait(
         self, ready: Callable[[], bool], timeout_s: float | None = None, *, about: Hashable = None
     ) -> bool:
-        """Waits until `ready()` returns True. Returns False if the time ends first. Cancelling leaves nothing behind.
+        """Waits until `ready()` returns True. Returns False if the time ends first. Cancelling leaves no trace.
 
         Args:
             ready: A check without side effects.

@@ -170,7 +170,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread, if there is no thread at the end of the interpreter."""
+        """Runs the queued jobs on the caller's thread, if the interpreter has ended its thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()

@@ -264,7 +264,7 @@ class Pump:
             self._post(AdoptAsked())
 
     def no_room(self) -> None:
-        """Counts a send for which there was no room."""
+        """Counts a send that found no room."""
         self.refused_sends += 1
 
     def state(self) -> PumpState:
@@ -367,7 +367,7 @@ class Pump:
         self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
-        """Ends the thread, and closes lanes and network. The next owner delivers what is on disk.
+        """Ends the thread, and closes lanes and network. The next owner delivers the batches on disk.
 
         Args:
             timeout_s: How long the pump may continue its current work.
@@ -474,7 +474,7 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Without a traceback: the message says what is safe and what to do.
+            # Without a traceback: the message says which records are safe, and what to do.
             self._log.error(
                 "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
             )

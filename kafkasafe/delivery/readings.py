@@ -104,7 +104,7 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The same consumer as a member; None: it is no member, so its group may still have the former one.
+            now: The same consumer as a member; None: it is not a member, so its group may still have the former one.
         """
         return self.member is not None and now is not None and now != self.member
 

@@ -208,17 +208,17 @@ def _compare(producer: Producer, run: Run, expected: dict[tuple[int, int], int])
     key = run.producer_id, run.epoch
     due = expected[key]
     ahead = (run.first_sequence - due) % _SEQUENCES
-    behind = (due - run.first_sequence) % _SEQUENCES
+    below = (due - run.first_sequence) % _SEQUENCES
     length = (run.last_sequence - run.first_sequence) % _SEQUENCES + 1
     if ahead == 0:
         pass
-    elif ahead < behind:
+    elif ahead < below:
         producer.gaps.append(Gap(run.epoch, due, (run.first_sequence - 1) % _SEQUENCES, run.first_offset))
     else:
-        again = min(behind, length)
+        again = min(below, length)
         last = (run.first_sequence + again - 1) % _SEQUENCES
         producer.repeats.append(Repeat(run.epoch, run.first_sequence, last, run.first_offset))
-        if length <= behind:
+        if length <= below:
             # The whole run repeats earlier sequences, so the expected sequence stays the same.
             return
     expected[key] = (run.last_sequence + 1) % _SEQUENCES

@@ -229,7 +229,7 @@ def judge_by_log(scan: Scan) -> Judgement:
     if present == len(scan.doubt) or before >= scan.hidden_before:
         return Judgement(Verdict.DECIDED, present, seen, dict(scan.found))
     return Judgement(
-        Verdict.UNDECIDABLE, present, f"{seen}; what was before is not readable", dict(scan.found)
+        Verdict.UNDECIDABLE, present, f"{seen}; the log before that is not readable", dict(scan.found)
     )
 
 

@@ -222,8 +222,8 @@ class Survey:
             if index is not None:
                 self._found.setdefault(index, base_offset)
             first = bisect_left(self._places, (base_offset, -1))
-            behind = bisect_left(self._places, (last_offset + 1, -1))
-            self._taken.update(number for _, number in self._places[first:behind] if number != index)
+            end = bisect_left(self._places, (last_offset + 1, -1))
+            self._taken.update(number for _, number in self._places[first:end] if number != index)
             self.next_offset = last_offset + 1
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 

@@ -137,7 +137,7 @@ class AckedLog:
         if identity is not None and not (last is not None and follows(last, identity)):
             self.last_acked_id = identity
 
-    # -- what is durable -----------------------------------------------------------------------------------------------
+    # -- durable -------------------------------------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> None:
         """Put the batch's offset into the next COMMITTED mark."""

@@ -110,7 +110,7 @@ class Journal:
         """Stop merging batches of this destination."""
         self._parts.destinations.partitions[destination].keep_apart()
 
-    # -- what is durable -----------------------------------------------------------------------------------------------
+    # -- durable -------------------------------------------------------------------------------------------------------
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """Note that the group is durable."""

@@ -144,7 +144,7 @@ class Views:
         return partition.topic, partition.partition
 
     def last_acked_offset(self, topic: str, partition: int) -> int:
-        """Offset of the last acknowledged record (inclusive), -1 if there was none."""
+        """Offset of the last acknowledged record (inclusive), -1 if none was acknowledged."""
         known = self._destinations.find(topic, partition)
         return -1 if known is None else known.log.last_acked_offset
 

@@ -20,7 +20,7 @@ class SendWindow:
     So the first batch under an id goes alone, and so does the first one after a pause.
 
     Attributes:
-        confirmed: The (producer id, epoch) of which the leader has state, and
+        confirmed: The (producer id, epoch) for which the leader has state, and
         until: until when (seconds) it surely has it.
         answered: The leader has just acknowledged a batch: batches that still wait do so for their turn.
     """

@@ -143,7 +143,7 @@ class State:
     Attributes:
         destination: Its number.
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
-        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if there was none.
+        last_acked_offset: Offset of the last acknowledged record (inclusive); -1 if none was acknowledged.
         leader_epoch: Leader epoch of that offset, -1 when unknown.
         topic_id: 16 bytes: the topic those offsets belong to.
     """

@@ -219,7 +219,7 @@ class Decoder:
         self._max_body_bytes = max_body_bytes
         self._error: CorruptBatchError | OldFormatError | None = None
         self._rest: Any = None
-        self._behind_rest = from_offset, -1
+        self._after_rest = from_offset, -1
 
     def own_buffer(self) -> Buffer:
         """Return the buffer, copied if it may be part of a larger piece of memory."""
@@ -254,7 +254,7 @@ class Decoder:
         records, offsets, epochs = self._rest
         if max_records is None or records.num_rows <= max_records:
             self._rest = None
-            self.next_offset, self.leader_epoch = self._behind_rest
+            self.next_offset, self.leader_epoch = self._after_rest
             return records
         self._rest = records.slice(max_records), offsets[max_records:], epochs[max_records:]
         self.next_offset = int(offsets[max_records - 1]) + 1
@@ -265,7 +265,7 @@ class Decoder:
         """Decode some batches into `_rest`, or note the end, or the damage."""
         found: list[_Found] = []
         count = size = 0
-        behind = self.next_offset, self.leader_epoch
+        after = self.next_offset, self.leader_epoch
         while size < max_bytes and (max_records is None or count < max_records):
             try:
                 header = self._next_header()
@@ -283,15 +283,15 @@ class Decoder:
                 break
             self._at += header.size_bytes
             self._end = header.last_offset + 1
-            behind = max(behind[0], self._end), header.partition_leader_epoch
+            after = max(after[0], self._end), header.partition_leader_epoch
         try:
             decoded = self._decode(found)
         except CorruptBatchError:
-            behind, decoded = self._before_damage(found)
+            after, decoded = self._before_damage(found)
         if decoded[0].num_rows:
-            self._rest, self._behind_rest = decoded, behind
+            self._rest, self._after_rest = decoded, after
         else:
-            self.next_offset, self.leader_epoch = behind
+            self.next_offset, self.leader_epoch = after
 
     def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
         """Decode the intact batches before the first one whose records contradict its header."""

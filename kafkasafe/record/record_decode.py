@@ -344,10 +344,10 @@ def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
             if second < 0x80:
                 at += 2 + ((first & 0x7F) >> 1) + (second << 6)
             else:
-                size, behind = _varint(body, at)
+                size, after = _varint(body, at)
                 if size < 0:
                     raise _IrregularError
-                at = behind + size
+                at = after + size
     return starts, at
 
 
@@ -364,13 +364,13 @@ def _fields(
         # Every place of the body as the beginning of such a field; of these, the ones that are.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
-    behind = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
+    after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
     fields: list[bytes | None]
-    fields = [body[start:end] for start, end in zip(at.tolist(), behind.tolist(), strict=True)]
+    fields = [body[start:end] for start, end in zip(at.tolist(), after.tolist(), strict=True)]
     if shortest < 0:
         for index in np.flatnonzero(lengths < 0).tolist():
             fields[index] = None
-    return fields, sizes, behind
+    return fields, sizes, after
 
 
 def _headers(

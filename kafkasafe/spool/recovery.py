@@ -236,7 +236,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         OSError: A file cannot be read.
     """
     # If the lane has an owner, it moves both ends forward meanwhile. So take the end from before the log is read: the
-    # log reaches it. Take the beginning from afterwards: nothing before it is missing from what was read.
+    # log reaches it. Take the beginning from afterwards: no batch before it is missing.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -335,7 +335,7 @@ class _Whole:
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The groups' entries, if there is no `each`.
+        entries: The groups' entries; empty if `each` takes them.
         rest: The first group that is not intact, and everything after it.
         ended: Further groups belong to `rest`.
         synced: The largest position that a group of the log states to have been durable.
@@ -539,8 +539,8 @@ def _cut_at(item: Group, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, 
     if not torn:
         return None
     last = max((at for at, _, header in item.batches if header is not None), default=-1)
-    behind = next(((at, entry.position) for at, entry in torn if at > last), None)
-    return (item.end, item.end_position) if behind is None else behind
+    after = next(((at, entry.position) for at, entry in torn if at > last), None)
+    return (item.end, item.end_position) if after is None else after
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
@@ -549,14 +549,14 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
     if segments:
         if begin is None or begin.position >= segments[0].first_position:
             return None
-        first, behind = begin.position, segments[0].first_position
+        first, end_position = begin.position, segments[0].first_position
     else:
         first = 0 if begin is None else begin.position
-        behind = max(0 if end is None else end.position, first)
+        end_position = max(0 if end is None else end.position, first)
         # The last segment is never released. So if there have been segments, one must still exist.
-        if behind == first and (begin is None or not begin.records):
+        if end_position == first and (begin is None or not begin.records):
             return None
-    return Damage(lane / segment_name(first), 0, 0, first, 0, behind)
+    return Damage(lane / segment_name(first), 0, 0, first, 0, end_position)
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
@@ -567,10 +567,10 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []
     for item in damage:
-        behind = item.end_position
-        if behind < 0:
-            behind = follows.get(item.position, -1 if extent.end is None else extent.end.position)
-        records = behind - item.position
+        end_position = item.end_position
+        if end_position < 0:
+            end_position = follows.get(item.position, -1 if extent.end is None else extent.end.position)
+        records = end_position - item.position
         if records <= 0:
             counted.append(item)
             continue

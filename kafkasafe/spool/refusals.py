@@ -114,7 +114,7 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
 
 
 def because(waiting: Iterable[RefusedDestination]) -> str:
-    """A sentence for the end of a message about a timeout: what waits and why. Empty if nothing is refused."""
+    """A sentence for the end of a message about a timeout: which records wait, and why. Empty if nothing is refused."""
     named = list(waiting)
     if not named:
         return ""

@@ -81,7 +81,7 @@ def forget(files: Files, lane: Path, name: str) -> None:
     for each in names:
         with contextlib.suppress(FileNotFoundError):
             files.unlink(lane / FOLDER / each)
-    # Even if there was none: the process that removed it may have died before this was durable.
+    # Even if it did not exist: the process that removed it may have died before this was durable.
     files.sync_directory(lane / FOLDER)
 
 

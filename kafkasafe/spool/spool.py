@@ -1,6 +1,6 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
-One thread owns a `Spool`. Only `sync()` promises what was written. A failed write or sync resets the log to the last
+One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to the last
 promised position, so that the owner can write the same again. The journal decides which batch is done, and which id it
 has. The spool only stores marks and batches, and reads them back.
 """
@@ -384,7 +384,7 @@ class Spool:
             try:
                 self._sync_deletions()
                 self._unlink(segment)
-                # The file is gone, even if the deletion is not durable yet. A segment that stayed in the list would be
+                # The file is deleted, even if that is not durable yet. A segment that stayed in the list would be
                 # taken for a missing one.
                 self._deletions_undurable = True
                 del self._segments[0]
@@ -439,7 +439,7 @@ class Spool:
 
     @property
     def in_place(self) -> bool:
-        """Whether each file has its name, and is no shorter than it was written. Makes a few system calls.
+        """Whether each file has its name and all its written bytes. Makes a few system calls.
 
         Raises:
             OSError: This cannot be determined.

@@ -1,46 +1,47 @@
 """Units: batches of any partitions, and offsets of consumer groups, that Kafka gets in one transaction or not at all.
 
-Without I/O. The shell says what happened, takes `advance()` and carries it out; an action that failed comes back by
-`failed`, and is given once more, as a `RetryLater`, after a pause.
+Without I/O. The shell reports what happened, takes the actions of `advance()` and carries them out. It reports an
+action that failed with `failed`, and gets it again after a pause, as a `RetryLater`.
 
 The order is the proof (docs/staged-protocol.md has the crash table):
 
     prepared               the unit is one atomic group of the spool, durable, before anything of it is sent
-    begun                  a transactional id is its own; partitions are added where the brokers want that
+    begun                  the unit has a transactional id; partitions are added if the brokers require that
     appended               its batches, and its marker in a group's offset, are in the transaction
-    prepare acknowledged   the STAGED mark is durable: from here on, and not before, EndTxn may be sent
-    committed              EndTxn, the same one until it is answered, by this incarnation, the next, or another process
+    prepare acknowledged   the STAGED mark is durable: only from here on may EndTxn be sent
+    committed              the same EndTxn until it is answered, by this incarnation, the next, or another process
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
-Trouble before the STAGED mark leads back to the line: InitProducerId aborts what was written, and fences whatever is
-late. After it only the outcome decides, and it is asked for, never assumed: InitProducerId ends what is open, and then
-the marker says.
+A failure before the STAGED mark puts the unit back into its lines: InitProducerId aborts the transaction, and fences
+delayed requests. After the mark, only the outcome counts. It is never assumed: InitProducerId ends an open transaction,
+and then the marker shows whether it was committed.
 
-Order. On each partition units are appended in the order in which they were accepted, and one is committed only when all
-before it are, and stand before it in the log. So several may be under way at once. A group's offset of a partition is a
-line like any: units that move it are committed in order, and each writes it only after all before it are committed.
+Order. On each partition, units are appended in the order in which they were accepted. A unit is committed only after
+all earlier units, and only if they precede it in the log. So several may be in progress at once. A group's offset of a
+partition is a line as well: units that move it are committed in order, and each writes it only after all earlier units
+are committed.
 
-Readings. Units with a consumer's offsets go on from one another, so one that is dropped takes along the later ones of
-the same reading (`Transitions.follow_drops`).
+Readings. Units with a consumer's offsets continue one another. So if one is dropped, the later units of the same
+reading are dropped as well (`Transitions.follow_drops`).
 
-Modules. Each object owns its state, and knows those below it only:
+Modules. Each object owns its state, and uses only those listed after it:
 
     machine.py      `Units`: takes the events
-    failures.py     `Failures`: what follows from a request that failed
-    schedule.py     `Schedule`: what is begun, appended and committed next
-    recovery.py     `UnitReplay`: what the marks of earlier incarnations say
-    transitions.py  `Transitions`: every way out of a transaction, and out of the line
+    failures.py     `Failures`: the consequences of a failed request
+    schedule.py     `Schedule`: which units to begin, append and commit next
+    recovery.py     `UnitReplay`: restores units from the marks of earlier incarnations
+    transitions.py  `Transitions`: how units enter and leave transactions and lines
     together.py     `Sharing`: which units share a transaction
-    order.py        `Lines`: in which order units stand on each partition, and how far the logs hold what is committed
-    readings.py     `ReadingOrder`: which readings of consumers are broken off, or come too late
-    ids.py          `TransactionalIds`: which id a transaction gets, and how one becomes ours
-    registry.py     `UnitRegistry`: the units without a fate
-    outbox.py       `Outbox`: requests and marks that are decided, and not taken yet
-    requests.py     what is done under a transactional id
-    unit.py         `Unit`, the `Transaction` in which it is committed, and the transactional id of that
-    content.py      what a unit and a transaction have in common
+    order.py        `Lines`: the order of units on each partition, and the last committed offset in each log
+    readings.py     `ReadingOrder`: which readings of consumers are broken off or superseded
+    ids.py          `TransactionalIds`: which id a transaction gets, and how the producer acquires it
+    registry.py     `UnitRegistry`: the unfinished units
+    outbox.py       `Outbox`: requests and marks that were decided and not taken yet
+    requests.py     the requests under a transactional id
+    unit.py         `Unit`, the `Transaction` that commits it, and its transactional id
+    content.py      what units and transactions have in common
     terms.py        phases, grants, readings
-    outcome.py      what the coordinator's description says of the outcome
+    outcome.py      the outcome of a transaction according to its coordinator
 """
 
 from kafkasafe.units.machine import Units

@@ -1,4 +1,4 @@
-"""What a unit and a transaction have in common."""
+"""The common base of units and transactions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Content", "lines_of"]
 
 
 class Content:
-    """What a unit and a transaction have in common: they hold batches, and move offsets of groups."""
+    """The common base of units and transactions: both hold batches, and move offsets of groups."""
 
     __slots__ = ()
     batches: list[Member]
@@ -20,21 +20,21 @@ class Content:
 
     @property
     def destinations(self) -> dict[int, None]:
-        """Of its batches, each once, in order."""
+        """The destinations of its batches, each once, in order."""
         return dict.fromkeys(batch.destination for batch in self.batches)
 
     @property
     def lines(self) -> dict[Line, None]:
-        """Its destinations, and the offsets of groups that it moves."""
+        """Its destinations, and the group partitions whose offsets it moves."""
         lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
         lines.update(dict.fromkeys(self.group_lines))
         return lines
 
     def reading(self, line: GroupPartition) -> Reading:
-        """Of which reading its offset is."""
+        """The reading that its offset belongs to."""
         return self.readings.get(line, NO_READING)
 
 
 def lines_of(offsets: Iterable[m.GroupOffsets]) -> tuple[GroupPartition, ...]:
-    """The offsets of groups, by group, topic and partition."""
+    """The group partitions of these offsets."""
     return tuple((each.group, at.topic, at.partition) for each in offsets for at in each.positions)

@@ -1,4 +1,4 @@
-"""What follows from a request that failed."""
+"""Decides about a request that failed."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _END_SOON: Final = frozenset({14, 15, 16, 51})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a request failed.
+    """The failure of a request.
 
     Attributes:
-        code: Kafka's error code, None: no answer came.
+        code: Kafka's error code; None: there was no answer.
         reason: Human-readable.
         sent: It may have reached a broker.
-        lasting: The same answer came for as long as anything is waited for.
+        lasting: The same answer came for longer than the producer waits for anything.
     """
 
     code: int | None
@@ -57,7 +57,7 @@ class Failures:
 
     Args:
         ids: The transactional ids.
-        transitions: How units change.
+        transitions: Changes units.
         out: Takes the decisions.
     """
 
@@ -67,7 +67,7 @@ class Failures:
         self._out = out
 
     def failed(self, request: Request, failure: Failure) -> None:
-        """A request failed, in the current turn of its transactional id."""
+        """Decide about a request that failed in the current turn of its transactional id."""
         attempt = request.tid.count_failure(request)
         if isinstance(request, InitProducerId):
             self._not_fenced(request, attempt, failure)
@@ -149,7 +149,7 @@ class Failures:
         *,
         lasting: bool,
     ) -> None:
-        """A request failed before the transaction was staged."""
+        """Decide about a request that failed before its transaction was staged."""
         transaction, code, reason = request.transaction, failure.code, failure.reason
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)

@@ -1,4 +1,4 @@
-"""The transactional ids of a lane: which one a unit gets, and how one becomes ours."""
+"""The transactional ids of a lane: which one a unit gets, and how the producer acquires it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 __all__ = ["EPOCH_REFUSED", "FENCED", "LAST_EPOCH", "TransactionalIds"]
 
 FENCED: Final = frozenset({47, 90})
-"""The epoch is refused: a newer one was granted, or made by a time-out."""
+"""Error codes that refuse the epoch: the coordinator granted a newer one, or raised it after a timeout."""
 EPOCH_REFUSED: Final = 90
-"""The one of them that a unit has which is refused for that."""
+"""The one of them that a refused unit reports."""
 LAST_EPOCH: Final = 0x7FFF - 1
-"""The one after it is never granted: a new producer id is."""
+"""The coordinator never grants the next epoch, but a new producer id."""
 
 
 class TransactionalIds:
@@ -25,7 +25,7 @@ class TransactionalIds:
 
     Args:
         out: Takes the requests.
-        pool: How many of the lane's own there are.
+        pool: The number of the lane's own ids.
     """
 
     def __init__(self, out: Outbox, pool: int) -> None:
@@ -34,14 +34,14 @@ class TransactionalIds:
         self._known: dict[str, TransactionalId] = {}
 
     def name(self, prefix: str) -> None:
-        """What the lane's own transactional ids begin with."""
+        """Set the prefix of the lane's own transactional ids."""
         self._pool = [f"{prefix}-{number}" for number in range(len(self._pool))]
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all of them."""
         self._known.clear()
 
-    # -- which there are -------------------------------------------------------------------------------------------
+    # -- known ids -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> TransactionalId:
         return self._known.setdefault(name, TransactionalId(name))
@@ -51,27 +51,27 @@ class TransactionalIds:
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """The lane's own."""
+        """The lane's own ids."""
         return tuple(self._pool)
 
     def is_own(self, name: str) -> bool:
-        """Whether it is one of the lane's own."""
+        """Whether this is one of the lane's own ids."""
         return name in self._pool
 
     def granted(self, name: str) -> Grant | None:
-        """What the id's holder has; None while it is not ours."""
+        """The grant of this id; None while this producer does not hold it."""
         tid = self._known.get(name)
         return None if tid is None else tid.grant
 
     @property
     def under_way(self) -> list[Transaction]:
-        """Those of all ids, in order."""
+        """The transactions in progress, in order."""
         found = (tid.transaction for tid in self._known.values() if tid.transaction is not None)
         return sorted(found, key=lambda each: each.number)
 
     @property
     def coming(self) -> int:
-        """How many will be free when InitProducerId is answered."""
+        """The number of ids that will be free when InitProducerId is answered."""
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
@@ -83,7 +83,7 @@ class TransactionalIds:
         )
 
     def choose(self, unit: Unit) -> TransactionalId | None:
-        """An id for its transaction; None: all are taken."""
+        """An id for the unit's transaction; None if all are in use."""
         if unit.transactional_id:
             tid = self[unit.transactional_id]
             return tid if tid.is_free else None
@@ -94,15 +94,15 @@ class TransactionalIds:
     # -- InitProducerId --------------------------------------------------------------------------------------------
 
     def fence(self, tid: TransactionalId, *, refused: bool = False) -> None:
-        """Ask for a new grant: it aborts what is open under the id, and shuts out whatever is late."""
-        # Of a name that the user gave: a successor that has taken it over since must not be fenced in turn.
+        """Ask for a new grant. This aborts an open transaction of the id, and fences delayed requests."""
+        # For a user's id: a successor that has taken it over meanwhile must not be fenced in turn.
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Whether the coordinator is asked once more, with the epoch that a time-out gave."""
+        """Ask the coordinator again with the epoch that a timeout leaves. Returns False if that cannot help."""
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
         if late is not None:
@@ -111,20 +111,20 @@ class TransactionalIds:
         return late is not None
 
     def may_be_anothers(self, tid: TransactionalId) -> bool:
-        """Whether a refused epoch may say that another producer has the id now.
+        """Whether a refused epoch may mean that another producer holds the id now.
 
-        What an earlier incarnation staged belongs to this one all the same, which takes over what it finds.
+        Units that an earlier incarnation staged are an exception: this incarnation takes them over in any case.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """The grant that a time-out made of this one, which was refused; None where it may be another's.
+    """The grant that a timeout made of this refused one; None if that grant may belong to another producer.
 
-    The coordinator aborts a transaction that is open for too long, under the next epoch. A successor that takes over an
-    open transaction gets the epoch after that. So no producer is ever granted the next one, and it is current until a
-    successor takes over. If no transaction was open, a successor may have the next one. With protocol 2 it may have the
-    grant itself as well.
+    After a timeout the coordinator aborts the open transaction under the next epoch. A successor that takes over an
+    open transaction gets the epoch after that. So the next epoch is granted to no producer, and stays current until a
+    successor takes over. If no transaction was open, a successor may hold the next epoch. With protocol 2, it may also
+    hold the refused grant itself.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -1,4 +1,4 @@
-"""The machine: events in, actions out."""
+"""The facade of the units: takes events, and returns marks and actions."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from kafkasafe.units.unit import Transaction, Unit
 
 __all__ = ["Units"]
 
-BROKEN: Final = "it goes on from an atomic batch of the same consumer that was dropped"
+BROKEN: Final = "it continues an atomic batch of the same consumer that was dropped"
 
 
 class Units:
     """The units of one lane, from the spool to their ends. See the package.
 
     Args:
-        front: Whether nothing but batches of units stands before this one in the queue of its partition.
-        pool: How many of the lane's own transactional ids there are.
-        most: How many units share a transaction at most.
+        front: Whether only batches of units precede this one in the queue of its partition.
+        pool: The number of the lane's own transactional ids.
+        most: Largest number of units that share a transaction.
         newest_reading: Number of the reading that began last, in this process.
     """
 
@@ -79,44 +79,44 @@ class Units:
         self._replay = UnitReplay(self._units, self._lines, self._ids, self._transitions, self._out)
 
     def name(self, prefix: str) -> None:
-        """What the lane's own transactional ids begin with."""
+        """Set the prefix of the lane's own transactional ids."""
         self._ids.name(prefix)
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._units)
 
     @property
     def bare(self) -> int:
-        """How many have no batch."""
+        """The number of units without a batch."""
         return self._units.bare
 
     @property
     def unfinished(self) -> list[Unit]:
-        """All of them, in the order in which they were accepted. From any thread."""
+        """All units, in the order in which they were accepted. Any thread may call it."""
         return self._units.all
 
     @property
     def pinned(self) -> Iterable[int]:
-        """Spool positions that are still needed for units without a batch."""
+        """The spool positions of units without a batch, which must not be released."""
         return self._units.pinned
 
     @property
     def earlier(self) -> Mapping[str, tuple[Unit, m.Ended]]:
-        """Of each transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
         return self._replay.earlier
 
     def get(self, unit_id: bytes) -> Unit | None:
-        """A unit without a fate."""
+        """An unfinished unit."""
         return self._units.get(unit_id)
 
     def is_own(self, transactional_id: str) -> bool:
-        """Whether it is one of the lane's own."""
+        """Whether this is one of the lane's own transactional ids."""
         return self._ids.is_own(transactional_id)
 
     def granted(self, transactional_id: str) -> Grant | None:
-        """What the id's holder has; None while it is not ours."""
+        """The grant of this id; None while this producer does not hold it."""
         return self._ids.granted(transactional_id)
 
     def is_open(self, destination: int) -> bool:
@@ -124,13 +124,13 @@ class Units:
         return self._ids.is_open(destination)
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether it waits for one that is not brought to its end here (`decide`), or shares its transaction.
+        """Whether the unit waits for one that `decide` left out, or shares a transaction with one.
 
-        From any thread.
+        Any thread may call it.
         """
         return self._schedule.held_up(unit)
 
-    # -- from the spool --------------------------------------------------------------------------------------------
+    # -- accepted --------------------------------------------------------------------------------------------------
 
     def seal(
         self,
@@ -139,13 +139,13 @@ class Units:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading] = MappingProxyType({}),
     ) -> Unit:
-        """A new unit, after all earlier ones; `closed` says that its batches are there.
+        """Add a new unit, after all earlier ones. `closed` is called when its batches are sealed.
 
         Args:
             unit_id: 16 bytes.
-            transactional_id: Given by the user; empty: one of the lane's own.
-            offsets: Of consumer groups.
-            readings: Of which readings of consumers they are.
+            transactional_id: The user's; empty: the unit gets one of the lane's own.
+            offsets: The offsets of consumer groups.
+            readings: The readings of consumers that these offsets belong to.
         """
         unit = self._units.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -153,7 +153,7 @@ class Units:
         return unit
 
     def closed(self, unit: Unit) -> None:
-        """All its batches are in the queues of their partitions."""
+        """Note that all batches of the unit are in the queues of their partitions."""
         self._lines.join(unit)
         self._units.note_batches(unit)
         if self._readings.is_broken(unit):
@@ -162,48 +162,48 @@ class Units:
             self._transitions.drop(unit, SUPERSEDED, MOVED_ON)
 
     def written(self, unit: Unit, position: int) -> None:
-        """It is durable."""
+        """Note that the unit is durable."""
         unit.write(position)
         self._out.change()
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
-        """One of its batches was divided, by partition."""
+        """Note that one of the unit's batches was divided."""
         before = unit.destinations
         unit.divide(batch, parts)
         self._lines.move(unit, before)
         self._out.change()
 
     def look(self) -> None:
-        """A batch before one of a unit was delivered, or given up."""
+        """Note that a batch that preceded one of a unit was delivered or given up."""
         self._out.change(changed=bool(self._units))
 
     def moved(self) -> None:
-        """Another cluster is spoken to from now on: what this one granted means nothing there."""
+        """Note that another cluster is used from now on: the grants of the former one are void."""
         self._ids.clear()
 
     def forget(self, destination: int) -> None:
-        """What was committed there is in another log than the one that is written to from now on."""
+        """Forget the last committed offset of a partition: later batches go to another log."""
         self._lines.forget(destination)
 
     def take_over(self, transactional_id: str) -> None:
-        """A name that the user gave becomes ours: its former producer is fenced, and what that left open is aborted."""
+        """Acquire a user's id: its former producer is fenced, and the transaction that it left open is aborted."""
         tid = self._ids[transactional_id]
         if tid.is_free:
             tid.forget_former()
             self._ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Take units off a partition whose log is about to be compared; whether none is there. Else ask again later."""
+        """Requeue units of a partition whose log will be compared. False: call again after each answer."""
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
+        """Give a unit up. Returns False if that is too late, because it is committed."""
         return self._transitions.give_up(unit, code, reason)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def fenced(self, action: InitProducerId, grant: Grant) -> None:
-        """InitProducerId was answered: the id is ours, and nothing of it is open."""
+        """Note the answer to InitProducerId: this producer holds the id, which has no open transaction."""
         tid = action.tid
         if not _valid(action):
             return
@@ -216,27 +216,27 @@ class Units:
         self._out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """EndTxn, before InitProducerId with `keep`, was answered. Whether that is to be asked as well; None: not yet.
+        """Note the answer to EndTxn before InitProducerId with `keep`. Whether to send InitProducerId; None: not yet.
 
-        InitProducerId ends what is open, whichever producer opened it: the coordinator looks at the epoch only where
-        nothing is open. So a producer that is refused here goes no further, unless an earlier answer was lost: then the
-        new epoch may be its own.
+        InitProducerId ends an open transaction of any producer: the coordinator checks the epoch only if no transaction
+        is open. So a producer whose EndTxn is refused stops here, unless an earlier answer was lost: then the new epoch
+        may be its own.
 
-        After a time-out it is asked twice. A successor's first InitProducerId is answered 51 and leaves the epoch
-        that a time-out leaves; it comes again within a second, and then that epoch is refused.
+        After a timeout, EndTxn is sent twice. A successor's first InitProducerId gets error 51, and leaves the same
+        epoch as a timeout. The successor repeats it within a second, after which that epoch is refused.
         """
         if not _valid(action) or (code in FENCED and not action.tid.unsure):
             return False
         tid = action.tid
         if action.timed_out and code not in FENCED and not tid.alone:
             tid.note_alone()
-            self._out.ask(RetryLater(action, 1, None, "it may be another's soon", slow=True))
+            self._out.ask(RetryLater(action, 1, None, "another producer may be taking it over", slow=True))
             return None
         tid.note_end(timed_out=action.timed_out)
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """EndTxn (`ended`), or InitProducerId, may have been carried out, and no answer came."""
+        """Note that EndTxn (`ended`) or InitProducerId had no answer, so it may have been carried out."""
         if not _valid(action):
             return
         if not ended:
@@ -245,14 +245,14 @@ class Units:
             action.tid.note_end(timed_out=action.timed_out)
 
     def joined(self, action: AddPartitions) -> None:
-        """The partitions are part of the transaction."""
+        """Note that the partitions were added to the transaction."""
         if _valid(action):
             action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
             self._out.change()
 
     def appended(self, action: Produce, base_offset: int, leader_epoch: int) -> None:
-        """A batch is in its log."""
+        """Note that a batch was appended."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -263,7 +263,7 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def noted(self, action: CommitOffsets) -> None:
-        """Offsets of a group are in the transaction."""
+        """Note that the transaction has the offsets of a group."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -273,17 +273,17 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def staged(self, transaction: Transaction) -> None:
-        """The STAGED marks of its units are durable."""
+        """Note that the STAGED marks of the transaction's units are durable."""
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
             self._out.change()
 
     def ended(self, action: EndTxn, grant: Grant | None) -> None:
-        """EndTxn was answered: it is committed.
+        """Note the answer to EndTxn: the transaction is committed.
 
         Args:
-            action: What was asked for.
-            grant: For the next transaction; None: not known.
+            action: The request.
+            grant: The grant for the next transaction; None if unknown.
         """
         if not _valid(action):
             return
@@ -292,7 +292,7 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """What the coordinator says of a transaction; None: nothing that decides it."""
+        """Note the outcome that follows from the coordinator's description; None: it decides nothing."""
         if not _valid(action):
             return
         if committed is None:
@@ -301,11 +301,11 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def told(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """The outcome of a unit: nothing can change it any more. None: the log does not reach back that far."""
+        """Note the final outcome of a transaction. None: the log does not reach back that far."""
         if not _valid(action):
             return
         if committed is None:
-            # The marker says it, once nothing is open under the id.
+            # The marker shows the outcome once the id has no open transaction.
             action.transaction.forget_refused_end()
             action.tid.expire()
             self._ids.fence(action.tid)
@@ -313,7 +313,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def over(self, unit: Unit) -> None:
-        """Its ENDED mark is durable."""
+        """Note that the unit's ENDED mark is durable."""
         unit.move(Phase.OVER)
         self._units.pop(unit.unit_id)
         self._out.change()
@@ -325,7 +325,7 @@ class Units:
             self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
-        """What it holds is durable in `rejected/`, or could not be kept, and is tried again after a pause."""
+        """Note whether the unit's records are durable in `rejected/`. If not, they are kept later, after a pause."""
         if not kept:
             self._out.ask(RetryLater(Backoff(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
@@ -334,102 +334,102 @@ class Units:
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
     ) -> None:
-        """A request failed.
+        """Note that a request failed.
 
         Args:
-            action: What was asked for.
-            code: Kafka's error code, None: no answer came.
-            reason: For people.
+            action: The request.
+            code: Kafka's error code; None: there was no answer.
+            reason: Human-readable.
             sent: It may have reached a broker.
-            lasting: It was answered so for as long as anything is waited for.
+            lasting: The same answer came for longer than the producer waits for anything.
         """
         if _valid(action):
             self._failures.failed(action, Failure(code, reason, sent, lasting))
 
     def again(self, action: Request | Backoff) -> None:
-        """The pause that a RetryLater asked for is over."""
+        """Note the end of the pause of a RetryLater."""
         if isinstance(action, Backoff):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # It could not be kept. Of what rested before it was refused, that is under way.
+                # Its records could not be kept. A unit that paused before its refusal is being kept already.
                 self._out.ask(Refuse(action.unit))
             action.unit.wake()
             self._out.change()
         elif _valid(action):
             self._out.ask(action)
 
-    # -- what to do now --------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is nothing to be done or written until something happens."""
+        """Whether there is nothing to do or write until the next event."""
         return self._out.is_empty
 
     @property
     def staging(self) -> Sequence[Transaction]:
-        """Whose STAGED marks are among the marks: `staged` takes each when they are durable."""
+        """Transactions whose STAGED marks `take_marks` returned. Call `staged` for each once they are durable."""
         return self._out.staging
 
     @property
     def ending(self) -> Sequence[Unit]:
-        """Those whose ENDED mark is among the marks."""
+        """Units whose ENDED marks `take_marks` returned."""
         return self._out.ending
 
     @property
     def too_large(self) -> Sequence[tuple[Unit, Member]]:
-        """Those of which the cluster finds a batch too large: it is divided, and all of it prepared again."""
+        """Units with a batch that is too large for the cluster: divide it, and the unit is prepared again."""
         return self._out.too_large
 
     def clear_too_large(self) -> None:
-        """The batches that the cluster finds too large are being divided."""
+        """Note that the batches of `too_large` are being divided."""
         self._out.too_large.clear()
 
     def clear_outcomes(self) -> None:
-        """What follows from `staging` and `ending` is done."""
+        """Note that `staging` and `ending` were processed."""
         self._out.staging.clear()
         self._out.ending.clear()
 
     def take_marks(self) -> list[m.Mark]:
-        """What is to be persisted now."""
+        """Take the marks to persist now."""
         return self._out.take_marks()
 
     def advance(self) -> list[Action]:
-        """Everything that must be done now; each thing is given once."""
+        """Take the actions that are due; each is returned once."""
         self._schedule.advance()
         return self._out.take_actions()
 
-    # -- what earlier incarnations left ----------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------------------------
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
-        """A UNIT mark; its batches follow."""
+        """Take a UNIT mark; the unit's batches follow."""
         return self._replay.recover(mark, position, accepted_at)
 
     def recover_readings(self, mark: m.Read) -> None:
-        """A READ mark: its unit is known."""
+        """Take a READ mark, which follows the mark of its unit."""
         self._replay.recover_readings(mark)
 
     def recover_begun(self, mark: m.Begun) -> None:
-        """A BEGUN mark: what an earlier STAGED mark says is void."""
+        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
         self._replay.recover_begun(mark)
 
     def recover_staged(self, mark: m.Staged) -> None:
-        """A STAGED mark."""
+        """Take a STAGED mark."""
         self._replay.recover_staged(mark)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
-        """An ENDED mark; the unit, if it is still there."""
+        """Take an ENDED mark. Returns the unit, unless it was released."""
         return self._replay.recover_ended(mark)
 
     def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
-        """Nothing is prepared. What is staged is committed, if it is among these (None: all); others are given up."""
+        """Begin no units. Commit the staged units in `commit` (None: all), and give up those in `abort`."""
         self._schedule.pause(commit)
         for unit_id in abort:
             self._replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """The log is read. What an earlier incarnation left open under an id is ended before that id is used again."""
+        """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again."""
         self._replay.recovered(paused=self._schedule.paused)
 
 
 def _valid(action: Request) -> bool:
-    """Whether the answer to it still means something."""
+    """Whether the answer to this request still counts."""
     return action.turn == action.tid.turn

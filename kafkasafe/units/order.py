@@ -1,4 +1,4 @@
-"""In which order units are appended and committed, on each of their lines."""
+"""The order in which units are appended and committed, on each of their lines."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """Units in line, and how far the logs are known to hold what is committed.
+    """The unfinished units of each line in order, and the last committed offset in each log.
 
-    A unit that goes in line after units that share a transaction finds the transaction there, with nothing between its
-    units. So what is true of the order of single units is true of it.
+    Units that share a transaction are next to each other in each line, and the transaction stands for them there. So
+    the rules for the order of single units also hold for transactions.
     """
 
     def __init__(self) -> None:
         self._lines: dict[Line, deque[Entry]] = {}
-        """By destination or group partition, in order, until they are known to be committed, or refused."""
+        """By destination or group partition, in order: entries that are neither committed nor refused."""
         self._bare: deque[Unit] = deque()
-        """Those that have neither batches nor offsets."""
+        """Units that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
-        """By destination, the last offset of what is committed (inclusive)."""
+        """By destination, the last committed offset (inclusive)."""
 
-    # -- what stands where -----------------------------------------------------------------------------------------
+    # -- places in lines -------------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
-        """It is accepted: it stands after all others."""
+        """Add an accepted unit after all others."""
         lines = unit.lines
         for line in lines:
             self._lines.setdefault(line, deque()).append(unit)
@@ -37,7 +37,7 @@ class Lines:
             self._bare.append(unit)
 
     def leave(self, entry: Entry) -> None:
-        """Its fate is known."""
+        """Remove an entry whose fate is known."""
         for at in entry.lines:
             line = self._lines.get(at)
             if line is not None and entry in line:
@@ -48,7 +48,7 @@ class Lines:
             self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
-        """A batch of it was divided: it has other destinations than before, and keeps its turn on each."""
+        """Update the lines of a unit whose batch was divided: it keeps its place on each destination."""
         entry = unit.transaction or unit
         former, now = set(before), unit.destinations
         for destination in former.difference(now):
@@ -60,7 +60,7 @@ class Lines:
                 line.insert(len(line) - later, entry)
 
     def unite(self, transaction: Transaction) -> None:
-        """From here on, it stands for its units, in their places."""
+        """Replace units by their transaction, in their places."""
         for at in transaction.lines:
             line = self._lines[at]
             mine_here = [each for each in transaction.units if at in each.lines]
@@ -69,7 +69,7 @@ class Lines:
                 line.remove(each)
 
     def part(self, transaction: Transaction) -> None:
-        """Each of its units stands for itself again, in its place."""
+        """Replace a transaction by its units, in its place."""
         for at in transaction.lines:
             line = self._lines[at]
             index = line.index(transaction)
@@ -79,21 +79,21 @@ class Lines:
                     line.insert(index, each)
 
     def at(self, line: Line) -> Iterator[Entry]:
-        """What stands in a line, in order."""
+        """The entries of a line, in order."""
         return iter(self._lines[line])
 
     def from_end(self, line: Line) -> Iterator[Entry]:
-        """What stands in a line, the last one first. Nothing if there is no such line."""
+        """The entries of a line, the last one first. Empty if the line does not exist."""
         return reversed(self._lines.get(line, ()))
 
     def __len__(self) -> int:
-        """How many lines there are."""
+        """The number of lines."""
         return len(self._lines)
 
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     def next_units(self) -> list[Unit]:
-        """Units that wait and whose turn it is to be begun, in order."""
+        """Waiting units that may be begun next, in order."""
         found: dict[int, Unit] = {}
         for line in self._lines.values():
             for unit in line:
@@ -118,11 +118,11 @@ class Lines:
         return False
 
     def is_first(self, entry: Entry, lines: Iterable[Line]) -> bool:
-        """Whether everything before it, on these lines, is committed or refused."""
+        """Whether all earlier entries of these lines are committed or refused."""
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether everything before it, on its destinations, was given out to be appended."""
+        """Whether the batches of all earlier entries of its destinations were passed on to be appended."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:
@@ -136,7 +136,7 @@ class Lines:
     # -- the logs --------------------------------------------------------------------------------------------------
 
     def in_order(self, transaction: Transaction) -> bool:
-        """Everything that was accepted before it stands before it in the logs."""
+        """Whether it comes after all earlier units in the logs."""
         places = transaction.places
         for batch in transaction.batches:
             place = places.get(batch.handle, -1)
@@ -145,20 +145,20 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """It is committed; `alone`: everything before it was, when it was appended."""
+        """Note a committed entry. `alone`: all earlier entries were committed when it was appended."""
         places = entry.places
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # Whatever was known before: a log may have been cut since.
+                # This replaces a higher offset, as a log may have been truncated meanwhile.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)
 
     def raise_floor(self, destination: int, offset: int) -> None:
-        """What is committed there reaches up to this offset, inclusive."""
+        """Note that the log has committed batches up to this offset, inclusive."""
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:
-        """What was committed there is in another log than the one that is written to from now on."""
+        """Forget the last committed offset: later batches go to another log."""
         self._floor.pop(destination, None)

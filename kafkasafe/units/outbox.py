@@ -1,4 +1,4 @@
-"""What has been decided about units, and is to be carried out."""
+"""Decisions about units that are not carried out yet."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Requests, marks and what follows from those; and whether there may be more to decide.
+    """Requests, marks and their consequences, and whether there may be more to decide.
 
     Attributes:
         staging: Transactions whose STAGED marks are among the marks.
         ending: Units whose ENDED mark is among the marks.
-        too_large: Units of which the cluster finds a batch too large: it is divided, and all of it prepared again.
+        too_large: Units with a batch that is too large for the cluster. It is divided, and the unit prepared again.
     """
 
     def __init__(self) -> None:
@@ -28,43 +28,43 @@ class Outbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """Nothing waits for them: they go to the disk with marks for which something waits."""
+        """Nothing depends on them, so they are written together with marks that something depends on."""
         self._changed = False
 
-    # -- what is decided -------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     def ask(self, action: Action) -> None:
-        """A request, or another thing to be done now."""
+        """Add a request or another action."""
         self._actions.append(action)
 
     def begin(self, mark: m.Begun) -> None:
-        """A BEGUN mark."""
+        """Add a BEGUN mark."""
         self._begun_marks.append(mark)
 
     def stage(self, transaction: Transaction, marks: Iterable[m.Staged]) -> None:
-        """All of it is appended: the marks of its units."""
+        """Add the STAGED marks of a transaction that is completely appended."""
         self._marks.extend(marks)
         self.staging.append(transaction)
 
     def end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
-        """The fate of a unit; one that was not written has no mark."""
+        """Add the fate of a unit. A unit that was never written has no mark."""
         if unit.durable:
             self._marks.append(m.Ended(unit.unit_id, outcome, reason))
         self.ending.append(unit)
 
     def divide(self, unit: Unit, batch: Member) -> None:
-        """The cluster finds this batch too large."""
+        """Add a batch that is too large for the cluster."""
         self.too_large.append((unit, batch))
 
-    # -- what is carried out ---------------------------------------------------------------------------------------
+    # -- taken by the shell ----------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
-        """What is to be done now; each thing is given once."""
+        """Take the actions that are due; each is returned once."""
         actions, self._actions = self._actions, []
         return actions
 
     def take_marks(self) -> list[m.Mark]:
-        """What is to be persisted now."""
+        """Take the marks to persist now."""
         if not self._marks:
             return []
         marks = self._begun_marks + self._marks
@@ -73,7 +73,7 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be done, written or decided until something happens."""
+        """Whether there is nothing to do, write or decide until the next event."""
         return not (
             self._changed or self._actions or self._marks or self.too_large or self.staging or self.ending
         )
@@ -81,10 +81,10 @@ class Outbox:
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
     def change(self, *, changed: bool = True) -> None:
-        """Something happened: there may be more to decide."""
+        """Note an event: there may be more to decide."""
         self._changed = changed
 
     def take_change(self) -> bool:
-        """Whether something happened since this was asked last."""
+        """Whether there was an event since the last call."""
         changed, self._changed = self._changed, False
         return changed

@@ -1,4 +1,4 @@
-"""What became of a transaction, as its coordinator describes it (DescribeTransactions, KIP-664)."""
+"""The outcome of a transaction according to its coordinator (DescribeTransactions, KIP-664)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
-    """Whether a transaction was committed; None where this does not say.
+    """Whether a transaction was committed; None if the description does not decide it.
 
-    Asked about is what was written last under the grant: nothing is begun under it before the outcome is durable.
+    The transaction is the last one under the grant: no other is begun under it before the outcome is durable.
 
     Args:
-        grant: Under which it was written.
-        state: As described.
-        producer_id: As described.
-        epoch: As described.
+        grant: The grant of the transaction.
+        state: The described state.
+        producer_id: The described producer id.
+        epoch: The described epoch.
         own: No other producer uses the transactional id.
     """
     if producer_id != grant.producer_id or epoch != grant.epoch + 1:
         return None
     if grant.protocol >= 2 and state in _COMMITTED:
-        # Its end gave the next epoch. With a higher one, other transactions came after it.
+        # Its end raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1 it timed out, or was fenced while it was open. A commit leaves the epoch there, and may be an
-        # earlier one's. Of a name of the user's, the outcome is asked for after InitProducerId.
+        # With protocol 1, it timed out or was fenced while it was open. A commit does not raise the epoch, and a
+        # described commit may be that of an earlier transaction. For a user's id, the outcome is asked for after
+        # InitProducerId.
         return False
     return None

@@ -1,4 +1,4 @@
-"""Units of a consumer's readings go on from one another: which are broken off, and which come too late."""
+"""The units of a reading continue one another: which readings are broken off, and which units are superseded."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from kafkasafe.units.unit import Transaction, Unit
 __all__ = ["Break", "ReadingOrder"]
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""By group partition: the newest reading of which a unit was dropped, and the number of the first such unit."""
+"""By group partition: the newest reading with a dropped unit, and the number of the first dropped unit."""
 
 
 class ReadingOrder:
-    """What became of the readings of consumers."""
+    """The state of the readings of consumers."""
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """The newest reading of which a unit was dropped: whatever is accepted of it from now on is dropped, too."""
+        """The newest reading with a dropped unit. Units of it that are accepted later are dropped as well."""
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """What was committed last: the offset, its reading, and the newest reading that had begun by then."""
+        """The last committed offset, its reading, and the newest reading that had begun by then."""
 
     def is_broken(self, unit: Unit) -> bool:
-        """It is accepted now, and goes on from a unit that was dropped."""
+        """Whether a unit that is accepted now continues a dropped unit."""
         return any(
             line in self._broken and unit.reading(line).number <= self._broken[line]
             for line in unit.group_lines
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """The group was moved by another reading after the unit's began, and past where that one started.
+        """Whether another reading moved the group, after this unit's reading began, past the start of this reading.
 
-        1. A consumer without a group's generation (`assign`) ends, and a unit of it with records 0 to 9 waits in the
-        spool. 2. The consumer of the next incarnation is given the group's offset, 0, and processes the same records.
-        3. The unit of before is committed: the group is at 10. 4. The unit of the second consumer comes. It is not
-        committed, or records 0 to 9 would be in the output twice.
+        1. A consumer without a generation (`assign`) ends. Its unit with records 0 to 9 waits in the spool.
+        2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
+        3. The first unit is committed: the group is at 10.
+        4. The second consumer's unit is accepted. It must not be committed, or records 0 to 9 would be in the output
+           twice.
         """
         for line in unit.group_lines:
             reading = unit.reading(line)
@@ -44,14 +45,14 @@ class ReadingOrder:
         return False
 
     def reach(self, transaction: Transaction, newest: int) -> None:
-        """Its offsets are committed; `newest` is the number of the reading that began last."""
+        """Note the committed offsets of a transaction. `newest`: the number of the reading that began last."""
         for each in transaction.offsets:
             for at in each.positions:
                 line = each.group, at.topic, at.partition
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """It was dropped; what is accepted later of its readings is as well."""
+        """Note a dropped unit: units of its readings that are accepted later are dropped as well."""
         for line in unit.group_lines:
             mine = unit.reading(line).number
             reading, number = broken.get(line, (mine, unit.number))

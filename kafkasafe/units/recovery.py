@@ -1,4 +1,4 @@
-"""What earlier incarnations left: units as their marks describe them."""
+"""Restores the units of earlier incarnations from their marks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["UnitReplay"]
 
 
 class UnitReplay:
-    """The log is read from its beginning: a call for each mark, and `recovered` at the end.
+    """Takes the marks of a log from its beginning: one call for each, and `recovered` at the end.
 
     Args:
-        units: Those without a fate.
-        lines: Where they stand.
-        ids: Under which they go.
-        transitions: How they change.
-        out: Takes what is decided.
+        units: The unfinished units.
+        lines: Their order.
+        ids: The transactional ids.
+        transitions: Changes units.
+        out: Takes the decisions.
     """
 
     def __init__(
@@ -39,41 +39,41 @@ class UnitReplay:
         self._transitions = transitions
         self._out = out
         self._staged: dict[TransactionalId, list[Unit]] = {}
-        """Units that are staged in the transaction of a transactional id."""
+        """By transactional id, the units that are staged in its transaction."""
         self._staged_under: dict[Unit, TransactionalId] = {}
-        """The same the other way round."""
+        """By staged unit, its transactional id."""
         self._former: dict[int, int] = {}
-        """Readings of earlier incarnations: their numbers in this one."""
+        """By number of a reading in earlier incarnations, its number in this one."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """Of each transactional id that a user gave, the unit that earlier incarnations ended last."""
+        """By transactional id that a user gave, the unit that earlier incarnations ended last."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
-        """A UNIT mark; its batches follow."""
+        """Take a UNIT mark; the unit's batches follow."""
         unit = self._units.make(mark.unit_id, mark.transactional_id, mark.offsets, {})
         unit.read(position, accepted_at)
         return unit
 
     def recover_readings(self, mark: m.Read) -> None:
-        """A READ mark: its unit is known."""
+        """Take a READ mark, which follows the mark of its unit."""
         unit = self._units.get(mark.unit_id)
         if unit is None:
             return
         readings = {}
         for line, (number, start) in zip(unit.group_lines, mark.entries, strict=False):
-            # Those of this incarnation are newer, whatever the clock says.
+            # Readings of this incarnation are always newer, even if the clock was set back.
             former = self._former.setdefault(number, OLDEST + 1 + len(self._former))
             readings[line] = Reading(former, start)
         unit.read_readings(mark.entries, readings)
 
     def recover_begun(self, mark: m.Begun) -> None:
-        """A BEGUN mark: what an earlier STAGED mark says is void."""
+        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
         unit = self._units.get(mark.unit_id)
         if unit is not None:
             self._void(self._staged_under.get(unit))
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """Its transaction is not committed any more: what was staged in it is prepared again, all of it."""
+        """The id's transaction will not be committed: all units that were staged in it are prepared again."""
         if tid is None:
             return
         for each in self._staged.pop(tid, []):
@@ -81,11 +81,11 @@ class UnitReplay:
             each.read_void()
 
     def recover_staged(self, mark: m.Staged) -> None:
-        """A STAGED mark."""
+        """Take a STAGED mark."""
         begun = mark.begun
         unit = self._units.get(begun.unit_id)
         if unit is None:
-            # Released since, but it says where its batches are.
+            # The unit was released meanwhile, but the mark still says where its batches are.
             for place in mark.places:
                 if place.base_offset >= 0:
                     self._lines.raise_floor(place.destination, place.base_offset + place.count - 1)
@@ -94,8 +94,8 @@ class UnitReplay:
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
-            # It went back to the line before the id was another's. With the same grant they share the transaction:
-            # an id is fenced before it is used again, or what it had before is durably over.
+            # Its former units were requeued before the id got a new grant. With the same grant they share the
+            # transaction: an id is used again only after it is fenced, or its former transaction is durably over.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid
@@ -103,7 +103,7 @@ class UnitReplay:
         unit.read_staged(grant, mark.places)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
-        """An ENDED mark; the unit, if it is still there."""
+        """Take an ENDED mark. Returns the unit, unless it was released."""
         unit = self._units.pop(mark.unit_id)
         if unit is None:
             return None
@@ -120,16 +120,16 @@ class UnitReplay:
         return unit
 
     def give_up(self, unit_id: bytes) -> None:
-        """An operator gives it up."""
+        """Give a unit up, as an operator decided."""
         unit = self._units.get(unit_id)
         if unit is not None:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """The log is read. What an earlier incarnation left open under an id is ended before that id is used again.
+        """Finish recovery. Transactions left open by earlier incarnations end before their ids are used again.
 
         Args:
-            paused: Nothing new is begun.
+            paused: No unit is begun.
         """
         for tid in self._ids:
             tid.begin_again(staged=bool(self._staged.get(tid)))
@@ -143,7 +143,7 @@ class UnitReplay:
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)
-        # Its BEGUN mark may not be durable: whatever its ids are, a transaction of theirs may be open.
+        # A BEGUN mark may not have become durable, so any of these ids may have an open transaction.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 tid = self._ids[name]
@@ -158,7 +158,7 @@ class UnitReplay:
                 and unit.phase is Phase.STAGED
                 and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
-                # An earlier version wrote its offset before the units before it were committed.
+                # An earlier version wrote its offset before the earlier units were committed.
                 self._transitions.ask_outcome(transaction)
         if not paused:
             for unit in ordered:
@@ -167,6 +167,6 @@ class UnitReplay:
         self._out.change()
 
     def _restore(self, tid: TransactionalId, grant: Grant) -> None:
-        """What was staged in its transaction is one again, in the order in which it was: the first has the marker."""
+        """Restore the transaction of the id from its staged units, in their order: the first one has the marker."""
         staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
         self._transitions.restore(staged, tid, grant)

@@ -1,4 +1,4 @@
-"""The units without a fate."""
+"""The unfinished units."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["UnitRegistry"]
 
 
 class UnitRegistry:
-    """Units by their ids, in the order in which they were accepted."""
+    """Unfinished units by their ids, in the order in which they were accepted."""
 
     def __init__(self) -> None:
         self._numbers = 0
         self._units: dict[bytes, Unit] = {}
         self._batchless: dict[bytes, Unit] = {}
-        """Of those: whatever is looked at in each turn is not to take longer with each unit that waits."""
+        """The units among them without batches, apart: each turn looks at these, and must not look at all units."""
 
     def make(
         self,
@@ -27,26 +27,26 @@ class UnitRegistry:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading],
     ) -> Unit:
-        """A new unit, after all others."""
+        """Add a new unit, after all others."""
         self._numbers += 1
         unit = Unit(self._numbers, unit_id, transactional_id, offsets, dict(readings))
         self._units[unit_id] = unit
         return unit
 
     def note_batches(self, unit: Unit) -> None:
-        """All its batches are there."""
+        """Note that all batches of the unit are known."""
         if not unit.batches:
             self._batchless[unit.unit_id] = unit
 
     def pop(self, unit_id: bytes) -> Unit | None:
-        """Its fate is durable."""
+        """Remove a unit whose fate is durable."""
         self._batchless.pop(unit_id, None)
         return self._units.pop(unit_id, None)
 
     def renumber(self) -> list[Unit]:
-        """The log is read: units stand in the order in which they were accepted. Returns them.
+        """Number the units of a log in the order in which they were accepted. Returns them.
 
-        What was divided may be in the log after what was accepted later.
+        The log may have another order: a divided unit may come after units that were accepted later.
         """
         ordered = sorted(self._units.values(), key=lambda unit: unit.accepted_at)
         self._units = {unit.unit_id: unit for unit in ordered}
@@ -58,20 +58,20 @@ class UnitRegistry:
         return len(self._units)
 
     def get(self, unit_id: bytes) -> Unit | None:
-        """A unit without a fate."""
+        """An unfinished unit."""
         return self._units.get(unit_id)
 
     @property
     def all(self) -> list[Unit]:
-        """All of them, in the order in which they were accepted. From any thread."""
+        """All units, in the order in which they were accepted. Any thread may call it."""
         return list(self._units.values())
 
     @property
     def bare(self) -> int:
-        """How many have no batch."""
+        """The number of units without a batch."""
         return len(self._batchless)
 
     @property
     def pinned(self) -> Iterable[int]:
-        """Spool positions that are still needed for units without a batch."""
+        """The spool positions of units without a batch, which must not be released."""
         return (unit.position for unit in self._batchless.values())

@@ -1,4 +1,4 @@
-"""What is done under a transactional id, and for a unit: the answer to each is an event of `Units`."""
+"""Requests under a transactional id, and other actions for units. The answer to each is an event of `Units`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """InitProducerId: `fenced`. With `keep`: not if another producer has taken it over since.
+    """InitProducerId: `fenced`. With `keep`, it fails if another producer has taken the id over meanwhile.
 
-    With `timed_out` that is the epoch which the coordinator gives when it aborts what is open for too long.
+    With `timed_out`, `keep` has the epoch that the coordinator sets when it aborts a transaction after a timeout.
     """
 
     tid: TransactionalId
@@ -38,7 +38,7 @@ class InitProducerId:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """Add its partitions to the transaction: `joined`."""
+    """Add the partitions to the transaction: `joined`."""
 
     tid: TransactionalId
     turn: int
@@ -47,7 +47,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Append a batch: `appended`. Those of a partition go out in the order in which they are given."""
+    """Append a batch: `appended`. The batches of a partition are sent in the order of these actions."""
 
     tid: TransactionalId
     turn: int
@@ -60,7 +60,7 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction: `noted`.
 
-    `index` -1 is the marker: the group is called as the transactional id, and the text is the unit's id.
+    `index` -1 is the marker: the group has the name of the transactional id, and the metadata is the unit's id.
     """
 
     tid: TransactionalId
@@ -71,7 +71,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTxn:
-    """EndTxn with commit, under the id's grant: `ended`."""
+    """Send EndTxn with commit, under the id's grant: `ended`."""
 
     tid: TransactionalId
     turn: int
@@ -80,7 +80,7 @@ class EndTxn:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTxn:
-    """How does the coordinator describe the transaction? `described`."""
+    """Ask the coordinator for a description of the transaction: `described`."""
 
     tid: TransactionalId
     turn: int
@@ -89,9 +89,9 @@ class DescribeTxn:
 
 @dataclass(frozen=True, slots=True)
 class FindOutcome:
-    """Does the marker, or the log, say that it was committed? `told`.
+    """Find out from the marker or the log whether the transaction was committed: `told`.
 
-    With `by_log` the log alone: a successor's transaction may contain our marker.
+    With `by_log`, only from the log: a successor's transaction may contain our marker.
     """
 
     tid: TransactionalId
@@ -102,14 +102,14 @@ class FindOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It is to be made durable in `rejected/`: `put_aside`."""
+    """Keep the unit's records in `rejected/`, durably: `put_aside`."""
 
     unit: Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """It goes on after a pause: `rested`."""
+    """Continue with the unit after a pause."""
 
     unit: Unit
 
@@ -119,7 +119,7 @@ Request = InitProducerId | AddPartitions | Produce | CommitOffsets | EndTxn | De
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """The same once more, after a pause: `again`."""
+    """Repeat an action after a pause: `again`."""
 
     action: Request | Backoff
     attempt: int

@@ -1,4 +1,4 @@
-"""Whose turn it is: which units are begun, appended and committed next."""
+"""Decides which units are begun, appended and committed next."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Schedule", "adds_itself"]
 
 
 class Schedule:
-    """Begins what may be begun, and goes on with what is under way.
+    """Begins units when they may be begun, and continues with those in progress.
 
     Args:
-        front: Whether nothing but batches of units stands before this one in the queue of its partition.
-        units: Those without a fate.
-        lines: Where they stand.
-        readings: What became of the readings of their consumers.
-        ids: Under which they go.
-        sharing: Which of them share a transaction.
-        transitions: How they change.
-        out: Takes what is decided.
+        front: Whether only batches of units precede this one in the queue of its partition.
+        units: The unfinished units.
+        lines: Their order.
+        readings: The state of their consumers' readings.
+        ids: The transactional ids.
+        sharing: Chooses the units that share a transaction.
+        transitions: Changes units.
+        out: Takes the decisions.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Schedule:
         self._transitions = transitions
         self._out = out
         self._only: frozenset[bytes] | None = None
-        """Ids of those that may be committed; None: all."""
+        """Ids of the units that may be committed; None: all."""
         self.paused = False
-        """Nothing new is begun: what is staged is brought to its end, and no more."""
+        """No unit is begun. Only staged units are brought to their ends."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
-        """Begin nothing from now on, and commit what is among these (None: all)."""
+        """Begin no unit from now on, and commit only these units (None: all)."""
         self.paused, self._only = True, only
 
     def advance(self) -> None:
-        """Decide what can be decided now."""
+        """Make all decisions that are possible now."""
         while self._out.take_change():
             self._transitions.drop_superseded()
             self._transitions.follow_drops()
@@ -70,9 +70,9 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether it waits for one that is not brought to its end here (`decide`), or shares its transaction.
+        """Whether the unit waits for one that `Units.decide` left out, or shares a transaction with one.
 
-        From any thread.
+        Any thread may call it.
         """
         peers = unit.peers
         if self.paused and len(peers) > 1 and not self._are_decided_here(peers):
@@ -87,14 +87,15 @@ class Schedule:
         return not held.isdisjoint(unit.lines)
 
     def abort_on_partition(self, destination: int, reason: str) -> bool:
-        """Nothing of a unit may be on its way into a partition whose log is about to be compared with what was in it.
+        """Requeue the units of a partition before its log is compared with the batches that it should have.
 
-        The topic may be another one by now, without what was prepared in it: its transaction would be committed all the
-        same, as coordinators go by names. What may still be aborted is prepared again afterwards; what may have been
-        committed comes to its end first, and then is compared as well.
+        The topic may have been recreated, without the batches of a prepared transaction. The coordinator would commit
+        that transaction in spite of this, because it knows topics by name. So a transaction that can be aborted is
+        aborted, and prepared again afterwards. One that may be committed is brought to its end first, and then its
+        batches are compared as well.
 
         Returns:
-            Whether it is so. Else ask again after every answer.
+            Whether no transaction with the partition is left. If not, call it again after each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
@@ -102,7 +103,7 @@ class Schedule:
                 self._transitions.take_off(transaction, reason)
         return vacant
 
-    # -- what is begun ---------------------------------------------------------------------------------------------
+    # -- begin -----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self.paused:
@@ -137,7 +138,7 @@ class Schedule:
             transaction.move(Phase.APPENDING)
 
     def is_ready(self, unit: Unit) -> bool:
-        """Whether it may be begun when its turn comes."""
+        """Whether the unit may be begun when its turn comes."""
         return (
             unit.phase is Phase.WAITING
             and unit.durable
@@ -146,10 +147,10 @@ class Schedule:
             and all(map(self._front, unit.batches))
         )
 
-    # -- what is under way -----------------------------------------------------------------------------------------
+    # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """What is under way: appended when those before it are, committed when they are."""
+        """Append and commit transactions, each step after the same step of all earlier ones."""
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase
             if tid is None:
@@ -165,11 +166,11 @@ class Schedule:
                     tid.send_end()
                     self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
-                    # An earlier incarnation staged it, and may have sent EndTxn: that is asked.
+                    # An earlier incarnation staged it, and may have sent EndTxn: ask for the outcome.
                     self._transitions.ask_outcome(transaction)
                 else:
                     self._transitions.abort_and_requeue(
-                        transaction, None, "it stands before what was accepted earlier"
+                        transaction, None, "it precedes a batch that was accepted earlier"
                     )
 
     def _may_end(self, transaction: Transaction) -> bool:
@@ -181,11 +182,12 @@ class Schedule:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
-        """Those of the next group, when no earlier unit moves it any more.
+        """Write the offsets of the next group, when no earlier unit is going to move it.
 
-        1. Two units of a consumer are prepared at once, and the answer to the first one's TxnOffsetCommit is lost. 2.
-        The second writes its offset. 3. The first is asked to write its own again. 4. Both are committed, in order, but
-        of two offsets the group keeps the one that was *written* last: it is back where the first unit left it.
+        1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
+        2. The second unit writes its offset.
+        3. The first unit writes its offset again.
+        4. Both are committed, in order. But the group keeps the offset that was *written* last, that of the first unit.
         """
         if not self._lines.is_first(transaction, transaction.group_lines):
             return
@@ -206,13 +208,13 @@ class Schedule:
         self._out.change()
 
     def mark(self, transaction: Transaction) -> None:
-        """Its marker is written, in a group's offset."""
+        """Write the marker of the transaction, as the offset of a group."""
         tid = transaction.tid
         if tid is not None:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
-        """All of it may be appended: then the STAGED marks of its units are written."""
+        """Write the STAGED marks of its units if the transaction is completely appended."""
         tid, grant = transaction.tid, transaction.grant
         if tid is None or not transaction.is_whole:
             return
@@ -226,5 +228,5 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Its one partition adds itself. Several at once would be in each other's way."""
+    """Whether Produce adds its partition (KIP-890). With several partitions, such requests would disturb each other."""
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

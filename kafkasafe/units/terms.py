@@ -1,4 +1,4 @@
-"""What units are made of, and what they may become."""
+"""The terms of units: phases and their transitions, grants, readings."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ __all__ = [
 ]
 
 GIVEN_UP: Final = -4
-"""The code of what an operator gave up: none of Kafka's."""
+"""The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The code of a unit whose consumer did not start from the group's offset: none of Kafka's."""
+"""The code of a unit whose consumer did not start from the group's offset. Not a code of Kafka."""
 
 GroupPartition: TypeAlias = tuple[str, str, int]
-"""(group, topic, partition): where a consumer group's offset of one partition is."""
+"""(group, topic, partition): a consumer group's offset of one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""What units have an order on: a destination, or a group's offset of a partition."""
+"""Something on which units have an order: a destination, or a group's offset of a partition."""
 
 POOL: Final = 4
-"""Transactional ids of a lane: so many of its units are under way at once."""
+"""Number of transactional ids of a lane, so also of transactions that it has in progress at once."""
 
 
 class IllegalStepError(RuntimeError):
-    """A bug in kafkasafe: a unit was about to do what its phase does not allow."""
+    """A bug in kafkasafe: a unit's phase does not allow the step."""
 
 
 class Phase(enum.Enum):
-    """Where a unit is between the spool and the end."""
+    """The phase of a unit between the spool and its end."""
 
     WAITING = "waiting"
-    """In line, or on its way to the disk."""
+    """It waits in its lines, or is being written."""
     BEGUN = "begun"
-    """A transactional id is its own."""
+    """It has a transactional id."""
     APPENDING = "appending"
-    """Its batches and its marker are under way."""
+    """Its batches and its marker are being appended."""
     STAGING = "staging"
-    """All of it is appended; the mark that says so is on its way to the disk."""
+    """It is completely appended, and its STAGED mark is being written."""
     STAGED = "staged"
     """It may be committed when its turn comes."""
     ENDING = "ending"
     """EndTxn was, or may have been, sent."""
     ASKING = "asking"
-    """The outcome is not known."""
+    """The outcome is unknown, and is being asked for."""
     COMMITTED = "committed"
-    """The mark that says so is on its way to the disk."""
+    """It is committed, and its ENDED mark is being written."""
     REFUSED = "refused"
-    """For good; nothing of it can be seen by readers. Its mark is on its way, or what it holds is being put aside."""
+    """It is given up, and readers cannot see it. Its records are being kept, or its ENDED mark is being written."""
     OVER = "over"
 
 
@@ -70,7 +70,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
     Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
     Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
-    # Waiting: one before it has to be prepared again, and this one after it. No EndTxn was sent.
+    # Waiting: an earlier unit must be prepared again, and this one after it. No EndTxn was sent.
     Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
     Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
     Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),
@@ -82,7 +82,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 
 class Member(Protocol):
-    """A batch, as far as a unit needs to know it."""
+    """A batch, with the attributes that units use."""
 
     handle: int
     destination: int
@@ -93,11 +93,11 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Under what a transaction is written.
+    """A producer id and epoch, as the coordinator granted them.
 
     Attributes:
-        producer_id: Granted by the coordinator.
-        epoch: Granted by the coordinator.
+        producer_id: The producer id.
+        epoch: The producer epoch.
         protocol: 1, or 2 (KIP-890): each transaction has its own epoch, and partitions add themselves.
     """
 
@@ -108,13 +108,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run of a consumer through a partition: units of one reading go on from one another.
+    """One run of a consumer through a partition: the units of a reading continue one another.
 
-    A consumer that is moved back, or is assigned the partition again, begins another reading.
+    A consumer that seeks back, or gets the partition assigned again, begins another reading.
 
     Attributes:
-        number: Ascending in the order in which readings began; below 0: in an earlier incarnation.
-        start: The group's offset when it began, -1 when that is not known.
+        number: Ascends in the order in which readings began; negative if an earlier incarnation began it.
+        start: The group's offset when the reading began; -1 if unknown.
     """
 
     number: int
@@ -122,6 +122,6 @@ class Reading:
 
 
 NO_READING: Final = Reading(0)
-"""Of a unit whose consumer is not known."""
+"""The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The number of readings that earlier versions did not distinguish."""
+"""The number of all readings of earlier versions, which did not distinguish them."""

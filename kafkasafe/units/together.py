@@ -15,9 +15,9 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["MOST", "Sharing", "transaction_of"]
 
 MOST: Final = 128
-"""So many units share a transaction at most."""
+"""Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of all of them: what is prepared again when it has to be, and what is copied to be sent."""
+"""Their largest total size: after a failure all of it is prepared again, and all of it is copied to be sent."""
 _FEWER_BITS: Final = 3
 """After a failure, an eighth as many units share a transaction."""
 
@@ -26,8 +26,8 @@ class Sharing:
     """Chooses the units that share a transaction.
 
     Args:
-        lines: Where they stand.
-        most: How many share one at most.
+        lines: The order of units.
+        most: Largest number of units that share a transaction.
     """
 
     def __init__(self, lines: Lines, most: int) -> None:
@@ -35,11 +35,11 @@ class Sharing:
         self._most = most
 
     def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
-        """The unit whose turn it is, and those right after it that may share its transaction, in order.
+        """The next unit, and those right after it that may share its transaction, in order.
 
         Args:
-            unit: Nothing that waits stands before it.
-            fits: Whether another may be begun, but for its turn.
+            unit: No waiting unit precedes it.
+            fits: Whether another unit may be begun, apart from its turn.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -67,7 +67,7 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # Nothing else stands between, nor before it where the others are not, but what the first waits for.
+                # No other entry is between them. On its own lines, only entries precede it that the first one awaits.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -90,7 +90,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Nothing stands before it there but these."""
+        """Whether only these entries precede it on this line."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
@@ -98,7 +98,7 @@ class Sharing:
 
 
 def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-    """What stands for these units from here on."""
+    """The transaction that stands for these units in the lines."""
     if len(units) == 1:
         [unit] = units
         offsets, readings, batches = unit.offsets, unit.readings, unit.batches
@@ -110,9 +110,9 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 
 
 class _Members:
-    """In whose names units write offsets that are to share a transaction.
+    """The group members for which units of one transaction write offsets.
 
-    A group takes the offsets of a transaction from one member, in one generation.
+    A group accepts the offsets of a transaction from one member only, in one generation.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -137,7 +137,7 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """Of each group and partition, where the last unit moves it."""
+    """For each group and partition, the offset of the last unit that moves it."""
     newest: dict[str, m.GroupOffsets] = {}
     positions: dict[str, dict[tuple[str, int], m.Position]] = {}
     for each in units:
@@ -157,7 +157,7 @@ def _fellows(unit: Unit, most: int) -> int:
     Under the user's own transactional id, a unit shares nothing. After each failure, an eighth as many may share:
 
     1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
-    2. Then 16 of them share a transaction, then 2. At the third failure it is clear whose batch is refused.
+    2. Then 16 of them share a transaction, then 2. The third failure shows whose batch is refused.
     3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. One by one, a
        backlog would last for as long as brokers fail now and then.
     """

@@ -1,4 +1,4 @@
-"""How units change: to a transaction, back to the line, to their ends."""
+"""The changes of units: into a transaction, back into their lines, and to their ends."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 __all__ = ["MOVED_ON", "Transitions"]
 
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
-"""In a transaction to which this incarnation sent no EndTxn."""
+"""In a transaction for which this incarnation sent no EndTxn."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
-"""Its offsets are not written."""
+"""The unit's offsets are not written yet."""
 MOVED_ON: Final = (
     "the group's offset was moved past where its consumer began: the same records were processed before"
 )
 
 
 class Transitions:
-    """Every way out of a transaction, and out of the line.
+    """Moves units and transactions between lines, transactions and ends.
 
     Args:
-        units: Those without a fate.
-        lines: Where they stand.
-        readings: What became of the readings of their consumers.
-        ids: Under which they go.
-        out: Takes what is decided.
+        units: The unfinished units.
+        lines: Their order.
+        readings: The state of their consumers' readings.
+        ids: The transactional ids.
+        out: Takes the decisions.
         newest_reading: Number of the reading that began last, in this process.
     """
 
@@ -56,14 +56,14 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """Which reading moved the groups since `drop_superseded` looked."""
+        """By group partition, the reading that moved it since the last `drop_superseded`."""
         self._drops: list[Unit] = []
-        """Units with offsets that were dropped since `follow_drops` looked."""
+        """Units with offsets that were dropped since the last `follow_drops`."""
 
-    # -- in a transaction ------------------------------------------------------------------------------------------
+    # -- into a transaction ----------------------------------------------------------------------------------------
 
     def begin(self, units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-        """These units are in a transaction from here on."""
+        """Put these units into a new transaction."""
         transaction = transaction_of(units, tid, grant)
         self._lines.unite(transaction)
         tid.begin(transaction)
@@ -71,48 +71,48 @@ class Transitions:
         return transaction
 
     def restore(self, units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> None:
-        """These units are in a transaction that an earlier incarnation staged."""
+        """Restore the transaction in which an earlier incarnation staged these units."""
         transaction = transaction_of(units, tid, grant)
         self._lines.unite(transaction)
         tid.restore(transaction)
         transaction.restore()
 
-    # -- back to the line ------------------------------------------------------------------------------------------
+    # -- back into the lines ---------------------------------------------------------------------------------------
 
     def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
-        """Back to the line; what was written is aborted. Whatever follows it has to go back as well."""
+        """Abort a transaction, and put its units back into their lines, with all units that follow them."""
         self.abort(transaction, refused=code in FENCED)
         self.requeue(transaction)
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The others follow the first, so they rest as well, and may share a transaction with it afterwards.
+        # The other units follow the first one, so they pause as well, and may share a transaction with it afterwards.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(Backoff(first), first.tries, code, reason, slow=code in DESTINATION_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
-        """Its units wait again, each for itself."""
+        """Let the units of a transaction wait again, each by itself."""
         transaction.move(Phase.WAITING)
         self.part(transaction)
 
     def part(self, transaction: Transaction) -> None:
-        """Each of its units stands for itself again, in its place."""
+        """Replace a transaction by its units in the lines."""
         self._lines.part(transaction)
         transaction.part()
 
     def requeue_followers(self, entry: Entry) -> None:
-        """Whatever is under way after a unit that is in the line goes back to it, in order.
+        """Requeue the transactions that follow a requeued entry, in order.
 
-        It could not be committed, and meanwhile would hold a transactional id that the unit itself, or one that has
-        nothing to do with it, needs. What follows such a unit on another partition follows it as well.
+        They could not be committed, and meanwhile would occupy transactional ids that this entry or unrelated units
+        need. An entry that follows one of them on another partition is requeued as well.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # An earlier incarnation may have sent EndTxn. What follows it goes back when it does.
+                # An earlier incarnation may have sent EndTxn. Its followers are requeued when it is.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -120,7 +120,7 @@ class Transitions:
             lines.update(other.lines)
 
     def abort(self, transaction: Transaction, *, refused: bool = False) -> None:
-        """It is to be aborted: InitProducerId does it, and shuts out whatever is late."""
+        """Abort a transaction with InitProducerId, which also fences its delayed requests."""
         tid = transaction.leave_id()
         if tid is not None:
             tid.abort(transaction.destinations)
@@ -128,13 +128,13 @@ class Transitions:
         self._out.change()
 
     def release(self, transaction: Transaction) -> None:
-        """It is over: the id is free."""
+        """Free the id of a transaction that is over."""
         tid = transaction.leave_id()
         if tid is not None:
             tid.release()
 
     def take_off(self, transaction: Transaction, reason: str) -> None:
-        """Nothing of it may be on its way into a partition. What may have been committed comes to its end first."""
+        """Requeue a transaction. If it may be committed, find out its outcome first."""
         tid = transaction.tid
         if tid is None or transaction.phase not in _UNDER_WAY:
             return
@@ -146,24 +146,25 @@ class Transitions:
     # -- outcomes --------------------------------------------------------------------------------------------------
 
     def ask_outcome(self, transaction: Transaction) -> None:
-        """Find out whether it was committed.
+        """Find out whether a transaction was committed.
 
-        The coordinator may know. Else its marker is read after InitProducerId: then nothing of it can be committed.
+        The coordinator may know. If not, InitProducerId makes a later commit impossible, and then the marker is read.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
         if tid is None:
             raise IllegalStepError(f"{transaction} has no transactional id")
         tid.next_turn()
-        # Whatever the answer is: the next transaction has a new grant.
+        # In any case, the next transaction needs a new grant.
         tid.expire()
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
-        """Was it committed before its end was refused? A successor has ended it, and must not be fenced in turn.
+        """Find out whether a transaction was committed before EndTxn was refused, without fencing a successor.
 
-        If it was not, with protocol 1 it may also have timed out: `ids._late` decides, once it is known that it was
-        open. There a marker that is late is taken into a successor's transaction, so only the log can be believed.
+        If it was not committed, a successor has ended it, or with protocol 1 it may have timed out. `ids._late` decides
+        which, once it is known that the transaction was open. With protocol 1, a delayed marker becomes part of a
+        successor's transaction, so only the log is a proof.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -181,13 +182,13 @@ class Transitions:
         self._out.ask(FindOutcome(tid, tid.turn, transaction, by_log=not second))
 
     def outcome(self, transaction: Transaction, *, committed: bool) -> None:
-        """The outcome is known."""
+        """Note the outcome of a transaction."""
         if committed:
             self.commit(transaction)
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # So it was open until it timed out, or was taken over: `ids._late` decides which.
+            # So it was open until it timed out, or until a successor took over: `ids._late` decides which.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
@@ -205,7 +206,7 @@ class Transitions:
         self._out.change()
 
     def taken_over(self, tid: TransactionalId, reason: str, *, sure: bool) -> None:
-        """Another producer took over the transactional id: drop the units that wait under it."""
+        """Drop the units that wait for a transactional id that another producer has taken over."""
         reason += "; another producer has taken the transactional id over"
         if not sure:
             reason += ", or it was open for longer than transaction_timeout_ms: the cluster cannot say which"
@@ -217,9 +218,9 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Another producer has its transactional id.
+        """Blame another producer, which has the unit's transactional id.
 
-        Where it moves a group's offsets, that producer reads the same records again.
+        If the unit moves a group's offsets, that producer reads the same records again.
         """
         unit.blame(EPOCH_REFUSED, reason)
         unit.drop(dropped=bool(unit.offsets))
@@ -227,7 +228,7 @@ class Transitions:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def commit(self, transaction: Transaction) -> None:
-        """It is committed."""
+        """Note that a transaction is committed."""
         self._lines.raise_floors(transaction, alone=transaction.alone)
         self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
         transaction.move(Phase.COMMITTED)
@@ -238,17 +239,19 @@ class Transitions:
     def drop_superseded(self) -> None:
         """Drop units of other readings with records of the units that were committed since the last call.
 
-        1. A program closes its producer with a unit of records 0 to 9 under way. Its consumer goes back to 0, and a
-        unit of another reading has records 0 to 19. 2. The second producer commits the first unit, and is closed. 3.
-        The third one does not know how far the first unit moved the group, and would commit the second one. So the
-        ENDED marks of both are written in one group.
+        1. A program closes its producer with a unit of records 0 to 9 in progress. Its consumer goes back to 0, and a
+           unit of another reading has records 0 to 19.
+        2. The second producer commits the first unit, and is closed.
+        3. The third one does not know how far the first unit moved the group, and would commit the second one.
+
+        So the ENDED marks of both are written in one group.
         """
         moved, self._moved = self._moved, {}
         late: dict[int, Unit] = {}
         for line, reading in moved.items():
             for entry in self._lines.from_end(line):
                 if entry.reading(line).number == reading:
-                    break  # readings stand in the order in which they began
+                    break  # readings are in the order in which they began
                 if entry.phase in _RETRACTABLE:
                     units = (entry,) if isinstance(entry, Unit) else entry.units
                     late |= {unit.number: unit for unit in units if self._readings.is_superseded(unit)}
@@ -256,16 +259,16 @@ class Transitions:
             self.drop(unit, SUPERSEDED, MOVED_ON)
 
     def commit_nothing(self, unit: Unit) -> None:
-        """There is nothing to be delivered, and so it is: no transaction is needed for that."""
+        """Commit a unit that has nothing to deliver, without a transaction."""
         unit.pass_transaction()
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def let_go(self, unit: Unit) -> None:
-        """What it holds is put aside, or its consumers read the same records again."""
+        """End a given-up unit whose records are kept in `rejected/`, or are read again by its consumers."""
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """The fate of units is decided, and durable with their ENDED marks."""
+        """Decide the fate of units. It is durable with their ENDED marks."""
         self._lines.leave(entry)
         for each in units:
             each.end()
@@ -273,7 +276,7 @@ class Transitions:
         self._out.change()
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """It is not to be delivered any more. Whether it was in time for that: what is committed already is."""
+        """Give a unit up. Returns False if that is too late, because it is committed."""
         unit.blame(code, reason)
         transaction = unit.transaction
         if transaction is None:
@@ -296,7 +299,7 @@ class Transitions:
         return True
 
     def _break_up(self, transaction: Transaction) -> None:
-        """It is aborted, as one of its units is given up. The others go back to the line."""
+        """Abort a transaction because one of its units is given up. The others go back into their lines."""
         self.abort(transaction)
         if transaction.is_shared:
             self.requeue(transaction)
@@ -305,7 +308,7 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """It is given up: what it holds is put aside, unless its records are read again."""
+        """End a given-up unit: keep its records, unless its consumers read them again."""
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
@@ -315,7 +318,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """The group refuses the consumer: that is so of all that share the transaction and are of this group."""
+        """Drop the units of a transaction whose consumer is refused by this group."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:
@@ -323,27 +326,27 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Given up, and its records are not kept: its consumers read what it was made of again."""
+        """Give a unit up without keeping its records: its consumers read their input again."""
         unit.drop()
         self.give_up(unit, code, reason)
 
     def follow_drops(self) -> None:
-        """Drop what goes on from a unit that was dropped, wherever it is.
+        """Drop the units that continue a dropped unit.
 
-        1. A unit moves a group from offset 10 to 20, and the next one of the same consumer from 20 to 30. 2. The group
-        is in another generation by now, and refuses the first. 3. The second one was accepted in the new generation, so
-        the group takes it: records 10 to 19 are in no output, and are not read again. So the second one is dropped, and
-        the consumer has to be moved back to 10.
+        1. A unit moves a group from offset 10 to 20, and the next one of the same consumer from 20 to 30.
+        2. The group has another generation by now, and refuses the first unit.
+        3. The second unit was accepted in the new generation, so the group would accept it. Then records 10 to 19 would
+           be in no output, and would not be read again.
 
-        All their marks are written in one group with that of the first: the next incarnation, which finds units of an
-        earlier one, takes all of them for one reading, and so needs no more than their order. A unit that was not
-        written by then never is (`Unit.void`).
+        So the second unit is dropped as well, and the consumer must go back to 10. All their marks are written in one
+        group with that of the first: the next incarnation takes all units of an earlier one for one reading, and so
+        needs only their order. A unit that is not written by then is never written (`Unit.void`).
         """
         dropped, self._drops = self._drops, []
         broken: Break = {}
         for unit in dropped:
             self._readings.break_off(unit, broken)
-        # In the order in which they were accepted: what goes on from one that is dropped here comes after it.
+        # In the order in which they were accepted: a unit that continues one that is dropped here comes after it.
         for unit in self._units.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue
@@ -357,4 +360,4 @@ class Transitions:
 
 
 def _without(reason: str) -> str:
-    return f"it goes on from an atomic batch of the same consumer that was dropped ({reason})"
+    return f"it continues an atomic batch of the same consumer that was dropped ({reason})"

@@ -1,4 +1,4 @@
-"""Units, the transactions in which they are committed, and the transactional ids of those."""
+"""Units, the transactions that commit them, and the transactional ids of these."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ __all__ = ["Entry", "Transaction", "TransactionalId", "Unit"]
 
 @dataclass(slots=True, eq=False)
 class Unit(Content):
-    """What is delivered together.
+    """An atomic batch: batches and offsets that are delivered together.
 
     Attributes:
-        number: Ascending within this incarnation: the order in which they were accepted.
+        number: Ascends in the order in which units were accepted, within this incarnation.
         unit_id: 16 bytes.
-        transactional_id: Given by the user; empty: one of the lane's own.
-        offsets: Of consumer groups.
-        readings: Of which readings of consumers the offsets are.
-        recorded: The same as its READ mark has it; empty: it has none.
-        batches: In order; what one is divided into takes its place.
+        transactional_id: The user's; empty: it gets one of the lane's own.
+        offsets: The offsets of consumer groups.
+        readings: By group partition, the reading that the offset belongs to.
+        recorded: The readings as in its READ mark; empty if it has none.
+        batches: In order. The parts of a divided batch take its place.
         durable: It is on disk.
-        position: Of the group that holds it, or before it.
-        accepted_at: Of the group that held it first.
+        position: Spool position of the group that has it, or of an earlier one.
+        accepted_at: Spool position of the group that had it first.
         phase: See `TRANSITIONS`.
-        grant: Of its last try.
-        sequences: By handle, what the batch is or was appended under.
-        places: By handle, the offset where it is, -1 where the broker did not say.
-        epochs: By handle, the leader epoch under which it was appended, -1 when unknown.
-        tries: How often it went back to the line.
+        grant: The grant of its last try.
+        sequences: By handle, the base sequence of the batch in its last try.
+        places: By handle, the base offset of the batch; -1 if the broker did not report it.
+        epochs: By handle, the leader epoch under which it was appended; -1 if unknown.
+        tries: How often it was requeued.
         resting: It waits for the end of a pause.
-        code: Why it was refused, Kafka's error code.
-        reason: The same for people.
-        dropped: Its fate is REFUSED without being kept: its consumers read the same records again.
+        code: Kafka's error code for which it was refused.
+        reason: Why it was refused, human-readable.
+        dropped: It is refused without being kept: its consumers read the same records again.
         ended: Its fate is decided.
-        transaction: In which it is, perhaps with others; None: it waits in line, or was refused.
-        group_lines: The offsets of groups that it moves.
+        transaction: Its transaction; None: it waits in its lines, or was refused.
+        group_lines: The group partitions whose offsets it moves.
     """
 
     number: int
@@ -83,34 +83,34 @@ class Unit(Content):
     def __repr__(self) -> str:
         return f"<Unit {self.unit_id.hex()[:8]} {self.phase.value}>"
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- the spool --------------------------------------------------------------------------------------------------
 
     def note_readings(self) -> None:
-        """Its READ mark has the readings of its offsets."""
+        """Note the readings of its offsets for its READ mark."""
         mine = map(self.reading, self.group_lines)
         self.recorded = tuple((each.number, each.start) for each in mine)
 
     def write(self, position: int) -> None:
-        """It is durable."""
+        """Note that it is durable."""
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """It was read back: an earlier incarnation wrote it."""
+        """Note that an earlier incarnation wrote it."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
     def read_readings(
         self, entries: tuple[tuple[int, int], ...], readings: Mapping[GroupPartition, Reading]
     ) -> None:
-        """Its READ mark was read back."""
+        """Take the readings of its READ mark."""
         self.recorded = entries
         self.readings.update(readings)
 
     def renumber(self, number: int) -> None:
-        """Its place among those that were read back."""
+        """Set its place among the recovered units."""
         self.number = number
 
-    # -- its batches -----------------------------------------------------------------------------------------------
+    # -- batches ---------------------------------------------------------------------------------------------------
 
     def add(self, batch: Member) -> None:
         """Add a batch after the others."""
@@ -132,7 +132,7 @@ class Unit(Content):
     # -- in a transaction ------------------------------------------------------------------------------------------
 
     def begin(self, transaction: Transaction) -> None:
-        """Another try."""
+        """Begin another try."""
         self.enter(transaction)
         self.grant = transaction.grant
         self.sequences.clear()
@@ -140,35 +140,35 @@ class Unit(Content):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """It is in a transaction, which stands for it in the lines."""
+        """Note its transaction, which stands for it in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
-        """It stands for itself again."""
+        """Note that it has no transaction."""
         self.transaction = None
 
     @property
     def peers(self) -> tuple[Unit, ...]:
-        """Those in its transaction, itself included. From any thread."""
+        """The units of its transaction, including itself. Any thread may call it."""
         transaction = self.transaction
         return (self,) if transaction is None else transaction.units
 
     def send(self, handle: int, sequence: int) -> None:
-        """A batch is given out to be appended under this sequence."""
+        """Note the base sequence under which a batch will be appended."""
         self.sequences[handle] = sequence
 
     def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
-        """A batch is in its log."""
+        """Note that a batch was appended."""
         self.places[handle] = base_offset
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Its group names the leader epoch under which a batch was appended, unless that is known already."""
+        """Note the leader epoch of a batch from its group in the spool, unless it is known."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
-        """Where its batches are, for its STAGED mark."""
+        """The places of its batches, for its STAGED mark."""
         return tuple(
             m.Placed(
                 batch.destination,
@@ -181,9 +181,9 @@ class Unit(Content):
         )
 
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
-        """An earlier incarnation staged it."""
+        """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # As they were: the first one says where the marker is.
+        # In their order in the mark: the first one determines where the marker is.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -195,59 +195,59 @@ class Unit(Content):
         self.phase = Phase.STAGED
 
     def read_begun(self) -> None:
-        """A BEGUN mark was read back: what an earlier STAGED mark says is void."""
+        """Take a BEGUN mark: it makes an earlier STAGED mark void."""
         self.sequences.clear()
         self.places.clear()
 
     def read_void(self) -> None:
-        """Its transaction is not committed any more: it is prepared again."""
+        """Note that its transaction will not be committed: it is prepared again."""
         self.phase = Phase.WAITING
 
-    # -- its tries, and its fate -----------------------------------------------------------------------------------
+    # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """It goes back to the line."""
+        """Note a failed try: it is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Its transaction is known to be aborted."""
+        """Note that its transaction was aborted."""
         self.tries += 1
 
     def forget_tries(self) -> None:
-        """What is divided is nearer to its end."""
+        """Forget failed tries: dividing a batch is progress."""
         self.tries = 0
 
     def rest(self) -> None:
-        """It waits for the end of a pause."""
+        """Let it wait for the end of a pause."""
         self.resting = True
 
     def wake(self) -> None:
-        """The pause is over."""
+        """Note the end of the pause."""
         self.resting = False
 
     def blame(self, code: int, reason: str) -> None:
-        """Why it is not delivered."""
+        """Note why it is not delivered."""
         self.code, self.reason = code, reason
 
     def explain(self, reason: str) -> None:
-        """Why a request of it failed."""
+        """Note why a request for it failed."""
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """If it is refused, it is not kept: its consumers read the same records again."""
+        """Do not keep its records if it is refused: its consumers read the same records again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
-        """It has nothing to deliver, so it is committed without a transaction."""
+        """Commit it without a transaction, as it has nothing to deliver."""
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
-        """Its ENDED mark was read back."""
+        """Take its ENDED mark."""
         self.phase = Phase.OVER
 
     def end(self) -> None:
-        """Its fate is decided."""
+        """Note that its fate is decided."""
         self.ended = True
 
     def move(self, to: Phase) -> None:
@@ -258,29 +258,29 @@ class Unit(Content):
 
     @property
     def void(self) -> bool:
-        """It has ended before it was written, and is not to be written any more."""
+        """Whether it ended before it was written, so that it must not be written."""
         return self.ended and not self.durable
 
 
 @dataclass(slots=True, eq=False)
 class Transaction(Content):
-    """One try to commit units together. In the lines it stands for all of them, in their places.
+    """One try to commit units together. It stands for them in their lines.
 
     Attributes:
-        units: In order; the marker is the first one's id.
-        tid: The transactional id under which it goes; None: it is over, or aborted.
-        grant: Under which it is written.
-        offsets: Of consumer groups: of each group and partition, where the last unit moves it.
-        readings: Of which readings of consumers the offsets are.
-        batches: Of all units, in order.
-        phase: See `TRANSITIONS`; its units go along.
-        placed: How many batches are in their logs.
-        issued: All its batches were given out to be appended.
-        alone: Everything before it was committed when they were.
-        notes_left: How many groups' offsets (the marker is one) are not written yet.
-        next_note: Index of the group whose offsets are written as soon as it stands first; -1: none.
-        end_refused: Its end was refused because of its epoch.
-        group_lines: The offsets of groups that it moves.
+        units: In order. The id of the first one is the marker.
+        tid: The transactional id; None: the transaction is over or aborted.
+        grant: Its grant.
+        offsets: The offsets of consumer groups: for each group and partition, that of the last unit that moves it.
+        readings: By group partition, the reading that the offset belongs to.
+        batches: Those of all units, in order.
+        phase: See `TRANSITIONS`. Its units have the same phase.
+        placed: The number of appended batches.
+        issued: All batches were passed on to be appended.
+        alone: All earlier entries were committed when `issued` was set.
+        notes_left: The number of groups, the marker among them, whose offsets are not written yet.
+        next_note: Index of the group whose offsets to write once the transaction is first in its lines; -1: none.
+        end_refused: EndTxn was refused because of the epoch.
+        group_lines: The group partitions whose offsets it moves.
     """
 
     units: tuple[Unit, ...]
@@ -306,49 +306,49 @@ class Transaction(Content):
     def __repr__(self) -> str:
         return f"<Transaction {self.unit_id.hex()[:8]} of {len(self.units)} {self.phase.value}>"
 
-    # -- what it stands for ----------------------------------------------------------------------------------------
+    # -- its units -------------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
-        """Its turn: that of its first unit."""
+        """The number of its first unit, which determines its turn."""
         return self.units[0].number
 
     @property
     def unit_id(self) -> bytes:
-        """Of its first unit: the marker."""
+        """The id of its first unit: the marker."""
         return self.units[0].unit_id
 
     @property
     def transactional_id(self) -> str:
-        """Given by the user; empty: one of the lane's own."""
+        """The user's transactional id; empty: it has one of the lane's own."""
         return self.units[0].transactional_id
 
     @property
     def is_shared(self) -> bool:
-        """Several units are in it."""
+        """Whether it has several units."""
         return len(self.units) > 1
 
     @property
     def sequences(self) -> dict[int, int]:
-        """By handle, what each batch is appended under."""
+        """By handle, the base sequence of each batch."""
         return {handle: at for each in self.units for handle, at in each.sequences.items()}
 
     @property
     def places(self) -> dict[int, int]:
-        """By handle, the offset where the batch is, -1 where the broker did not say."""
+        """By handle, the base offset of each batch; -1 if the broker did not report it."""
         return {handle: at for each in self.units for handle, at in each.places.items()}
 
-    # -- its course ------------------------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Its units are in it from here on."""
+        """Begin it with its units."""
         for each in self.units:
             each.begin(self)
         self.notes_left = 1 + len(self.offsets)
         self.move(Phase.BEGUN)
 
     def restore(self) -> None:
-        """An earlier incarnation staged it."""
+        """Restore it as an earlier incarnation staged it."""
         for each in self.units:
             each.enter(self)
         self.issued = True
@@ -362,30 +362,30 @@ class Transaction(Content):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """All its batches are given out to be appended."""
+        """Note that all batches are passed on to be appended."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
-        """A batch is given out to be appended under this sequence."""
+        """Note the base sequence under which a batch will be appended."""
         self._owner(batch).send(batch.handle, sequence)
 
     def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
-        """A batch is in its log. Returns whether it is the first."""
+        """Note an appended batch. Returns whether it is the first."""
         self._owner(batch).append(batch.handle, base_offset, leader_epoch)
         self.placed += 1
         return self.placed == 1
 
     def _owner(self, batch: Member) -> Unit:
-        # A unit that is divided meanwhile is alone.
+        # A unit with a divided batch is alone in its transaction.
         return self._owners.get(batch.handle, self.units[0])
 
     def take_note(self) -> int:
-        """The index of the group whose offsets are written now."""
+        """Take the index of the group whose offsets are written next."""
         index, self.next_note = self.next_note, -1
         return index
 
     def note(self, index: int) -> bool:
-        """Offsets of a group are in the transaction. Returns whether those of another one are to be written."""
+        """Note the written offsets of a group. Returns whether those of another one follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -394,37 +394,37 @@ class Transaction(Content):
 
     @property
     def is_whole(self) -> bool:
-        """All of it is appended."""
+        """Whether all batches and offsets are in the transaction."""
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Why a request of it failed; of several units it is not known whose fault that is."""
+        """Note why a request failed, unless several units share it: it is unknown which one caused the failure."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
     def refuse_end(self) -> None:
-        """Its end was refused because of its epoch."""
+        """Note that EndTxn was refused because of the epoch."""
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """The log does not say whether it was committed before its end was refused."""
+        """Note that the log does not show whether it was committed before EndTxn was refused."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
-        """It is over, or aborted. Returns the transactional id that it had."""
+        """Note that it is over or aborted. Returns its former transactional id."""
         tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
         return tid
 
     def part(self) -> None:
-        """Its units stand for themselves again."""
+        """Release its units."""
         for each in self.units:
             each.leave()
 
 
 Entry: TypeAlias = Unit | Transaction
-"""What stands in a line."""
+"""An entry of a line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -432,20 +432,20 @@ class TransactionalId:
     """A transactional id.
 
     Attributes:
-        name: What Kafka knows it by.
-        grant: None until it is fenced, and while that is being done.
-        transaction: Whose it is.
-        turn: Answers to requests of an earlier turn mean nothing.
-        sequences: By destination, the next one under this grant.
-        fencing: InitProducerId is under way.
-        fresh: Only a new grant may be used for the next unit.
-        former: The latest grant that it had.
-        opened: Of a transaction under that grant something was acknowledged, so the coordinator had it open; EndTxn was
-            never sent for it.
-        unsure: An InitProducerId of this turn was not answered, and may have been carried out.
-        alone: In this turn, no other producer had taken it over a while ago.
-        aborting: Destinations of the transaction that is being aborted: it may be open as long as that is not answered.
-        attempts: Of this turn's requests, how often each has failed.
+        name: Its name in Kafka.
+        grant: Its current grant; None before and during InitProducerId.
+        transaction: Its current transaction.
+        turn: Answers to requests of an earlier turn are ignored.
+        sequences: By destination, the next base sequence under this grant.
+        fencing: InitProducerId is in progress.
+        fresh: The next transaction needs a new grant.
+        former: Its latest grant.
+        opened: A request of a transaction under that grant was acknowledged, so the coordinator has it open. EndTxn was
+            not sent.
+        unsure: An InitProducerId of this turn had no answer, and may have been carried out.
+        alone: Earlier in this turn, no other producer had taken the id over.
+        aborting: Destinations of the transaction that is being aborted. It may be open until that is answered.
+        attempts: By request of this turn, how often it has failed.
     """
 
     name: str
@@ -463,26 +463,26 @@ class TransactionalId:
     attempts: dict[Hashable, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:
-        """Whatever is under way is void."""
+        """Begin another turn: answers to earlier requests are ignored."""
         self.turn += 1
         self.unsure = self.alone = False
         self.attempts.clear()
 
     @property
     def is_free(self) -> bool:
-        """A transaction may be begun under it, now or when it has another grant."""
+        """Whether a transaction may be begun under it, now or with the next grant."""
         return self.transaction is None and not self.fencing
 
     # -- the grant -------------------------------------------------------------------------------------------------
 
     def begin_fencing(self) -> None:
-        """InitProducerId is asked for."""
+        """Note that InitProducerId is being sent."""
         self.next_turn()
         self.fencing = True
         self.grant = None
 
     def give(self, grant: Grant) -> None:
-        """InitProducerId was answered: nothing is open."""
+        """Take the answer to InitProducerId. The id has no open transaction."""
         self.fencing = False
         self.aborting = frozenset()
         self.grant = self.former = grant
@@ -492,62 +492,62 @@ class TransactionalId:
         self.next_turn()
 
     def expire(self) -> None:
-        """The next transaction has a new grant."""
+        """Require a new grant for the next transaction."""
         self.fresh = True
 
     def lose_grant(self) -> None:
-        """Another producer has it now."""
+        """Note that another producer has the id."""
         self.grant = self.former = None
 
     def taken_over(self) -> None:
-        """Another producer has it now, as the answer to InitProducerId shows."""
+        """Note that another producer has the id, as the answer to InitProducerId shows."""
         self.fencing = False
         self.former = None
         self.aborting = frozenset()
 
     def forget_former(self) -> None:
-        """It is taken over, whatever its epoch is by now."""
+        """Take the id over regardless of its current epoch."""
         self.former = None
 
     def read_grant(self, grant: Grant) -> None:
-        """A STAGED mark has it."""
+        """Take the grant of a STAGED mark."""
         self.grant = self.former = grant
         self.fresh = True
 
     def begin_again(self, *, staged: bool) -> None:
-        """The log is read: a new incarnation takes names over, whatever epochs earlier ones came to."""
+        """Finish recovery: a new incarnation takes the id over regardless of its current epoch."""
         self.former = None
         if not staged:
             self.grant = None
 
-    # -- its transaction -------------------------------------------------------------------------------------------
+    # -- transaction -----------------------------------------------------------------------------------------------
 
     def begin(self, transaction: Transaction) -> None:
-        """A transaction is begun."""
+        """Begin a transaction."""
         self.transaction = transaction
         self.opened = False
         self.next_turn()
 
     def restore(self, transaction: Transaction) -> None:
-        """An earlier incarnation staged a transaction."""
+        """Restore a transaction that an earlier incarnation staged."""
         self.transaction = transaction
 
     def note_open(self) -> None:
-        """Something of the transaction was acknowledged."""
+        """Note that a request of the transaction was acknowledged."""
         self.opened = True
 
     def take_sequence(self, destination: int, count: int) -> int:
-        """The sequence of the next batch there."""
+        """Take the base sequence of the next batch for this destination."""
         sequence = self.sequences.get(destination, 0)
         self.sequences[destination] = add_sequence(sequence, count)
         return sequence
 
     def send_end(self) -> None:
-        """EndTxn is sent: from here on its transaction is not open for sure."""
+        """Note that EndTxn is being sent: the transaction is no longer known to be open."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
-        """EndTxn was answered. The grant, if known, is for the next transaction, unless an answer was lost before."""
+        """Note the answer to EndTxn. A known grant is for the next transaction, unless an answer was lost before."""
         if self.fresh or grant is None or not sure:
             self.fresh = True
         elif self.grant is not None and grant != self.grant:
@@ -555,38 +555,38 @@ class TransactionalId:
             self.sequences.clear()
 
     def abort(self, destinations: Iterable[int]) -> None:
-        """Its transaction is to be aborted."""
+        """Note that its transaction is being aborted."""
         self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Its transaction is over, or aborted."""
+        """Note that its transaction is over or aborted."""
         self.transaction = None
 
     def release(self) -> None:
-        """The outcome of its transaction is durable, or known: it is free."""
+        """Free the id: the outcome of its transaction is known."""
         self.transaction = None
         self.next_turn()
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def note_unanswered(self) -> None:
-        """InitProducerId may have been carried out, and no answer came."""
+        """Note that InitProducerId had no answer, so it may have been carried out."""
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """What was open is ended, or may be. With `timed_out`, that was the epoch which a time-out gives."""
+        """Note that the open transaction may be over. `timed_out`: EndTxn had the epoch that a timeout sets."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
-        """No other producer has taken it over."""
+        """Note that no other producer has taken the id over."""
         self.alone = True
 
     def count_failure(self, action: Hashable) -> int:
-        """How often this request has failed, in this turn."""
+        """Count a failure of this request. Returns how often it has failed in this turn."""
         self.attempts[action] = self.attempts.get(action, 0) + 1
         return self.attempts[action]
 
     def forget_failures(self, action: Hashable) -> None:
-        """It never reached a broker."""
+        """Forget the failures of a request that never reached a broker."""
         self.attempts.pop(action)

@@ -1,4 +1,4 @@
-"""What is asked of a certain broker, or of any: each request and what its answer means."""
+"""Requests to a certain broker, or to any, and the meaning of their answers."""
 
 from __future__ import annotations
 

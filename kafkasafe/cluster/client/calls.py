@@ -114,7 +114,7 @@ class QuestionCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class PartitionQuestion:
-    """What is asked about one partition; `wanted` are its fields in the request."""
+    """A question about one partition; `wanted` has its fields in the request."""
 
     target: TopicPartition
     wanted: Mapping[str, int]
@@ -206,7 +206,7 @@ Wanted: TypeAlias = OffsetsWanted | EpochsWanted
 
 
 class QuestionsCall(Call):
-    """Questions of one kind, at most one about each partition. What is wrong with one answer concerns only that one."""
+    """Questions of one kind, at most one for each partition. An invalid answer fails only its own question."""
 
     __slots__ = ("_done", "kind", "questions")
 

@@ -1,7 +1,6 @@
-"""The way to one broker.
+"""The connection to one broker: when it opens, the requests that wait for it or are in flight, and when it is given up.
 
-All that is about one connection: when it is made, what waits for it, what is in flight on it, when it is given up.
-Which broker a request is for is not decided here.
+`router` decides which broker a request goes to.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _PAUSE_POLL_S: Final = 0.02
 
 
 class Link:
-    """The way to one broker: its connection, what waits for it, its back-off.
+    """The connection to one broker, the requests that wait for it, and its back-off.
 
     Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
 
     Args:
         node_id: The broker.
         network: Makes the connection.
-        pin: Which cluster it must lead to.
+        pin: The cluster that it must lead to.
         backoff: Pauses between attempts to connect.
         want_metadata: Called when the connection is lost or cannot be made.
         watch_silence: Called when a request is in flight.
@@ -105,24 +104,24 @@ class Link:
         return bool(self.waiting or self.in_flight)
 
     def submit(self, call: Call) -> None:
-        """Writes the request, or holds it back until the connection can take it."""
+        """Writes the request, or holds it until the connection accepts it."""
         self._collect()
         call.begin(self._network.now())
         self.waiting.append(call)
         self.pump()
 
     def gather(self, kind: Wanted, question: PartitionQuestion) -> None:
-        """Keeps a question for `ask_gathered`, to go out together with others of its kind."""
+        """Keeps a question for `ask_gathered`, which sends it together with others of its kind."""
         self.gathered.setdefault(kind, []).append(question)
 
     def ask_gathered(self) -> None:
-        """Sends what was gathered, at the end of a turn of the loop."""
+        """Sends the gathered questions, at the end of a turn of the loop."""
         if self.gathered:
             self._collect()
             self.pump()
 
     def _collect(self) -> None:
-        """Makes requests of the questions that were gathered, to go out after what waits already."""
+        """Makes requests of the gathered questions, and queues them after the waiting requests."""
         if not self.gathered:
             return
         gathered, self.gathered = self.gathered, {}
@@ -160,7 +159,7 @@ class Link:
                 return
             resumes_at = conn.resumes_at
             if resumes_at is not None:
-                # Throttled by the broker, or authenticating again: soon over, and nothing overtakes meanwhile.
+                # Throttled by the broker, or authenticating again: this is short, and no request overtakes another.
                 self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
@@ -179,17 +178,17 @@ class Link:
             if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
                 return
             if isinstance(result.error, kafka_errors.UnsupportedVersionError):
-                self._admit(conn)  # too old to say, and to be sent a batch
+                self._admit(conn)  # too old to have a cluster id, and to get a batch
             else:
                 self.hang_up(result.error)
 
-        # Without topics: it needs no permission, and what is known of topics stays as it is.
+        # Without topics: this needs no permission, and does not change the known topics.
         question = metadata_question([], lambda response: response)
         timeout_s = self._network.request_timeout_s
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
     def _admit(self, conn: Connection) -> None:
-        """The connection leads where it should: what waits may go out on it."""
+        """The connection leads to the right cluster: waiting requests may be sent."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
             self.failures = 0
@@ -200,7 +199,7 @@ class Link:
     def _write(self, conn: Connection, call: Call, now: float) -> None:
         try:
             request = call.request(conn)
-        except Exception as error:  # nothing may leave a caller without an answer
+        except Exception as error:  # every caller must get an answer
             call.fail(error, sent=False)
             return
         if request is None:
@@ -230,7 +229,7 @@ class Link:
             self._watch_silence()
 
     def _watch(self, due: float) -> None:
-        """One timer for all that is in flight: it stays where it is when what it was for is answered."""
+        """Sets one timer for all requests in flight. It stays set when the request that it was set for is answered."""
         if self.watch is not None:
             if self.watch_at <= due:
                 return
@@ -260,7 +259,7 @@ class Link:
     def _connect(self) -> None:
         try:
             conn = self._network.connect(self.node_id)
-        except Exception as error:  # no such broker any more, or options that cannot work
+        except Exception as error:  # the broker no longer exists, or the options cannot work
             self._back_off()
             self._want_metadata()
             self.drop(error)
@@ -282,7 +281,7 @@ class Link:
         if not self.ready_once:
             self._back_off()
         elif error is not None:
-            # A connection that broke may be made again at once, but not in a tight circle.
+            # A broken connection may be opened again at once, but not in a tight loop.
             self.not_before = self._network.now() + self._backoff.pause_s(1)
         if error is not None or not self.ready_once:
             self._want_metadata()
@@ -295,14 +294,14 @@ class Link:
         self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
-        """All that waits fails, in order: none of it may overtake what was lost with the connection."""
+        """Fails all waiting requests, in order: none may overtake requests that were lost with the connection."""
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
         for call in waiting:
             call.fail(error, sent=False)
 
     def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
-        """Waiting requests whose partition has another leader by now fail, and later ones of those partitions."""
+        """Fails waiting requests whose partition has another leader now, and later ones of these partitions."""
         self._collect()
         if not self.waiting:
             return
@@ -327,11 +326,11 @@ class Link:
         self.waiting = kept
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the node should have said something, 0 if it owes nothing."""
+        """Seconds since the node should have answered; 0 if no answer is outstanding."""
         if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))
-        # As long as it takes what is written, it has nothing to say.
+        # While it still reads the request, no answer is due.
         since = max(since, call.written_at or self.conn.last_write)
         heard: float = self.conn.last_read
         return max(0.0, now - max(since, heard))
@@ -342,7 +341,7 @@ class Link:
             self.conn.close(error)
 
     def abandon(self, error: BaseException) -> None:
-        """The loop has ended: what waits fails, and so does what is in flight."""
+        """The loop has ended: fails waiting requests and those in flight."""
         self.drop(error)
         in_flight, self.in_flight = list(self.in_flight), {}
         for call in in_flight:
@@ -351,11 +350,11 @@ class Link:
             self.hang_up()
 
     def suspect(self, now: float) -> None:
-        """The broker may hang: others are asked first for a while."""
+        """Notes that the broker may hang: for a while, requests prefer other brokers."""
         self.suspect_until = now + 2 * SILENCE_S
 
     def connect_at_once(self) -> None:
-        """No back-off holds the next connection back."""
+        """Opens the next connection without a back-off."""
         self.not_before = 0.0
 
     def _arm(self, at: float) -> None:

@@ -1,6 +1,6 @@
 """The links to brokers, and which of them have been silent too long.
 
-What is sent on a link, and when metadata are asked for, is not decided here.
+Other modules decide which requests a link sends, and when metadata are requested.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Links:
 
     Args:
         network: Makes the connections.
-        mailbox: The questions that a look into it gathered are sent at its end.
-        schedule: Is asked for metadata when a broker is lost or silent.
-        pin: Which cluster connections must lead to.
-        leaders: Of partitions, by the latest metadata.
+        mailbox: At the end of each look into it, the gathered questions are sent.
+        schedule: Requests metadata when a broker is lost or silent.
+        pin: The cluster that connections must lead to.
+        leaders: The leaders of partitions, by the latest metadata.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Links:
         return link
 
     def best(self, links: Iterable[Link], now: float) -> Link:
-        """The one of these that is best to send to."""
+        """The best of these links for a request."""
         return min(links, key=lambda link: self.preference(link, now))
 
     def preference(self, link: Link, now: float) -> tuple[object, ...]:
-        """Orders links: lowest is best to send to."""
+        """The sort key of a link: the lowest is the best for a request."""
         order = preference(
             suspect=link.suspect_until > now,
             ready=link.ready,
@@ -84,7 +84,7 @@ class Links:
 
     @property
     def usable(self) -> bool:
-        """Whether there is a connection to the right cluster. From any thread."""
+        """Whether there is a connection to the right cluster. Any thread may call it."""
         return any(link.usable for link in list(self._links.values()))
 
     def alive(self, now: float) -> bool:
@@ -98,7 +98,7 @@ class Links:
         self._asking.append(link)
 
     def ask_gathered(self) -> None:
-        """The end of the turn."""
+        """Sends the questions that this turn of the loop gathered."""
         asking, self._asking = self._asking, []
         for link in asking:
             link.ask_gathered()
@@ -106,7 +106,7 @@ class Links:
     # -- Giving up -----------------------------------------------------------------------------------------------
 
     def drop_moved(self) -> None:
-        """Waiting requests whose partition has another leader by now fail."""
+        """Fails waiting requests whose partition has another leader now."""
         for link in list(self._links.values()):
             link.drop_moved(self._leaders.leader_id)
 
@@ -123,30 +123,30 @@ class Links:
                 )
 
     def drop_bootstrap(self) -> None:
-        """Closes idle connections that were for the first contact only."""
+        """Closes idle connections that served only for the first contact."""
         for node, link in list(self._links.items()):
             if isinstance(node, str) and not link.busy:
                 link.hang_up()
 
     def close(self, error: BaseException) -> None:
-        """What waits fails, and all connections close."""
+        """Fails all waiting requests, and closes all connections."""
         for link in list(self._links.values()):
             link.drop(error)
             link.hang_up()
 
     def abandon(self, error: BaseException) -> None:
-        """The loop has ended: what waits and what is in flight fails."""
+        """The loop has ended: fails waiting requests and those in flight."""
         for link in list(self._links.values()):
             link.abandon(error)
 
     def begin_anew(self) -> None:
-        """Another loop, with connections of its own."""
+        """Begins again with another loop, which has its own connections."""
         self._links = {}
         self._asking = []
         self._ticking = False
 
     def connect_at_once(self) -> None:
-        """No back-off holds the next connections back."""
+        """Opens the next connections without a back-off."""
         for link in self._links.values():
             link.connect_at_once()
 
@@ -158,7 +158,7 @@ class Links:
             self._network.call_at(self._network.now() + _TICK_S, self._tick)
 
     def _tick(self) -> None:
-        """A leader that hangs keeps its connection: only other brokers can tell that it leads no more."""
+        """Requests metadata while a leader is silent: if it hangs, only others report that it no longer leads."""
         self._ticking = False
         if self._mailbox.closing:
             return

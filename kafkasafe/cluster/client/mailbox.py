@@ -1,7 +1,4 @@
-"""The way in for other threads: jobs that the network thread runs, in their order.
-
-What a job does is not known here.
-"""
+"""Jobs that other threads pass to the network thread, which runs them in order."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ __all__ = ["Mailbox"]
 
 
 class Mailbox:
-    """Jobs for the network thread. Each is run, or fails; `post` is for any thread.
+    """Jobs for the network thread. Each one runs or fails. Any thread may call `post`.
 
     Args:
-        network: Is woken.
+        network: Is woken for new jobs.
 
     Attributes:
-        closing: Jobs fail instead of being run. Belongs to the network thread.
-        ended: No thread looks into the mailbox any more.
+        closing: Jobs fail instead of running. Belongs to the network thread.
+        ended: No thread looks into the mailbox from now on.
     """
 
     def __init__(self, network: Network) -> None:
@@ -49,14 +46,14 @@ class Mailbox:
         """Passes a job to the network thread.
 
         Args:
-            run: Called there, unless the transport is closed first.
-            fail: Called instead with the reason, at once on this thread if it is known already.
+            run: Called there, unless the transport closes first.
+            fail: Called instead, with the reason. If the transport is closed already, this thread calls it at once.
         """
         if os.getpid() != self._pid:
             fail(ForkedProcessError("The connections belong to the parent process"))
             return
         self._jobs.append((run, fail))
-        # One wake-up serves all jobs that come before the thread has looked. `look` clears the flag before it
+        # One wake-up serves all jobs that come before the thread looks. `look` clears the flag before it
         # empties the mailbox, so a job that finds it set is seen.
         if not self._woken and not at_once.held(self._wake, id(self)):
             self._wake()
@@ -69,7 +66,7 @@ class Mailbox:
             self._network.wake()
 
     def at_end_of_look(self, step: Callable[[], None]) -> None:
-        """Sets what each look into the mailbox ends with. Before the thread starts."""
+        """Sets a function that ends each look into the mailbox. Call it before the thread starts."""
         self._at_end = step
 
     def look(self) -> None:
@@ -83,7 +80,7 @@ class Mailbox:
                 else:
                     run()
             except Exception:
-                # A bug, but one that must not take the other jobs with it.
+                # A bug, but it must not prevent the other jobs.
                 log.exception("A request could not be passed on", event="request_failed")
         self._at_end()
 
@@ -93,13 +90,13 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Another network will look into the mailbox; jobs that came meanwhile are left for it."""
-        # A caller that found the flag set, or woke the loop that crashed, did so before this: its job is seen.
+        """Prepares for another network, which runs the jobs that came meanwhile."""
+        # A caller that found the flag set, or woke the crashed loop, did so earlier, so its job is seen.
         self._woken = False
         self.closing = False
 
     def end(self, error: BaseException) -> None:
-        """No thread looks into the mailbox any more: all jobs in it fail."""
+        """No thread looks into the mailbox from now on: all jobs in it fail."""
         self.ended = True
         self._empty(error)
 

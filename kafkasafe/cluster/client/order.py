@@ -1,6 +1,6 @@
-"""The order of batches on their partitions: what holds those off that would overtake others.
+"""The order of batches on their partitions: stops batches that would overtake others.
 
-State of the network thread, and nothing else: no link, no request and no clock is known here.
+It is state of the network thread only, and uses no link, request or clock.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ __all__ = ["Order"]
 
 
 class Order:
-    """Of all partitions: their fences, and where the batches went that are not answered yet."""
+    """The fences of all partitions, and the brokers that have unanswered batches."""
 
     __slots__ = ("_fences", "_pending")
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # Where the unanswered batches of a partition went, and how many. Invariant: all to one node.
+        # By partition, the node that has its unanswered batches, and their number. Invariant: all are at one node.
         self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
 
     def fence(self, target: TopicPartition) -> int:
-        """How often batches of the partition failed; see `ProduceRequest.fence`."""
+        """The number of failures of the partition's batches; see `ProduceRequest.fence`."""
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """A batch of the partition failed: what was submitted before that is heard of must not go out."""
+        """Note a failed batch: batches that were submitted before their thread learned of it must not be sent."""
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
 
     def owing(self, target: TopicPartition) -> NodeId | None:
-        """The node that unanswered batches of the partition went to; None: there are none."""
+        """The node that has unanswered batches of the partition; None if no batch is unanswered."""
         pending = self._pending.get(target)
         return None if pending is None else pending[0]
 
     def enter(self, target: TopicPartition, node_id: NodeId) -> None:
-        """A batch goes to a node."""
+        """Note that a batch is being sent to a node."""
         self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
 
     def leave(self, target: TopicPartition) -> None:
-        """A batch was answered, or failed."""
+        """Note that a batch was answered or failed."""
         node_id, count = self._pending[target]
         if count == 1:
             del self._pending[target]
@@ -48,5 +48,5 @@ class Order:
             self._pending[target] = (node_id, count - 1)
 
     def begin_anew(self) -> None:
-        """All connections are gone, and so is what was under way on them. Fences stay as high as they are."""
+        """All connections have ended, with the batches in flight on them. Fences keep their values."""
         self._pending = {}

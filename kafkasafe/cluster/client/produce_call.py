@@ -1,4 +1,4 @@
-"""A Produce request to one broker: its batches, what the answer makes of each, and how many go into one."""
+"""A Produce request to one broker: its batches, the result for each, and how many batches it has."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = ["Group", "ProduceCall", "ProduceShared"]
 
 
 class ProduceShared:
-    """What all Produce requests of a transport share.
+    """The state that all Produce requests of a transport share.
 
     Args:
         network: The addresses of brokers.
-        schedule: Is asked for metadata that are out of date.
-        leaders: Get what a broker that does not lead says of the leader.
-        links: Give up what waits for a broker that does not lead any more.
+        schedule: Requests metadata when they are out of date.
+        leaders: Take the leader that another broker names.
+        links: Fail requests that wait for a broker that no longer leads.
 
     Attributes:
         order: The order of batches on their partitions.
@@ -61,15 +61,15 @@ class ProduceShared:
         self.request_timeout_s = network.request_timeout_s
 
     def learn_broker(self, endpoint: Any) -> None:
-        """An answer named a broker."""
+        """Notes a broker that an answer named."""
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        """An answer named a leader and its epoch. Returns whether the leader changed."""
+        """Notes a leader and its epoch that an answer named. Returns whether the leader changed."""
         return self._leaders.take_hint(target, hint, self._network.addresses())
 
     def answered(self, *, stale: bool, moved: bool) -> None:
-        """An answer showed that metadata are out of date, or where another leader is."""
+        """Notes that an answer showed out-of-date metadata, or named another leader."""
         if stale:
             self._schedule.want()
         if moved:
@@ -93,13 +93,13 @@ class ProduceCall(Call):
         reply: ProduceCallback[Any],
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
-        # The broker must be able to say that its replicas were too slow before the connection is given up.
+        # The broker must have time to report slow replicas before the connection is given up.
         super().__init__(max(shared.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
         self.shared = shared
         self.requests = [request for request, _ in requests]
-        # Views keep a bytearray from being resized, so they are let go of as soon as they can be.
+        # A view prevents its bytearray from being resized, so it is released as soon as possible.
         self.views = [view for _, view in requests]
         self.acks = acks
         self.timeout_ms = timeout_ms
@@ -136,7 +136,7 @@ class ProduceCall(Call):
             return
         try:
             replies = self._parse(response)
-        except Exception as error:  # whatever a broker sends, the caller hears of it
+        except Exception as error:  # the caller gets a reply even if the answer is malformed
             self.fail(error, sent=True)
             return
         self._done = True

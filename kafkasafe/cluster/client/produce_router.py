@@ -1,6 +1,6 @@
-"""Batches on their way to the leaders of their partitions: how they become requests, in which order.
+"""Turns batches into requests to the leaders of their partitions, in order.
 
-What does not know its leader yet is put aside until there are metadata.
+A batch whose leader is unknown is parked until the next metadata.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ProduceRouter:
     """From batches to Produce requests on the links to their leaders.
 
     Args:
-        mailbox: The way in for other threads.
-        leaders: Of partitions, by the latest metadata.
-        links: The ways to the brokers.
-        refresher: Keeps what has to wait for metadata.
-        shared: What all Produce requests share.
+        mailbox: Passes jobs to the network thread.
+        leaders: The leaders of partitions, by the latest metadata.
+        links: The links to the brokers.
+        refresher: Parks batches that wait for metadata.
+        shared: The state that all Produce requests share.
         max_request_bytes: Batches of more bytes do not share a request.
     """
 
@@ -59,7 +59,7 @@ class ProduceRouter:
         """Appends batches to their partitions.
 
         Batches of one partition reach its leader in the order of the calls, as long as all succeed. After a
-        failure later ones may already be under way; see `ProduceRequest.fence` for those that are not.
+        failure, later ones may already be in flight; see `ProduceRequest.fence` for the others.
 
         Args:
             requests: The batches. Several for one partition go into requests of their own, pipelined.
@@ -99,7 +99,7 @@ class ProduceRouter:
             if isinstance(leader, int):
                 elsewhere = self._shared.order.owing((request.topic, request.partition))
                 if elsewhere is not None and elsewhere != leader:
-                    # Batches on their way to the old leader: this one would overtake them.
+                    # The old leader has unanswered batches: this one would overtake them.
                     moving = (
                         f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
                     )

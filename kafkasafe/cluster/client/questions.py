@@ -1,4 +1,4 @@
-"""What is asked of a partition's leader: each request and what its answer means, as `kafkasafe.cluster.api` has it."""
+"""Requests to a partition's leader, and the meaning of their answers, as `kafkasafe.cluster.api` defines it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class LeaderQuestions:
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
             max_wait_ms: How long the broker may wait for a first byte.
             current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
             last_fetched_epoch: Leader epoch of the record before `offset`, -1 for none: a leader whose log differs
                 there says so (Kafka 2.7 and later).
         """
@@ -316,7 +316,7 @@ class LeaderQuestions:
             leader_epoch: The epoch.
             reply: Gets `EpochEnd` or `Failure`.
             current_leader_epoch: Under which epoch the leader is thought to lead; one that leads under another
-                answers 74 or 75 (Kafka 2.1 and later). -1: whoever leads may answer.
+                answers 74 or 75 (Kafka 2.1 and later). -1: any leader may answer.
         """
 
         def parse(answer: Any) -> EpochEnd:
@@ -359,7 +359,7 @@ def _fetch_fields(
 
 
 class _Offsets:
-    """Gathers the answers of several brokers. Leaves out what is no plain offset."""
+    """Gathers the answers of several brokers. Leaves out partitions whose answer has no offset."""
 
     __slots__ = ("_found", "_left", "_reply")
 

@@ -1,6 +1,6 @@
-"""Metadata: of which topics, from which broker, and what an answer changes.
+"""Requests metadata: for which topics, from which broker, and with which effects.
 
-What cannot be routed before the next answer waits here, and so do replies about metadata.
+Requests that cannot be routed before the next answer are parked here, as are replies about metadata.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _Parked: TypeAlias = tuple[Callable[[bool], None], Callable[[BaseException], Non
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """A metadata request under way. `waiters` and `parked` are those who asked before it began.
+    """A metadata request in progress. `waiters` and `parked` came before it began.
 
-    One that is `of_new` asks only about topics that no request has named yet.
+    A request that is `of_new` asks only about topics that no request has named yet.
     """
 
     link: Link
@@ -63,23 +63,23 @@ class _Attempt:
 
 
 class Refresher:
-    """Asks for metadata, and keeps what cannot be routed before the next answer.
+    """Requests metadata, and parks requests that cannot be routed before the next answer.
 
     Args:
         network: Gets the addresses of brokers.
-        mailbox: The way in for other threads.
-        schedule: When a request is due.
-        pin: Which cluster answers.
-        leaders: Get what an answer says of topics.
-        links: The ways to the brokers.
+        mailbox: Passes jobs to the network thread.
+        schedule: The times of requests.
+        pin: Checks which cluster answers.
+        leaders: Take the topics of an answer.
+        links: The links to the brokers.
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
-        log: Outages and their ends are logged here.
+        log: Logs outages and their ends.
 
     Attributes:
         connected: Whether the cluster answered the latest metadata request.
-        last_error: Why no broker can be used, as of the latest try; None while the cluster answers, and before any try.
-        answered: The cluster has answered before.
-        failed: Requests that failed since the last answer.
+        last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.
+        answered: The cluster has answered at least once.
+        failed: Number of requests that failed since the last answer.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class Refresher:
         self._parked: list[_Parked] = []
         self._waiters: list[Reply[Any]] = []
         self._new_waiters: list[Reply[Any]] = []
-        """Those who asked only about new topics."""
+        """Replies to those that asked only about new topics."""
         self._attempt: _Attempt | None = None
         self._patience: Any = None
-        """Timer: the broker that was asked answers too late."""
+        """The timer for a broker that does not answer in time."""
         self._bad_refreshes = 0
         self.failed = 0
         self.connected = False
@@ -123,16 +123,16 @@ class Refresher:
         self.answered = False
         self._logged_at = -1e9
         self._unreachable_since: float | None = None
-        """When it was first logged that no broker can be used."""
+        """When the log first reported that no broker can be used."""
         self._schedule.on_due(self._refresh)
 
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
-        Topics never seen are asked for at once, others not within `retry_backoff_ms` of the last time.
+        New topics are requested at once, others at most once in `retry_backoff_ms`.
 
         Args:
-            topics: Names to watch, besides those that are watched already.
+            topics: Names to watch, in addition to the watched ones.
             reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`.
         """
         try:
@@ -156,7 +156,7 @@ class Refresher:
         self._mailbox.post(run, not_sent(reply))
 
     def unwatch(self, topic: str) -> None:
-        """Forgets a topic. A request for it watches it again."""
+        """Stops watching a topic. A request for it watches it again."""
 
         def run() -> None:
             self._watched.discard(topic)
@@ -166,7 +166,7 @@ class Refresher:
         self._mailbox.post(run, lambda _: None)
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
-        """Which topics the brokers may create where they do not know them, if they do that at all. Call before `start`.
+        """Sets which missing topics the brokers may create, if they create topics at all. Call it before `start`.
 
         Args:
             may_create: Called with a topic's name on the network thread, when the topic is missing.
@@ -178,7 +178,7 @@ class Refresher:
         self._listeners.append(callback)
 
     def watch(self, topic: str) -> BaseException | None:
-        """Sees to it that metadata of the topic will come. Returns why it cannot."""
+        """Makes sure that metadata of the topic will be requested. Returns the reason if that is impossible."""
         if topic not in self._watched:
             try:
                 ensure_valid_topic_name(topic)
@@ -197,14 +197,14 @@ class Refresher:
         now = self._network.now()
         of_new = not self._schedule.all_overdue(now)
         if of_new and not self._new:
-            self._schedule.resume()  # the new ones are not watched any more
+            self._schedule.resume()  # the new topics are no longer watched
             return
         links = [
             self._links.link(node) for node in (*self._network.nodes(), *self._network.bootstrap_nodes())
         ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
-            # All are backing off: wait for the first to be over.
+            # All are backing off: wait for the end of the first back-off.
             self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
         link = self._links.best(able, now)
@@ -255,7 +255,7 @@ class Refresher:
                 self._log_unreachable(result.error, now)
             for reply in attempt.waiters:
                 safely(reply, result)
-            # Those that came later as well: they must not get ahead of the ones that fail now.
+            # Including later ones: these must not overtake the ones that fail now.
             for _, fail in (*attempt.parked, *parked):
                 fail(result.error)
             self._schedule.want()
@@ -279,7 +279,7 @@ class Refresher:
         for route, _ in attempt.parked:
             route(True)
         for route, _ in parked:
-            route(False)  # the request may have been made before their topic was known of
+            route(False)  # the request may be older than the interest in their topic
         self._links.ask_gathered()
         self._links.drop_moved()
         self._links.drop_hung()
@@ -290,7 +290,7 @@ class Refresher:
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
-        """Brokers create topics that a metadata request names: so one names only those that are wanted."""
+        """Requests metadata that name only the topics to create: brokers create those that a request names."""
         if not self._auto_create:
             return
         missing = [
@@ -308,7 +308,7 @@ class Refresher:
             )
 
     def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
-        """After an answer; `of_new` is what it said where it was about new topics only."""
+        """Plans the next request after an answer. `of_new`: the answer, if it was about new topics only."""
         infos = (self._leaders.topics if of_new is None else of_new).values()
         missing = any(info.error_code for info in infos)
         leaderless = any(p.leader < 0 for info in infos for p in info.partitions.values())
@@ -343,16 +343,16 @@ class Refresher:
         return MetadataRefreshed(cluster_id, nodes, learned)
 
     def park(self, route: Callable[[bool], None], fail: Callable[[BaseException], None]) -> None:
-        """Puts a request aside until the next answer about metadata, or failure to get one.
+        """Parks a request until the next answer about metadata, or until that fails.
 
         Args:
-            route: Called to route it again, with whether this is the last try.
+            route: Called to route it again. Its argument says whether this is the last try.
             fail: Called instead with the reason.
         """
         self._parked.append((route, fail))
 
     def fail_all(self, error: BaseException) -> None:
-        """The loop ends: all that was put aside fails."""
+        """The loop ends: fails all parked requests."""
         self.connected = False
         attempt, self._attempt = self._attempt, None
         self._patience = None

@@ -1,6 +1,6 @@
-"""Which broker a request goes to: the leader, or the best there is.
+"""Chooses the broker for a request: the leader, or the best of all.
 
-What does not know its leader yet is put aside until there are metadata.
+A request whose leader is unknown is parked until the next metadata.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Router:
 
     Args:
         network: The addresses of brokers.
-        mailbox: The way in for other threads.
-        schedule: Is asked for metadata that are out of date.
-        leaders: Of partitions, by the latest metadata.
-        links: The ways to the brokers.
-        refresher: Keeps what has to wait for metadata.
+        mailbox: Passes jobs to the network thread.
+        schedule: Requests metadata when they are out of date.
+        leaders: The leaders of partitions, by the latest metadata.
+        links: The links to the brokers.
+        refresher: Parks requests that wait for metadata.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Router:
         Args:
             topic: Topic name.
             partition: Partition number.
-            question: What it is asked. What `parse` raises is the `Failure`.
+            question: The question. An exception of `parse` becomes the `Failure`.
             reply: Gets the result of `parse`, or `Failure`.
         """
         noticed = replace(question, parse=self._noticing(question.parse))
@@ -88,7 +88,7 @@ class Router:
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
-        """As `ask_leader`, but in one request with others of its kind."""
+        """As `ask_leader`, but the question shares a request with others of its kind."""
         fail = not_sent(reply)
 
         def submit(leader: int) -> None:
@@ -96,7 +96,7 @@ class Router:
             try:
                 for number in fields.values():
                     _INT64.pack(number)
-            except struct.error as error:  # values no request can carry, which must not cost others theirs
+            except struct.error as error:  # no request can carry it: other questions must not fail
                 fail(error)
                 return
             self._links.ask(
@@ -106,7 +106,7 @@ class Router:
         self.to_leader(topic, partition, submit, fail)
 
     def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Asks for metadata where an answer says that they are out of date."""
+        """Requests metadata if an answer shows that they are out of date."""
 
         def parsed(answer: Any) -> Any:
             result = parse(answer)
@@ -141,7 +141,7 @@ class Router:
         self._mailbox.post(lambda: route(False), fail)
 
     def route_any(self, make: Callable[[], QuestionCall], *, final: bool, reply: Reply[Any]) -> None:
-        """On the network thread: sends a request to the best broker there is."""
+        """On the network thread: sends a request to the best broker."""
         links = [self._links.link(node) for node in self._network.nodes()]
         now = self._network.now()
         best = any_broker(

@@ -1,4 +1,4 @@
-"""When metadata are asked for next. Whom to ask, and of which topics, is not decided here."""
+"""The time of the next metadata request. `refresher` decides which broker it goes to, and for which topics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LONG_AGO: Final = -1e9
 
 
 class RefreshSchedule:
-    """One timer for the next request for metadata. At most one such request is under way.
+    """One timer for the next metadata request. At most one such request is in progress.
 
     Args:
         network: Has the timer.
-        mailbox: Once it is closing, nothing is due any more.
-        retry_backoff_s: The least time between two requests about all topics that are not urgent.
+        mailbox: Once it is closing, no request is due.
+        retry_backoff_s: The shortest time between two requests about all topics that are not urgent.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:
@@ -36,7 +36,7 @@ class RefreshSchedule:
         self._timer_at = 0.0
 
     def on_due(self, callback: Callable[[], None]) -> None:
-        """Sets what is called whenever a request is due and none is under way."""
+        """Sets the function to call when a request is due and none is in progress."""
         self._on_due = callback
 
     def want(self, *, urgent: bool = False) -> None:
@@ -51,14 +51,14 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Asks for a metadata request about the new topics, as soon as possible.
 
-        It does not ask about the others: a program that meets thousands of topics one after the other would have the
-        metadata of all of them parsed again for each (KIP-526).
+        The request does not include the other topics. Otherwise a program that meets thousands of topics one after the
+        other would parse the metadata of all of them again for each (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())
 
     def all_no_later(self, at: float) -> None:
-        """Notes when the next request about all topics is due at the latest."""
+        """Notes the latest time for the next request about all topics."""
         self._all_due = min(self._all_due, at)
 
     def all_overdue(self, now: float) -> bool:
@@ -84,18 +84,18 @@ class RefreshSchedule:
             self._on_due()
 
     def begun(self, now: float, *, of_all: bool) -> None:
-        """A request is under way."""
+        """Notes that a request is in progress."""
         self._begun_at = now
         self._under_way = True
         if of_all:
             self._all_due = math.inf
 
     def over(self) -> None:
-        """The request that was under way has its answer, or failed."""
+        """Notes that the request was answered or failed."""
         self._under_way = False
 
     def begin_anew(self) -> None:
-        """Another loop, without timers: the next request may go out at once."""
+        """Begins again with another loop, without timers: the next request may be sent at once."""
         self._timer = None
         self._begun_at = _LONG_AGO
         self._all_due = math.inf

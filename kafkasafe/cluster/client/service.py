@@ -1,6 +1,6 @@
-"""What the network's thread asks of the client: the beginning, the end, and what a crash leaves.
+"""Calls from the network thread: the beginning and the end of the client, and recovery after a crash of the thread.
 
-When a thread begins and ends is not decided here.
+`NetworkThread` decides when a thread begins and ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ClientService:
 
     Args:
         network: Ends with the client.
-        mailbox: Jobs for the network's thread.
-        schedule: When metadata are asked for.
-        links: The ways to the brokers.
-        refresher: What waits for metadata.
-        order: Of batches.
+        mailbox: Jobs for the network thread.
+        schedule: The times of metadata requests.
+        links: The links to the brokers.
+        refresher: Requests that wait for metadata.
+        order: The order of batches.
     """
 
     def __init__(

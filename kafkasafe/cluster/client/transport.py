@@ -46,7 +46,7 @@ class Transport(Coordinated):
 
     Replies are called on the network thread and must only put the result somewhere: whatever they do there, no
     broker is spoken to meanwhile. After `close` (and in a forked child) requests fail at once, on the caller's
-    thread. Failures of the network are no errors of a method: they come as `Failure`.
+    thread. A failure of the network does not raise: it is a reply, `Failure`.
 
     Not usable in a child after `os.fork`: the thread stays with the parent.
 

@@ -43,7 +43,7 @@ class Copying:
         self.before = before
 
     def stop(self) -> None:
-        """Stop copying: nothing more is to be copied, or there is no space."""
+        """Stop copying: nothing more needs a copy, or the disk is full."""
         self.before = -1
 
     def fail(self, next_at: float) -> None:

@@ -157,13 +157,13 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # After a failure, `persist` holds what is not durable yet.
+                # After a failure, `persist` holds batches and marks that are not durable yet.
                 persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
-        # One fsync for each batch. After a failure, `persist` holds what is not durable yet.
+        # One fsync for each batch. After a failure, `persist` holds batches and marks that are not durable yet.
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
@@ -270,7 +270,7 @@ class DiskWriter:
         """The batch's bytes, stamped with its id, as the spool writes them."""
         data = parcel.writable()
         if data is None:
-            raise AssertionError(f"The bytes of {batch} are gone before they were written")
+            raise AssertionError(f"The bytes of {batch} were released before they were written")
         _stamp(data, batch.identity)
         return data
 

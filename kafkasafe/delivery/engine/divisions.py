@@ -63,7 +63,7 @@ class Divisions:
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Note that there is no space for the parts. Returns how many times in a row."""
+        """Note that the disk has no space for the parts. Returns how many times in a row."""
         self.room_attempt += 1
         return self.room_attempt
 

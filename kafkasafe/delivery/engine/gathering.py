@@ -44,7 +44,7 @@ class Gathering:
         self._intake = intake
 
     def gather_all(self, lane: Lane, runs: Iterable[Sequence[j.Batch]]) -> bool:
-        """Join batches. Returns whether any were joined: none are if there is no disk space for both copies."""
+        """Join batches. Returns whether any were joined. That needs disk space for both copies."""
         if not self._has_room(lane):
             return False
         gathered = [self._gather(lane, run) for run in runs]

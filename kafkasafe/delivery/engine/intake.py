@@ -191,7 +191,7 @@ class Intake:
         2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes it (`Engine.drive`). That makes space for the
            next portion.
-        4. If there is no space for the next portion, divisions wait, and nothing else does.
+        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
         """
         if not divides and not lane.undivided:
             return False

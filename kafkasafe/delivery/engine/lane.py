@@ -60,7 +60,7 @@ class Lane:
         return self.divisions.pending
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Note what was reported: whether batches of this lane wait for what other lanes owe."""
+        """Note the last report: whether batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:

@@ -232,7 +232,7 @@ class Ledger:
         return not self.doubted and not self.left_behind and self.flushed(max(number, self._revived_number))
 
     def lacks(self, needed: int) -> tuple[Limit, str]:
-        """Why there is no space for `needed` more bytes: the limit, and a text for humans. From any thread."""
+        """The limit that leaves no space for `needed` more bytes, and a text for humans. Any thread may call it."""
         config = self._config
         limit: Limit = "spool_max_bytes"
         if config.in_memory:

@@ -12,7 +12,7 @@ __all__ = ["one_loss"]
 def one_loss(
     losses: Sequence[DataLossError | SpoolCorruptError],
 ) -> DataLossError | SpoolCorruptError | None:
-    """Return one error for all losses; None if there are no losses."""
+    """Return one error for all losses; None if nothing was lost."""
     if len(losses) < 2:
         return losses[0] if losses else None
     oldest = next((loss for loss in losses if isinstance(loss, DataLossError)), None)

@@ -46,7 +46,7 @@ def _read_pages(ground: Ground, leader: Leader, log: Scan | Survey, *, polls: in
     Args:
         ground: See there.
         leader: Has the log.
-        log: What is read.
+        log: The log to read.
         polls: How often a page is read again in which replicas have confirmed nothing new; 0: never.
 
     Returns:

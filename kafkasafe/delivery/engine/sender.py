@@ -282,8 +282,8 @@ class Sender:
 
     def _compare_clocks(self, broker_ms: int) -> None:
         now_ms = self._ground.clock.wall_ms()
-        behind = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
-        if any(behind):
+        late = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
+        if any(late):
             self._log.limited(
                 logging.WARNING,
                 "clock_behind",

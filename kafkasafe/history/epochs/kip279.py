@@ -181,7 +181,7 @@ def compare(
     fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
     index: int | None = len(ours.entries) - 1
     if strategy is Strategy.CLEAN_ONLY:
-        # The epoch of the last record below the high watermark. Without such a record there is no epoch to ask about.
+        # The epoch of the last record below the high watermark. Without such a record, no epoch can be asked about.
         index = max((at for at, (_, start) in enumerate(ours.entries) if start < fallback), default=None)
     if not ours.entries or index is None:
         return Comparison(strategy, fallback, 0, 0, ())

@@ -1,4 +1,4 @@
-"""The numbers and fields of which records consist, read one by one or in columns."""
+"""The numbers and fields of records, read one by one or in columns."""
 
 from __future__ import annotations
 

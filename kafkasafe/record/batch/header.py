@@ -84,7 +84,7 @@ class Compression(enum.IntEnum):
 
 
 class CorruptBatchError(ValueError):
-    """The bytes are not a whole, undamaged RecordBatch v2. The message says what is wrong."""
+    """The bytes are not a whole, undamaged RecordBatch v2. The message gives the reason."""
 
 
 def _add_sequence(sequence: int, increment: int) -> int:

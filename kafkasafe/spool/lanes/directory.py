@@ -1,4 +1,4 @@
-"""A spool directory: takes its lanes, finds those without an owner, and puts back what was moved or deleted."""
+"""A spool directory: takes its lanes, finds those without an owner, and restores moved or deleted files."""
 
 from __future__ import annotations
 
