@@ -45,9 +45,9 @@ def _do_not_count() -> None:
                 if isinstance(value, collections.Counter):
                     setattr(self, name, _Deaf())
 
-    from kafkasafe.delivery.engine import ground
+    from kafkasafe.delivery.engine import context
 
-    ground.Stats = Silent
+    context.Stats = Silent
     stats.Histogram.observe = lambda *_: None
 
 

@@ -25,9 +25,9 @@ from kafkasafe import units as u
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SystemClock
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.engine import Engine
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import (
     AdoptAsked,
@@ -122,7 +122,7 @@ class Pump:
         self._inbox: collections.deque[Message | _Retire | _Hurry] = collections.deque()
         self._wake = Bell()
         self._looks = itertools.count(1)
-        self._ground = Ground(
+        self._context = EngineContext(
             config,
             cluster,
             directory,
@@ -135,14 +135,14 @@ class Pump:
             beside=self._beside,
             newest_reading=lambda: NUMBERS.newest,
         )
-        self.engine = Engine(self._ground, choose=choose, on_topic=on_topic)
+        self.engine = Engine(self._context, choose=choose, on_topic=on_topic)
         self.ledger = self.engine.ledger
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
         self.refused_sends = 0
         self._config = config
-        self._log = self._ground.log
-        self.stats = self._ground.stats
+        self._log = self._context.log
+        self.stats = self._context.stats
         self._thread = threading.Thread(
             target=self._run, name=f"kafkasafe-pump-{config.client_id}", daemon=True
         )
@@ -154,27 +154,27 @@ class Pump:
             SpoolError: The lane cannot be opened.
         """
         self.engine.open(lock)
-        own = self._ground.own
+        own = self._context.own
         self.own_lane = OwnLane(own.spool.lane_id, own.lock.path.absolute(), self._config.in_memory)
 
     def start(self) -> None:
         """Starts the threads. From now on no other thread may use the journal."""
         self.engine.listen()
-        self._ground.cluster.start()
+        self._context.cluster.start()
         self._thread.start()
 
     @property
     def lane(self) -> str:
         """Name of the own lane."""
-        return self._ground.own.name
+        return self._context.own.name
 
     def unchosen_topics(self) -> list[str]:
         """Topics with records that wait for their partitions to be chosen."""
-        return self._ground.own.journal.views.unchosen_topics()
+        return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
         """Partition counts from an earlier incarnation, for topics for which no record waits."""
-        journal = self._ground.own.journal
+        journal = self._context.own.journal
         return {
             name: topic.partition_count
             for name, topic in journal.views.topics.items()
@@ -233,7 +233,7 @@ class Pump:
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
         """The last unit that earlier incarnations ended under a user's transactional id. Call before `start`."""
-        return self._ground.own.journal.units.earlier.get(transactional_id)
+        return self._context.own.journal.units.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
         """Requests that the own lane takes over a transactional id. `Ledger.names` says when this is done."""
@@ -269,13 +269,13 @@ class Pump:
 
     def state(self) -> PumpState:
         """The state for a scrape, from any thread. Numbers may be slightly out of date."""
-        lanes = list(self._ground.lanes)
+        lanes = list(self._context.lanes)
         journals = [lane.journal for lane in lanes]
-        today_ms = self._ground.clock.wall_ms()
+        today_ms = self._context.clock.wall_ms()
         gauges: dict[str, float] = {
             "spool_bytes": self.ledger.kept_bytes,
             "spool_capacity_bytes": self._config.spool_max_bytes,
-            "connected": self._ground.cluster.connected,
+            "connected": self._context.cluster.connected,
             "unfinished_batches": self.ledger.unfinished,
             "undurable_batches": len(self.ledger.undurable),
             "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
@@ -298,7 +298,7 @@ class Pump:
         gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
         gauges["spool_displaced_lanes"] = self.engine.places.displaced
         gauges["in_doubt_batches"] = sum(journal.views.in_doubt for journal in journals)
-        offsets = dict(self._ground.own.journal.views.last_acked_offsets())
+        offsets = dict(self._context.own.journal.views.last_acked_offsets())
         units = collections.Counter(
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
@@ -319,9 +319,9 @@ class Pump:
             callbacks_behind: Whether `send` waits for callbacks of earlier records.
         """
         config, ledger = self._config, self.ledger
-        failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._ground.cluster.last_error
-        lanes = list(self._ground.lanes)
-        displaced = self.engine.places.in_trouble(self._ground.own)  # before its reason, which is set first
+        failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._context.cluster.last_error
+        lanes = list(self._context.lanes)
+        displaced = self.engine.places.in_trouble(self._context.own)  # before its reason, which is set first
         in_memory = sum(parcel.count for parcel in list(ledger.undurable.values()) if not parcel.done)
         on_disk = 0 if config.in_memory else sum(lane.journal.views.spooled_records for lane in lanes)
         return ProducerSeen(
@@ -346,7 +346,7 @@ class Pump:
             ],
             damaged=[f"{topic}-{partition}" for topic, partition in list(ledger.damage)],
             losses=len(ledger.losses),
-            connected=self._ground.cluster.connected,
+            connected=self._context.cluster.connected,
             network_error=None if network is None else in_words(network),
             waiting_records=on_disk + in_memory,
             oldest_s=ledger.oldest_age_s(),
@@ -374,16 +374,16 @@ class Pump:
             deadline: After this time a failing disk is not tried again; monotonic seconds.
         """
         if deadline is not None:
-            self._ground.hurry(deadline)
-        self._ground.closing = True
-        self._ground.stop = True
+            self._context.hurry(deadline)
+        self._context.closing = True
+        self._context.stop = True
         self._wake.set()
         if self.is_current_thread():
             return False
         with self._let_go():
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                self._ground.abandon = True
+                self._context.abandon = True
                 self._wake.set()
                 self._thread.join(5.0)
         return not self._thread.is_alive()
@@ -470,7 +470,7 @@ class Pump:
     def _run(self) -> None:
         try:
             self.engine.begin()
-            while not self._ground.stop:
+            while not self._context.stop:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
@@ -500,17 +500,17 @@ class Pump:
         for _ in range(jobs):
             self._step(self._inbox.popleft())
         self.engine.turn()
-        if self._ground.stranger is not None:
+        if self._context.stranger is not None:
             # Write everything that is accepted to disk, then end this producer.
             self._seal_due(float("inf"))
             if not self._inbox:
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
-                    self.engine.drive(self._ground.own)
-                raise self._ground.stranger
+                    self.engine.drive(self._context.own)
+                raise self._context.stranger
         if self._retired():
-            self._ground.stop = True
-        if self._inbox or self._ground.stop:
+            self._context.stop = True
+        if self._inbox or self._context.stop:
             return
         if self._retiring is not None:
             due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
@@ -520,12 +520,12 @@ class Pump:
     def _last_turn(self) -> None:
         """Writes everything that is accepted to disk, even if `close` was interrupted or called by a hook."""
         self._seal_due(float("inf"))
-        if self._inbox and not self._ground.abandon:
+        if self._inbox and not self._context.abandon:
             for _ in range(len(self._inbox)):
                 self._step(self._inbox.popleft())
             if self._config.spool == "on_error":
                 self.engine.disk.spill(0.0)
-            for lane in list(self._ground.lanes):
+            for lane in list(self._context.lanes):
                 self.engine.drive(lane)
 
     @property
@@ -556,13 +556,13 @@ class Pump:
     @property
     def lanes(self) -> Sequence[Lane]:
         """The own lane and the adopted ones."""
-        return tuple(self._ground.lanes)
+        return tuple(self._context.lanes)
 
     def doubts(self) -> list[str]:
         """Open questions about acknowledged records of the own lane, and why they are open, as text."""
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
-            for topic, partition, why in self._ground.own.journal.views.doubts()
+            for topic, partition, why in self._context.own.journal.views.doubts()
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:

@@ -80,12 +80,12 @@ def test_each_incarnation_rejects_at_once():
         made.set_outage(False)
         life = made.start()
         made.run(seconds)
-    assert life.ground.own.journal.views.unfinished == 1
+    assert life.context.own.journal.views.unfinished == 1
     made.kill(life)
     life = made.start()
-    assert made.run(PROMPT_S, lambda: not life.ground.own.journal.views.unfinished)
+    assert made.run(PROMPT_S, lambda: not life.context.own.journal.views.unfinished)
     assert numbers(made.log("orders", 0)) == [0]
-    assert life.ground.own.rejected.records == 1
+    assert life.context.own.rejected.records == 1
 
 
 def test_a_topic_that_is_made_again_with_fewer_partitions():
@@ -108,7 +108,7 @@ def test_a_topic_that_is_made_again_with_fewer_partitions():
         assert "orders has no partition" in rejected(parcel)
     ledger = life.engine.ledger
     assert made.run(PROMPT_S, lambda: ledger.settled(ledger.last_number())), "flush() returns"
-    assert life.ground.own.journal.views.unfinished == 0
+    assert life.context.own.journal.views.unfinished == 0
 
 
 @pytest.mark.parametrize("heal", [False, True])
@@ -120,7 +120,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
     first = [life.send("orders", partition, [b"%d" % partition]) for partition in range(3)]
     assert made.run(10, lambda: all(parcel.done for parcel in first))
     remade(made, 2)
-    life.ground.refresh_topics(["orders"])
+    life.context.refresh_topics(["orders"])
     ledger = life.engine.ledger
     made.run(1)
     assert made.run(6 * PROMPT_S, lambda: ledger.settled(ledger.last_number())), "flush() returns"
@@ -131,7 +131,7 @@ def test_what_was_acknowledged_in_a_partition_that_went_with_its_topic_is_report
         assert numbers(made.log("orders", 0)) == [0]
         assert any(isinstance(each, events.RecordsRejected) and each.partition == 2 for each in seen)
         assert any(isinstance(each, DataLossError) and each.partition == 2 for each in ledger.losses)
-    assert life.ground.own.journal.views.unfinished == 0
+    assert life.context.own.journal.views.unfinished == 0
 
 
 def test_batches_in_doubt_for_a_partition_that_went_are_rejected():
@@ -196,7 +196,7 @@ def test_a_partition_that_is_made_later_takes_records():
     assert made.run(PROMPT_S, lambda: first.done)
     rejected(first)
     made.cluster.grow_topic("orders", 3)
-    life.ground.refresh_topics(["orders"])
+    life.context.refresh_topics(["orders"])
     made.run(1)
     second = life.send("orders", 2, [b"2"])
     assert made.run(PROMPT_S, lambda: second.done)
@@ -238,7 +238,7 @@ def test_an_atomic_batch_with_such_a_record_is_rejected_as_a_whole():
     assert behind.error is None
     assert head.error is not None
     assert made.committed("orders", 0) == [b"1"]
-    assert life.ground.own.rejected.records == 2
+    assert life.context.own.rejected.records == 2
 
 
 def test_send_hears_only_of_the_partition_where_rejected_records_find_no_room():

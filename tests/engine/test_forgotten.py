@@ -48,7 +48,7 @@ class Scene:
 
     @property
     def moved(self) -> bool:
-        return self.life.ground.cluster_id == "other"
+        return self.life.context.cluster_id == "other"
 
     @property
     def losses(self) -> list[events.Event]:
@@ -57,7 +57,7 @@ class Scene:
     def settle(self) -> None:
         """Long enough for every check, and for what is sent again after it."""
         self.world.run(120)
-        assert self.world.run(60, until=lambda: not self.life.ground.own.journal.views.unfinished)
+        assert self.world.run(60, until=lambda: not self.life.context.own.journal.views.unfinished)
 
 
 @pytest.mark.parametrize("retained", [0, 1 << 20])
@@ -97,10 +97,10 @@ def test_a_leader_check_that_had_no_answer_is_not_made_on_another_cluster():
     scene.deliver(b"1", b"2", b"3")
     scene.elect()
     parcel = scene.life.send("orders", 0, [b"4"])
-    assert scene.world.run(60, until=lambda: bool(scene.life.ground.own.journal.views.doubted))
+    assert scene.world.run(60, until=lambda: bool(scene.life.context.own.journal.views.doubted))
     scene.world.set_outage(True)
     assert scene.world.run(1, until=lambda: parcel.done)
-    assert scene.life.ground.own.journal.views.doubted
+    assert scene.life.context.own.journal.views.doubted
     scene.move()
     scene.restart()
     scene.world.set_outage(False)
@@ -120,7 +120,7 @@ def test_records_of_a_topic_that_was_gone_never_go_to_a_later_one_of_its_name(op
     scene.elect()
     scene.deliver(b"4")
     scene.world.cluster.delete_topic("orders")
-    journal = scene.life.ground.own.journal
+    journal = scene.life.context.own.journal
     assert scene.world.run(1200, until=lambda: journal.views.last_acked_offset("orders", 0) < 0)
     assert scene.losses == []
     scene.world.cluster.create_topic("orders", 1)
@@ -169,7 +169,7 @@ def test_a_producer_that_dies_at_the_move_leaves_nothing_of_the_old_cluster(monk
         with pytest.raises(ProcessKilled):
             scene.world.run(60)
     scene.restart()
-    assert scene.life.ground.directory.cluster_id() == "other"
+    assert scene.life.context.directory.cluster_id() == "other"
     scene.deliver(b"other 1")
     scene.settle()
     assert scene.world.log("orders", 0) == [b"other 1"]

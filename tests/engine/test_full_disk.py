@@ -48,7 +48,7 @@ def numbers(count: int) -> list[bytes]:
 
 
 def finished(world: World) -> bool:
-    return not any(lane.journal.views.unfinished for life in world.lives for lane in life.ground.lanes)
+    return not any(lane.journal.views.unfinished for life in world.lives for lane in life.context.lanes)
 
 
 def reserve(world: World) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_disk_that_was_filled_before_the_first_contact():
     life = world.start(spool_max_bytes=64 * MIB)
     world.set_outage(True)
     count = fill(world, life)
-    assert life.ground.own.spool.used_bytes > 14 * MIB
+    assert life.context.own.spool.used_bytes > 14 * MIB
     world.centre.create_topic("t", PARTITIONS)
     world.set_outage(False)
     assert world.run(600, until=lambda: finished(world))
@@ -213,7 +213,7 @@ def test_a_batch_that_is_sent_again_meanwhile_is_not_divided(room):
     assert world.run(60, until=lambda: first.done)
     values = [b"%06d" % number + random.Random(number).randbytes(30) for number in range(40)]
     large = life.send("orders", 0, values)
-    lane = life.ground.own
+    lane = life.context.own
     assert world.run(60, until=lambda: bool(lane.undivided))
     (divide,) = lane.undivided
     world.cluster.delete_topic("orders")
@@ -235,7 +235,7 @@ def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
     parcel = life.send("orders", -1, [b"1"])
     assert world.run(60, until=lambda: parcel.durable)
     world.cluster.create_topic("orders", 1)
-    lane = life.ground.own
+    lane = life.context.own
     assert world.run(60, until=lambda: bool(lane.undivided))
     world.cluster.delete_topic("orders")
     set_aside = j.Journal.set_aside

@@ -56,7 +56,7 @@ def test_what_waited_through_an_outage_goes_in_a_few_requests():
     assert requests(made) < 20
     assert made.time.monotonic() - began < 3.0
     assert life.engine.ledger.idle()
-    assert life.ground.own.journal.views.spooled_records == 0
+    assert life.context.own.journal.views.spooled_records == 0
 
 
 def test_more_than_a_slow_leader_takes_one_by_one_does_not_pile_up():
@@ -64,7 +64,7 @@ def test_more_than_a_slow_leader_takes_one_by_one_does_not_pile_up():
     made = world()
     life = begun(made)
     parcels = trickle(made, life, 1000, pause_s=0.005)
-    assert life.ground.own.journal.views.unfinished < 60
+    assert life.context.own.journal.views.unfinished < 60
     assert made.run(1.0, lambda: all(parcel.done for parcel in parcels))
     assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(1000))]
     assert [offset_of(parcel) for parcel in parcels] == list(range(1, 1001))
@@ -104,7 +104,7 @@ def test_a_long_backlog_is_gathered_as_it_comes_back(monkeypatch):
     made.set_outage(True)
     parcels = trickle(made, life, 1500, pause_s=0.001)
     made.run(1.0)
-    assert len(life.ground.own.parcels) < 100
+    assert len(life.context.own.parcels) < 100
     made.set_outage(False)
     assert made.run(60, lambda: all(parcel.done for parcel in parcels))
     assert made.log("orders", 0) == [b"first", *(b"%d" % number for number in range(1500))]
@@ -200,7 +200,7 @@ def waiting(made: World, life, count: int = 20) -> list:
 def test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is(what):
     made = world()
     life = begun(made)
-    lane, gathering = life.ground.own, life.engine._gathering
+    lane, gathering = life.context.own, life.engine._gathering
     run = waiting(made, life)
     assert len(run) == 15
     parcel = lane.parcels[run[10].handle]
@@ -227,7 +227,7 @@ def test_what_is_no_longer_as_the_journal_offered_it_stays_as_it_is(what):
 def test_what_little_room_there_is_is_left_to_what_is_new():
     made = world()
     life = begun(made)
-    lane, ledger, gathering = life.ground.own, life.engine.ledger, life.engine._gathering
+    lane, ledger, gathering = life.context.own, life.engine.ledger, life.engine._gathering
     run = waiting(made, life)
     used, free = ledger.used, ledger.free
     ledger.used = life.config.spool_max_bytes // 2
@@ -244,7 +244,7 @@ def test_what_little_room_there_is_is_left_to_what_is_new():
 def test_each_finds_its_records_in_what_they_became():
     made = world()
     life = begun(made)
-    lane = life.ground.own
+    lane = life.context.own
     run = waiting(made, life)
     parcels = [lane.parcels[batch.handle] for batch in run]
     run[5].max_timestamp = parcels[5].max_timestamp = run[0].max_timestamp + 1000
@@ -258,7 +258,7 @@ def test_each_finds_its_records_in_what_they_became():
     assert not any(batch.handle in lane.parcels for batch in run)
     assert made.run(10, life.engine.ledger.idle)
     assert [offset_of(parcel) for parcel in parcels] == [11 + 2 * at for at in range(15)]
-    assert life.ground.stats.named()["records_committed"] == 41
+    assert life.context.stats.named()["records_committed"] == 41
     assert life.engine.disk.memory == 0
     assert not lane.parcels
 
@@ -278,7 +278,7 @@ def test_what_shows_its_size_when_it_is_read_is_read_once(monkeypatch):
 def test_keys_values_and_headers_count(where):
     made = world()
     life = begun(made)
-    gathering, lane = life.engine._gathering, life.ground.own
+    gathering, lane = life.engine._gathering, life.context.own
     run = waiting(made, life)
     large = b"x" * 200_000
     data = codec.encode(

@@ -85,7 +85,7 @@ class Script:
 
     def do_deliver(self, seconds) -> None:
         def delivered() -> bool:
-            lanes = [lane for life in self.world.lives for lane in life.ground.lanes]
+            lanes = [lane for life in self.world.lives for lane in life.context.lanes]
             return not any(
                 lane.journal.views.unfinished or life.inbox for life in self.world.lives for lane in lanes
             )

@@ -61,7 +61,7 @@ def tries(made) -> int:
 def elections(made, life, *, seconds: float = 10.0) -> None:
     for _ in range(int(seconds / 0.05)):
         made.cluster.move_leader("orders", 0)
-        life.ground.refresh_topics(["orders"])
+        life.context.refresh_topics(["orders"])
         made.run(0.05)
 
 
@@ -100,7 +100,7 @@ def test_a_pause_that_a_new_leader_ended_does_not_end_the_next_one():
     for _ in range(12):
         made.run(0.1)
         made.cluster.move_leader("orders", 0)
-        life.ground.refresh_topics(["orders"])
+        life.context.refresh_topics(["orders"])
         made.run(0.02)
     made.run(8)
     news = [float(line.split()[0]) for line in made.lines if "<- Metadata" in line]
@@ -121,5 +121,5 @@ def test_nothing_pauses_for_a_leader_that_is_none_any_more():
     made.cluster.delay(0.3, node=before)
     parcel = life.send("orders", 0, [b"second"])
     made.run(0.01)
-    life.ground.refresh_topics(["orders"])
+    life.context.refresh_topics(["orders"])
     assert made.run(0.32, lambda: parcel.done)

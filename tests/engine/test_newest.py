@@ -30,11 +30,11 @@ def test_an_ack_under_an_earlier_epoch_is_no_loss_when_its_batch_is_gone_from_th
     life.send("t", 0, [b"two", b"three"])
     world.run(0.5)
     if released == "at work":
-        before = life.ground.own.spool.first_position
+        before = life.context.own.spool.first_position
         for _ in range(12):
             life.send("t", 1, [b"x" * 100])
             world.run(0.05)
-        assert life.ground.own.spool.first_position > before
+        assert life.context.own.spool.first_position > before
     world.kill(life)
     if released == "by the next life":
         life = world.start(sizes=sizes, on_event=heard.append)
@@ -90,7 +90,7 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
         life.send("t", 0, [b"x" * 250])
         world.run(0.01)
     world.set_outage(False)
-    journal = life.ground.own.journal
+    journal = life.context.own.journal
     assert world.run(20, until=lambda: journal.views.last_acked_offset("t", 0) >= 0)
     _elected_again(world)
     found = world.centre.partition("t", 0)
@@ -101,7 +101,7 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     assert not journal.views.unfinished
     assert journal.views.leader_epoch(1) < found.leader_epoch
     assert [
-        batch.position < life.ground.own.spool.first_position
+        batch.position < life.context.own.spool.first_position
         for batch in journal._parts.destinations.partitions[1].log.acked
     ] == [
         *[True] * 5,

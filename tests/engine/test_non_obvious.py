@@ -74,12 +74,12 @@ def test_an_ack_counts_for_the_leader_that_was_sent_to():
     assert not parcel.done
     world.cluster.move_leader("orders", 0)
     life.client.refresh_metadata(["orders"], lambda _: None)
-    assert world.run(0.4, until=lambda: life.ground.leader_epoch("orders", 0) > former.leader_epoch), (
+    assert world.run(0.4, until=lambda: life.context.leader_epoch("orders", 0) > former.leader_epoch), (
         "the answer is still on its way"
     )
     assert not parcel.done
     assert world.run(60, until=lambda: parcel.done)
-    journal = life.ground.own.journal
+    journal = life.context.own.journal
     assert journal.views.leader_epoch(journal.destination("orders", 0)) == former.leader_epoch
 
 
@@ -197,7 +197,7 @@ def test_nothing_overtakes_what_cannot_be_divided_yet():
         first = life.send("late", -1, [b"1", b"2"])
         world.run(5)
         world.cluster.create_topic("late", 2)
-        assert world.run(60, until=lambda: life.ground.own.journal.views.topic("late") is not None)
+        assert world.run(60, until=lambda: life.context.own.journal.views.topic("late") is not None)
         second = life.send("late", -1, [b"3", b"4"])
         world.run(1)
         assert not first.durable

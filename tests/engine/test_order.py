@@ -33,7 +33,7 @@ def send(life, first: int, last: int, *, partition: int = 0, topic: str = "order
 
 def drained(made: World) -> bool:
     return not any(life.inbox for life in made.lives) and not any(
-        lane.journal.views.unfinished for life in made.lives for lane in life.ground.lanes
+        lane.journal.views.unfinished for life in made.lives for lane in life.context.lanes
     )
 
 
@@ -48,14 +48,14 @@ def test_a_life_that_begins_holds_back_what_a_sibling_that_adopted_its_lane_stil
     send(worker, 3, 60)
     made.run(1)
     made.kill(worker)
-    assert made.run(30, lambda: len(sibling.ground.lanes) == 2), "it is adopted"
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2), "it is adopted"
     worker = made.start(client_id="a", on_event=seen.append)
     send(worker, 60, 100)
     made.run(1)
-    assert worker.ground.own.journal.views.held_back() == [("orders", 0)]
+    assert worker.context.own.journal.views.held_back() == [("orders", 0)]
     made.set_outage(False)
     assert made.run(120, lambda: drained(made))
-    assert worker.ground.own.journal.views.held_back() == []
+    assert worker.context.own.journal.views.held_back() == []
     assert numbers(made.log("orders", 0)) == list(range(100))
     (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-001",), (("orders", 0),))
@@ -80,7 +80,7 @@ def test_what_a_life_held_back_is_held_back_after_its_end_too():
     made.kill(worker)
     stranger = made.start(client_id="c")
     # The power cut took the name off one lane: that one is anybody's.
-    assert made.run(30, lambda: len(stranger.ground.lanes) == 2)
+    assert made.run(30, lambda: len(stranger.context.lanes) == 2)
     send(stranger, 120, 140)
     made.set_outage(False)
     assert made.run(120, lambda: drained(made))
@@ -103,7 +103,7 @@ def test_a_lane_that_waits_for_its_owner_holds_back_only_its_own_partitions():
     assert made.run(2.5, lambda: len(made.log("orders", 0)) == 40), "nobody owes anything of it"
     assert made.log("orders", 1) == []
     second = made.start(client_id="a")
-    assert second.ground.own.name == "lane-001", "its own lane came back to it"
+    assert second.context.own.name == "lane-001", "its own lane came back to it"
     send(second, 40, 60, partition=1)
     assert made.run(60, lambda: drained(made))
     both = numbers(made.log("orders", 1))
@@ -121,7 +121,7 @@ def test_lanes_whose_owners_live_side_by_side_do_not_wait_for_each_other():
     second = made.start(client_id="b")
     send(second, 100, 120)
     made.run(1)
-    assert second.ground.own.journal.afters == ()
+    assert second.context.own.journal.afters == ()
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     log = numbers(made.log("orders", 0))
@@ -157,7 +157,7 @@ def test_records_whose_partition_is_not_chosen_yet_go_first_too(topic):
     send(worker, 0, 20, partition=-1, topic=topic)
     made.run(1)
     made.kill(worker)
-    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
     worker = made.start(client_id="a")
     send(worker, 20, 40, partition=0, topic=topic)
     made.run(1)
@@ -176,13 +176,13 @@ def test_a_sibling_hands_a_lane_back_to_its_owner_that_returns():
     send(worker, 0, 40)
     made.run(1)
     made.kill(worker)
-    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
     # Nobody's, and somebody else's: they get a lane of their own.
     stranger = made.start(client_id="c", hand_back=True)
-    assert stranger.ground.own.name == "lane-002"
+    assert stranger.context.own.name == "lane-002"
     worker = made.start(client_id="a", hand_back=True)
-    assert worker.ground.own.name == "lane-001"
-    assert len(sibling.ground.lanes) == 1
+    assert worker.context.own.name == "lane-001"
+    assert len(sibling.context.lanes) == 1
     send(worker, 40, 80)
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
@@ -201,9 +201,9 @@ def test_a_lane_whose_owner_dies_as_soon_as_it_has_it_back_is_adopted_again():
     send(worker, 0, 40)
     made.run(1)
     made.kill(worker)
-    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
     worker = made.start(client_id="a", hand_back=True)
-    assert worker.ground.own.name == "lane-001"
+    assert worker.context.own.name == "lane-001"
     made.kill(worker)
     made.set_outage(False)
     assert made.run(60, lambda: len(made.log("orders", 0)) == 40)
@@ -219,12 +219,12 @@ def test_a_lane_that_is_asked_for_by_number_comes_back_in_the_midst_of_its_deliv
     send(worker, 3, 400)
     made.run(1)
     made.kill(worker)
-    assert made.run(30, lambda: len(sibling.ground.lanes) == 2)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
     made.set_outage(False)
     assert made.run(30, lambda: len(made.log("orders", 0)) > 40)
     # What is on its way is waited for, so the owner has nothing in doubt that the sibling's answer would settle.
     worker = made.start(client_id="a", spool_lane=3, hand_back=True)
-    left = worker.ground.own.journal.views.unfinished
+    left = worker.context.own.journal.views.unfinished
     assert 0 < left < 360
     send(worker, 400, 420)
     assert made.run(60, lambda: drained(made))
@@ -266,7 +266,7 @@ def test_a_lane_that_could_not_be_adopted_is_tried_again():
     made.disk.heal()
     made.set_outage(False)
     assert made.run(60, lambda: drained(made) and len(made.log("orders", 0)) == 40)
-    assert made.run(30, lambda: sibling.ground.lanes == [sibling.ground.own]), "and let go of"
+    assert made.run(30, lambda: sibling.context.lanes == [sibling.context.own]), "and let go of"
 
 
 def drop(made: World, producer, *others) -> None:
@@ -305,13 +305,13 @@ def test_a_dropped_producer_goes_before_what_others_accept_from_then_on():
     drop(made, former, later)
     send(later, 101, 120)
     made.run(1)
-    assert later.ground.own.journal.views.held_back() == [("orders", 0)]
+    assert later.context.own.journal.views.held_back() == [("orders", 0)]
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
     (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-000",), (("orders", 0),))
-    assert later.ground.own.journal.afters == ()
+    assert later.context.own.journal.afters == ()
 
 
 @pytest.mark.parametrize("spool", ["always", "on_error"])
@@ -340,7 +340,7 @@ def test_what_comes_after_a_dropped_producer_does_so_in_the_next_incarnation_too
     made.lives.remove(former)
     stranger = made.start(client_id="c")
     # The power cut took the name off one lane, or off none.
-    assert made.run(30, lambda: {"lane-000", "lane-001"} <= {lane.name for lane in stranger.ground.lanes})
+    assert made.run(30, lambda: {"lane-000", "lane-001"} <= {lane.name for lane in stranger.context.lanes})
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
@@ -355,7 +355,7 @@ def test_nothing_waits_for_a_dropped_producer_that_owes_nothing():
     drop(made, former, later)
     send(later, 3, 6)
     assert made.run(0.05, lambda: len(made.log("orders", 0)) == 6)
-    assert later.ground.own.journal.afters == ()
+    assert later.context.own.journal.afters == ()
 
 
 def test_what_a_dropped_producer_has_not_written_yet_is_waited_for():
@@ -423,8 +423,8 @@ def test_two_that_are_dropped_at_once_are_two_debts_of_one_mark():
     for life in (first, second, later):
         made.kill(life)
     stranger = made.start(client_id="c")
-    assert made.run(30, lambda: len(stranger.ground.lanes) == 4)
-    (carried,) = [lane for lane in stranger.ground.lanes if lane.name == "lane-002"]
+    assert made.run(30, lambda: len(stranger.context.lanes) == 4)
+    (carried,) = [lane for lane in stranger.context.lanes if lane.name == "lane-002"]
     assert {debt.lane for after in carried.journal.afters for debt in after.debts} == {0, 1}
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))

@@ -16,15 +16,15 @@ LANE = Path("/spool/lane-001")
 def test_a_read_that_began_before_a_lane_was_adopted_says_nothing_about_its_debts():
     """The lane was empty when it was read; a life that came and went meanwhile owes to what was written since."""
     jobs: list = []
-    ground = Mock(closing=False, lanes=[], beside=jobs.append)
-    ground.clock.monotonic.side_effect = [100.0, 200.0]
-    order = Order(ground)
+    context = Mock(closing=False, lanes=[], beside=jobs.append)
+    context.clock.monotonic.side_effect = [100.0, 200.0]
+    order = Order(context)
 
     def adopt(number: int, *debts: m.Debt) -> Mock:
         journal = Mock(afters=[SimpleNamespace(debts=debts, position=0)])
         journal.views.held_back.return_value = []
         path = LANE.with_name(f"lane-{number:03}")
-        ground.lanes.append(
+        context.lanes.append(
             SimpleNamespace(
                 journal=journal,
                 own=False,

@@ -45,7 +45,7 @@ def backlog(partitions=2, batches=200):
 
 def test_a_long_backlog_is_packed_and_delivered_in_order(eager):
     world, life, parcels = backlog()
-    lane = life.ground.own
+    lane = life.context.own
     assert len(lane.parcels) < 40
     assert (life.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
     assert lane.journal.views.spooled_records == 400
@@ -139,7 +139,7 @@ def test_the_next_life_packs_what_it_finds(eager):
     world, life, _ = backlog()
     world.kill(life)
     heir = world.start()
-    lane = heir.ground.own
+    lane = heir.context.own
     assert len(lane.parcels) < 40
     assert (heir.engine.ledger.unfinished, lane.journal.views.unfinished) == (400, 400)
     # They were made before all that are packed: else each would keep a megabyte of those from being given back.
@@ -169,7 +169,7 @@ def test_storms(eager, seed):
 def test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet(eager, monkeypatch):
     """The shell took what was packed last for the end of all that is packed: the producer ended with a KeyError."""
     world, life, parcels = backlog(partitions=1, batches=9)
-    lane, ledger = life.ground.own, life.engine.ledger
+    lane, ledger = life.context.own, life.engine.ledger
     partition = lane.journal._parts.destinations.partitions[parcels[0].batch.destination]
     monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 1000)
     later = [life.send("orders", 0, [b"%04d" % number]) for number in (9, 10)]

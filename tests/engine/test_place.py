@@ -63,7 +63,7 @@ class Place(World):
         log = self.log("t", 0)
         assert len(set(log)) == len(log), "delivered twice"
         assert [value for value in log if value in set(self.promised)] == self.promised
-        assert not life.ground.own.journal.views.unfinished
+        assert not life.context.own.journal.views.unfinished
 
 
 def remove(world: Place, *paths: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_was_promised_survives_whatever_becomes_of_the_files(way, idle):
     ((_, restored, lost),) = world.displaced()
     assert (restored, lost) == (True, 0)
     assert world.durable(life, 5)
-    assert life.ground.stats.spool_displaced.value == 1
+    assert life.context.stats.spool_displaced.value == 1
     world.kill(life)
     world.deliver(sizes=SMALL)
 
@@ -187,8 +187,8 @@ def test_two_producers_meet_in_one_directory_and_both_keep_what_they_promised(wa
         assert world.durable(new, 3)
         assert world.durable(old, 3)
     world.run(2.0)
-    assert {old.ground.own.name, new.ground.own.name} == {"lane-000", "lane-001"}
-    assert old.ground.own.lock.path == SPOOL / old.ground.own.name
+    assert {old.context.own.name, new.context.own.name} == {"lane-000", "lane-001"}
+    assert old.context.own.lock.path == SPOOL / old.context.own.name
     assert [restored for _, restored, _ in world.displaced()] == [True]
     assert not [path for path in world.disk.files() if path.is_relative_to(AWAY) and path.suffix == ".log"]
     world.kill(old)
@@ -230,12 +230,12 @@ def test_an_adopted_lane_whose_lock_was_taken_is_let_go():
     assert world.durable(old, 4)
     world.kill(old)
     heir = world.begin(sizes=SMALL)
-    assert world.run(30, until=lambda: len(heir.ground.lanes) == 2)
+    assert world.run(30, until=lambda: len(heir.context.lanes) == 2)
     world.disk.remove(LANE / "lock")
     again = world.begin(sizes=SMALL, client_id="old")
-    assert again.ground.own.name == "lane-000"
+    assert again.context.own.name == "lane-000"
     world.set_outage(False)
-    assert world.run(60, until=lambda: len(heir.ground.lanes) == 1)
+    assert world.run(60, until=lambda: len(heir.context.lanes) == 1)
     assert world.durable(heir, 1)
     assert world.run(60, until=lambda: len(world.log("t", 0)) == len(world.promised))
 
@@ -246,7 +246,7 @@ def test_an_adopted_lane_is_restored_too():
     assert world.durable(old, 10)
     world.kill(old)
     heir = world.begin(sizes=SMALL)
-    assert world.run(30, until=lambda: len(heir.ground.lanes) == 2)
+    assert world.run(30, until=lambda: len(heir.context.lanes) == 2)
     world.disk.remove(SPOOL)
     world.run(2.0)
     assert sorted(restored for _, restored, _ in world.displaced()) == [True, True]
@@ -367,7 +367,7 @@ def test_more_segments_than_are_held_open_are_lost_with_their_names_and_counted(
     with pytest.raises(SpoolCorruptError):
         world.start(sizes=SMALL)
     life = world.start(sizes=SMALL, on_corrupt="quarantine")
-    assert life.ground.own.journal.views.spooled_records == 40 - lost
+    assert life.context.own.journal.views.spooled_records == 40 - lost
 
 
 def test_a_lane_of_another_owner_that_died_is_no_place_for_ours():
@@ -382,7 +382,7 @@ def test_a_lane_of_another_owner_that_died_is_no_place_for_ours():
     world.lives.append(old)
     promised, world.promised = world.promised, []
     assert world.durable(old, 1)
-    assert old.ground.own.name == "lane-001"
+    assert old.context.own.name == "lane-001"
     world.kill(old)
     world.set_outage(False)
     world.start(sizes=SMALL)

@@ -54,7 +54,7 @@ class History:
             step = self.rng.choice([*often, self.outage, self.lose, self.trim, self.move, self.delete])
             self.world.say(f"** {step.__name__}")
             step()
-            for lane in self.life.ground.lanes:
+            for lane in self.life.context.lanes:
                 if is_written(lane):
                     self.compared += 1
                     assert differences(self.world, lane) == []
@@ -133,8 +133,8 @@ class History:
         """Sometimes all is delivered first. Whether it is."""
         if self.rng.random() < 0.5:
             self.world.set_outage(False)
-            self.world.run(60.0, until=lambda: not self.life.ground.own.journal.views.unfinished)
-        return not self.life.ground.own.journal.views.unfinished
+            self.world.run(60.0, until=lambda: not self.life.context.own.journal.views.unfinished)
+        return not self.life.context.own.journal.views.unfinished
 
 
 def played(seed: int) -> History:

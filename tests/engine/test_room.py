@@ -28,7 +28,7 @@ def test_what_is_refused_at_once_holds_nobody_up():
     more = sum(parcel.done for parcel in refused)
     assert done <= more <= done + 512 < 2000
     assert world.run(60, until=lambda: all(parcel.done for parcel in refused))
-    assert life.ground.own.rejected.records == 2000
+    assert life.context.own.rejected.records == 2000
 
 
 def fill(world: World, life, topic: str, partition: int = 0, *, limit: int = 20 * MIB) -> int:
@@ -48,13 +48,13 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
     seen = []
     life = world.start(retain_acked_bytes=6 * MIB, on_event=seen.append)
     fill(world, life, "t", limit=8 * MIB)
-    assert world.run(60, until=lambda: not life.ground.own.journal.views.unfinished)
-    kept = life.ground.own.spool.used_bytes
+    assert world.run(60, until=lambda: not life.context.own.journal.views.unfinished)
+    kept = life.context.own.spool.used_bytes
     assert kept > 6 * MIB
-    before = life.ground.own.journal.views.last_acked_offset("t", 0)
+    before = life.context.own.journal.views.last_acked_offset("t", 0)
     world.set_outage(True)
     assert fill(world, life, "t") > 11 * MIB
-    assert life.ground.own.spool.used_bytes <= 16 * MIB
+    assert life.context.own.spool.used_bytes <= 16 * MIB
     gone = [event for event in seen if isinstance(event, events.RetainedRecordsDeleted)]
     assert gone[0].topic == "t"
     assert gone[-1].last_offset <= before
@@ -66,7 +66,7 @@ def test_what_is_delivered_gives_way_to_what_waits(caplog):
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     )
     world.set_outage(False)
-    assert world.run(600, until=lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(600, until=lambda: not life.context.own.journal.views.unfinished)
 
 
 def test_what_a_dead_neighbour_left_takes_no_room():
@@ -77,11 +77,11 @@ def test_what_a_dead_neighbour_left_takes_no_room():
     world.set_outage(True)
     fill(world, dies, "t", 0, limit=11 * MIB)
     world.kill(dies)
-    assert world.run(60, until=lambda: len(lives.ground.lanes) == 2)
+    assert world.run(60, until=lambda: len(lives.context.lanes) == 2)
     assert fill(world, lives, "t", 1) > 11 * MIB
     world.set_outage(False)
     assert world.run(
-        600, until=lambda: len(lives.ground.lanes) == 1 and not lives.ground.own.journal.views.unfinished
+        600, until=lambda: len(lives.context.lanes) == 1 and not lives.context.own.journal.views.unfinished
     )
     assert len(world.log("t", 0)) + len(world.log("t", 1)) >= 220
 
@@ -108,15 +108,15 @@ def test_one_record_that_waits_does_not_fill_the_spool():
         parcel = life.send("t", goes, [bytes(900_000)])
         assert world.run(60, until=lambda parcel=parcel: parcel.done)
         taken += parcel.size_bytes
-        most = max(most, life.ground.own.spool.used_bytes)
+        most = max(most, life.context.own.spool.used_bytes)
     assert not held.done
     assert most <= 10 * MIB
-    assert life.ground.stats.spool_copied_bytes.value >= held.size_bytes
+    assert life.context.stats.spool_copied_bytes.value >= held.size_bytes
     # The next life finds it where it is now, asks, and delivers it.
     world.kill(life, power=True)
     world.cluster.start(2)
     life = world.start()
-    assert world.run(600, until=lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(600, until=lambda: not life.context.own.journal.views.unfinished)
     assert world.log("t", waits) == [b"delivered", b"held"]
 
 
@@ -141,7 +141,7 @@ def test_a_topic_without_a_leader_fills_no_spool_of_workers_that_die_again_and_a
             assert held.durable
             assert not held.done
         dies = world.lives[turn % 2]
-        client_id = dies.ground.config.client_id
+        client_id = dies.context.config.client_id
         world.kill(dies)
         world.run(turn % 3 * 2.0)
         world.start(client_id=client_id)
@@ -149,7 +149,7 @@ def test_a_topic_without_a_leader_fills_no_spool_of_workers_that_die_again_and_a
     assert world.run(
         600,
         until=lambda: (
-            not any(lane.journal.views.unfinished for life in world.lives for lane in life.ground.lanes)
+            not any(lane.journal.views.unfinished for life in world.lives for lane in life.context.lanes)
         ),
     )
     assert len(world.log("t", goes)) == sent
@@ -179,7 +179,7 @@ class SmallRoom(Storm):
                 self.sent[number] += values
                 self.parcels.append((self.life.send("orders", number, values), number, values))
             self.world.run(self.rng.choice([0, 0.02, 0.2]))
-            assert self.life.ground.own.spool.used_bytes <= (64 + 8) << 10
+            assert self.life.context.own.spool.used_bytes <= (64 + 8) << 10
 
 
 @pytest.mark.parametrize("seeds", [range(4), range(4, 8)], ids=str)

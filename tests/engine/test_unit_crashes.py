@@ -106,7 +106,9 @@ class Run:
                 self.send(life)
 
             def over():
-                return not life.inbox and not any(lane.journal.views.unfinished for lane in life.ground.lanes)
+                return not life.inbox and not any(
+                    lane.journal.views.unfinished for lane in life.context.lanes
+                )
 
             assert self.world.run(120, over), "it does not come to an end"
         except EndsError:
@@ -210,7 +212,7 @@ def test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone():
         world.run(5)  # much longer than a write takes
         world.kill(life)
     life = world.start(**options)
-    lane = life.ground.own
+    lane = life.context.own
     world.set_outage(False)
     assert world.run(
         60,
@@ -224,7 +226,7 @@ def test_what_was_divided_keeps_its_turn_when_its_first_segment_is_gone():
     world.kill(life)
     life = world.start(**options)
     world.set_outage(False)
-    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: not life.context.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("audit", 0) == [b"1", b"2"]
 
@@ -238,7 +240,7 @@ def test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begu
     assert world.run(60, lambda: first[0].done)
     world.disk.fail("sync_data", times=4)
     life.unit(("audit", -1, [b"2", b"2"]))
-    assert world.run(60, lambda: not life.inbox and not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: not life.inbox and not life.context.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("audit", 1) == world.committed("audit", 0) == [b"2"]
 
@@ -250,7 +252,7 @@ def test_a_unit_of_a_topic_that_stays_missing_is_given_up_as_a_whole():
     parcels = life.unit(("orders", 0, [b"1"]), ("missing", -1, [b"1"]))
     assert world.run(600, lambda: parcels[0].done)
     assert isinstance(parcels[0].error, BatchDroppedError)
-    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: not life.context.own.journal.views.unfinished)
     assert not any("-> AddPartitionsToTxn" in line or "-> Produce " in line for line in world.lines)
     later = life.unit(("orders", 0, [b"2"]))
     assert world.run(60, lambda: later[0].done)
@@ -306,7 +308,7 @@ def _time_out(version):
     world = World(version=version)
     world.centre.create_topic("orders", 1)
     life = world.start(retry_backoff_ms=100, transaction_timeout_ms=TIMEOUT_MS)
-    units = life.ground.own.journal.units
+    units = life.context.own.journal.units
     wanted = []
     for number in range(6):  # more than there are transactional ids
         name = b"%d" % number
@@ -320,7 +322,7 @@ def _time_out(version):
         assert world.run(60, lambda parcels=parcels: parcels[0].done)
     world.run(1)
     assert world.committed("orders", 0) == wanted
-    assert life.ground.stats.atomic_batches_asked.value == 1
+    assert life.context.stats.atomic_batches_asked.value == 1
     return world
 
 
@@ -329,7 +331,7 @@ def test_an_end_whose_answer_was_lost_is_found_out_without_a_fence():
     world.centre.create_topic("orders", 1)
     life = world.start(retry_backoff_ms=100, transaction_timeout_ms=TIMEOUT_MS)
     head = life.unit(("orders", 0, [b"1"]))[0]
-    units = life.ground.own.journal.units
+    units = life.context.own.journal.units
     assert world.run(60, lambda: any("-> EndTxn commit" in line for line in world.lines))
     [unit] = units.unfinished
     assert unit.phase is Phase.ENDING
@@ -353,7 +355,7 @@ def test_a_unit_without_anything_in_an_older_spool_does_no_harm():
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100)
     later = life.unit(("orders", 0, [b"1"]))[0]
-    assert world.run(60, lambda: later.done and not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: later.done and not life.context.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == [b"1"]
 

@@ -55,7 +55,7 @@ def test_the_parts_keep_their_place_through_crashes(power):
         life.unit(("orders", 0, [b"behind"]))
         life.send("orders", 0, [b"plain"])
         for _ in range(2):
-            world.run(5, lambda life=life: sum(life.ground.stats.fsync.counts) >= after)  # noqa: B023
+            world.run(5, lambda life=life: sum(life.context.stats.fsync.counts) >= after)  # noqa: B023
             durable = first.durable
             world.kill(life, power=power, seed=after)
             life = world.start(retry_backoff_ms=100)
@@ -67,7 +67,7 @@ def test_the_parts_keep_their_place_through_crashes(power):
 
 
 def done(world: World, life) -> None:
-    assert world.run(120, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(120, lambda: not life.context.own.journal.views.unfinished)
     world.run(1)
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
     world.kill(life)  # the next producer has the batch on disk only
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
-    lane = life.ground.own
+    lane = life.context.own
     assert world.run(60, lambda: bool(lane.undivided))
     for file in world.disk._files.values():
         at = file.content.find(values[5])

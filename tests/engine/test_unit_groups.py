@@ -90,7 +90,7 @@ def test_the_next_incarnation_does_not_pass_it_either(version, power):
     group.generation = 2
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100)
-    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: not life.context.own.journal.views.unfinished)
     world.run(1.0)
     assert offset_of(group) == -1
     assert world.committed("orders", 0) == []

@@ -21,7 +21,7 @@ def test_batches_of_a_topic_that_wait_together_are_committed_together():
     names = [b"%d" % number for number in range(12)]
     heads = [life.unit(("orders", 0, [name]), ("orders", 1, [name]), joins="orders")[0] for name in names]
     life.turn()
-    assert [len(unit.batches) for unit in life.ground.own.journal.units.unfinished] == [10, 10, 4]
+    assert [len(unit.batches) for unit in life.context.own.journal.units.unfinished] == [10, 10, 4]
     assert world.run(60, lambda: all(head.done for head in heads))
     world.run(1)
     assert world.committed("orders", 0) == world.committed("orders", 1) == names
@@ -41,7 +41,7 @@ def test_nothing_else_is_joined():
     life.send("orders", 0, [b"5"])
     heads.append(life.unit(("orders", 0, [b"6"]), joins="orders")[0])
     life.turn()
-    assert len(life.ground.own.journal.units.unfinished) == 6
+    assert len(life.context.own.journal.units.unfinished) == 6
     assert world.run(60, lambda: all(head.done for head in heads))
     world.run(1)
     assert world.committed("orders", 0) == [b"1", b"2", b"3", b"4", b"5", b"6"]
@@ -51,7 +51,7 @@ def test_with_a_sync_for_each_batch_there_is_a_unit_for_each():
     world, life = started(spool_sync="each")
     heads = [life.unit(("orders", 0, [b"1"]), joins="orders")[0] for _ in range(3)]
     life.turn()
-    assert len(life.ground.own.journal.units.unfinished) == 3
+    assert len(life.context.own.journal.units.unfinished) == 3
     assert world.run(60, lambda: all(head.done for head in heads))
 
 
@@ -63,6 +63,6 @@ def test_a_crash_after_they_were_joined_loses_and_repeats_nothing():
     assert all(head.durable for head in heads)
     world.kill(life, power=True, seed=1)
     life = world.start(delivery="transactional", retry_backoff_ms=100)
-    assert world.run(60, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(60, lambda: not life.context.own.journal.views.unfinished)
     world.run(1)
     assert world.committed("orders", 0) == names

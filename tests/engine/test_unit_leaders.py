@@ -40,17 +40,17 @@ def test_what_was_appended_under_a_later_leader_is_no_loss(delivery, retained, p
                 life.send("a", 0, [sent[-1]])
             else:
                 life.unit(("a", 0, [sent[-1]]))
-            assert delivered(life.ground.own.journal)
+            assert delivered(life.context.own.journal)
         world.cluster.move_leader("a", 0)
         sent.append(b"%d" % number)
         life.unit(("a", 0, [sent[-1]]))
         if phase is None:
-            assert delivered(life.ground.own.journal)
+            assert delivered(life.context.own.journal)
         else:
-            comes_to(life.ground.own.journal)
+            comes_to(life.context.own.journal)
         world.kill(life, power=number % 2 == 1, seed=number)
         life = world.start(sizes={"spool_segment_bytes": 1000}, **options)
-    assert delivered(life.ground.own.journal)
+    assert delivered(life.context.own.journal)
     world.run(120)
     assert world.committed("a", 0) == sent
     assert not lost

@@ -27,8 +27,8 @@ def test_what_is_refused_is_reported_until_it_is_taken(denied, unit, name):
     world.centre.create_topic("orders", 1)
     life = world.start(retry_backoff_ms=100)
     seen = []
-    emit = life.ground.emit
-    life.ground.emit = lambda event: (seen.append(event), emit(event))
+    emit = life.context.emit
+    life.context.emit = lambda event: (seen.append(event), emit(event))
     world.centre.deny(*denied, on=True)
     position = m.Position("orders", 0, 1, -1, "")
     offsets = [m.GroupOffsets(group, "", -1, None, (position,)) for group in unit.get("group", [])]
@@ -61,8 +61,8 @@ RECORDS = [("orders", 0, [b"1"])]
 
 def watched(life) -> list:
     """What its hook is told from now on."""
-    seen, emit = [], life.ground.emit
-    life.ground.emit = lambda event: (seen.append(event), emit(event))
+    seen, emit = [], life.context.emit
+    life.context.emit = lambda event: (seen.append(event), emit(event))
     return seen
 
 
@@ -164,7 +164,7 @@ def test_offsets_that_are_never_taken_are_not_waited_for(version, group, metadat
     assert world.run(30, lambda: head.done)
     assert isinstance(head.error, BatchDroppedError)
     assert head.error.code == code
-    assert life.ground.own.rejected.size_bytes
+    assert life.context.own.rejected.size_bytes
     assert world.run(30, lambda: behind.done)
     assert behind.error is None
 
@@ -182,7 +182,7 @@ def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
         parcel = life.send("orders", 0, [b"%d" % number + bytes(200)])
         assert world.run(60, until=lambda parcel=parcel: parcel.done)
     world.run(5)
-    journal = life.ground.own.journal
+    journal = life.context.own.journal
     assert journal.views.release_position < 10
     assert journal.views.unfinished == 1
     world.kill(life)
@@ -194,4 +194,4 @@ def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
     for number in range(40):
         life.send("orders", 0, [b"%d" % number + bytes(200)])
     assert world.run(60, until=life.engine.ledger.idle)
-    assert life.ground.own.journal.views.release_position > 40
+    assert life.context.own.journal.views.release_position > 40

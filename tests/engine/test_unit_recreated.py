@@ -27,7 +27,7 @@ def recreate(world: World, life=None) -> None:
     world.cluster._desk.groups.topic_deleted("a")
     world.centre.create_topic("a", 1)
     if life is not None:
-        life.ground.refresh_topics(["a"])
+        life.context.refresh_topics(["a"])
 
 
 def unit(life, number: int):
@@ -41,13 +41,13 @@ def values(*numbers: int) -> list[bytes]:
 
 
 def over(world: World, life) -> None:
-    assert world.run(600, lambda: not life.ground.own.journal.views.unfinished)
+    assert world.run(600, lambda: not life.context.own.journal.views.unfinished)
     world.run(30)
-    assert not life.ground.own.journal.views.unfinished
+    assert not life.context.own.journal.views.unfinished
 
 
 def phases(life) -> set[str]:
-    return {each.phase.value for each in life.ground.own.journal.units.unfinished}
+    return {each.phase.value for each in life.context.own.journal.units.unfinished}
 
 
 def all_there(world: World) -> None:
@@ -140,8 +140,8 @@ def test_a_life_that_finds_units_prepared_in_an_older_topic_misses_them(version,
             if before:
                 assert world.run(60, lambda: first.done)  # noqa: B023
             second = unit(life, 2)
-            writes = sum(life.ground.stats.fsync.counts) + after
-            world.run(5, lambda life=life: sum(life.ground.stats.fsync.counts) >= writes)  # noqa: B023
+            writes = sum(life.context.stats.fsync.counts) + after
+            world.run(5, lambda life=life: sum(life.context.stats.fsync.counts) >= writes)  # noqa: B023
             kept = second.durable
             recreate(world, life if seen_s is not None else None)
             world.run(seen_s or 0.0)

@@ -75,7 +75,7 @@ def scenario(version: str, at: int, *, lost: bool, before: int, parts: int) -> b
     for topic in ("orders", "others"):
         world.centre.create_topic(topic, 2)
     life = world.start(retry_backoff_ms=100, transaction_timeout_ms=8000)
-    units = life.ground.own.journal.units
+    units = life.context.own.journal.units
     units.take_over(NAME)
     assert world.run(60, lambda: units.granted(NAME) is not None)
     wanted = []

@@ -103,10 +103,10 @@ def test_a_slow_uplink_delivers_and_sends_hardly_anything_twice(buffer_bytes):
     took_s = world.time.monotonic() - began
     assert [parcel.error for parcel in parcels] == [None] * 3
     assert len(world.log("orders", 0)) == 3001
-    sent = life.ground.stats.sent_batches.value
+    sent = life.context.stats.sent_batches.value
     if buffer_bytes == 0:
         # Written slowly, and answered: nothing timed out.
-        assert (sent, life.ground.stats.produce_failures.value) == (4, 0)
+        assert (sent, life.context.stats.produce_failures.value) == (4, 0)
         assert took_s < 30
     else:
         assert took_s < 90

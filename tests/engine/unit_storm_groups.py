@@ -320,7 +320,7 @@ class GroupStorm(Weather):
         phase = self.rng.choice(_PHASES)
         if phase is not None:
             self.work()
-            units = self.rng.choice([self.life, self.far or self.life]).ground.own.journal.units
+            units = self.rng.choice([self.life, self.far or self.life]).context.own.journal.units
             self.world.run(1.0, lambda: any(unit.phase is phase for unit in units.unfinished))
         if self.far is not None and self.rng.random() < 0.4:
             self.note()
@@ -385,7 +385,7 @@ class GroupStorm(Weather):
             return
 
         def over() -> bool:
-            return not far.inbox and not any(lane.journal.views.unfinished for lane in far.ground.lanes)
+            return not far.inbox and not any(lane.journal.views.unfinished for lane in far.context.lanes)
 
         assert self.world.run(self.patience_s, over), "it does not come to an end"
         self.world.run(self.late_s)

@@ -110,10 +110,10 @@ class RecreatingStorm(Storm):
         if between:
             self.life = self.world.start(**self.options)
         elif self.rng.random() < 0.5:
-            self.life.ground.refresh_topics(topics)
+            self.life.context.refresh_topics(topics)
 
     def _has(self, phase: str) -> bool:
-        return any(unit.phase.value == phase for unit in self.life.ground.own.journal.units.unfinished)
+        return any(unit.phase.value == phase for unit in self.life.context.own.journal.units.unfinished)
 
     def _delete(self, topic: str) -> None:
         if topic not in self.world.centre.topics:

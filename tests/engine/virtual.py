@@ -21,8 +21,8 @@ from kafkasafe import marks as m
 from kafkasafe.cluster import api
 from kafkasafe.config import validate
 from kafkasafe.delivery.engine import messages as msg
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.engine import Engine
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.slips import Slip
 from kafkasafe.delivery.readings import Numbers
@@ -220,7 +220,7 @@ class Life:
             self.config.spool_lane, client=self.config.client_id, wait=world.run if hand_back else None
         )
         self.client = world.cluster.connect(self.config.kafka)
-        self.ground = Ground(
+        self.context = EngineContext(
             self.config,
             self.client,
             directory,
@@ -233,7 +233,7 @@ class Life:
             beside=lambda job: job(),
             newest_reading=lambda: self.numbers.newest,
         )
-        self.engine = _TracedEngine(self.ground, choose=_choose, on_topic=lambda *_: None)
+        self.engine = _TracedEngine(self.context, choose=_choose, on_topic=lambda *_: None)
         self.engine.world = world
         self.engine.open(lock)
         self.engine.listen()

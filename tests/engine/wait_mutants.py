@@ -289,7 +289,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(
-        source(Sender, "let_out", "self._ground.post(due)", "pass"),
+        source(Sender, "let_out", "self._context.post(due)", "pass"),
         "test_a_pause_ends_when_another_broker_leads",
         {"seed": 0, "in_doubt": False},
     ),

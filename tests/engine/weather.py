@@ -82,7 +82,7 @@ class Weather:
 
         def over() -> bool:
             return not self.life.inbox and not any(
-                lane.journal.views.unfinished for lane in self.life.ground.lanes
+                lane.journal.views.unfinished for lane in self.life.context.lanes
             )
 
         assert self.world.run(self.patience_s, over), "it does not come to an end"

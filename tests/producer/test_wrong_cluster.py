@@ -199,7 +199,7 @@ def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monke
         with remembering(cluster, tmp_path, events, check_ms=500) as producer:
             producer.send("t", b"4").get(60)
             cluster.delete_topic("t")
-            journal = producer._pump._ground.own.journal
+            journal = producer._pump._context.own.journal
             harness.until(lambda: journal.views.last_acked_offset("t", 0) < 0)
             cluster.create_topic("t", partitions=1)
             producer.send("t", b"later 1").get(60)

@@ -18,9 +18,9 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine import disk, questions
 from kafkasafe.delivery.engine import engine as engines
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.endings import Endings
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
@@ -62,7 +62,7 @@ def _resolves_before_the_mark(patch: Any) -> None:
 
 
 def _believes_without_a_proof(patch: Any) -> None:
-    question = questions.Question
+    question = questions.OutcomeInquiry
     source(question, "_is_proven", "by_state.present <= 1 or", "True or")(patch)
     # Nor is the log asked.
     source(question, "_locate", "return False", "self._probe(judgement)\n        return True")(patch)
@@ -139,13 +139,13 @@ def _batches_before_decisions(patch: Any) -> None:
 
 def _timers_without(unwanted: Callable[[Any], bool]) -> Callable[[Any], None]:
     def change(patch: Any) -> None:
-        timer = Ground.timer
+        timer = EngineContext.timer
 
-        def some(self: Ground, delay_s: float, message: Any) -> None:
+        def some(self: EngineContext, delay_s: float, message: Any) -> None:
             if not unwanted(message):
                 timer(self, delay_s, message)
 
-        patch.setattr(Ground, "timer", some)
+        patch.setattr(EngineContext, "timer", some)
 
     return change
 
@@ -159,12 +159,12 @@ def _keeps_no_copy(patch: Any) -> None:
 
 def _no_pauses(patch: Any) -> None:
     patch.setattr(Sender, "_calm_in_s", lambda *_: 0.0)
-    timer = Ground.timer
+    timer = EngineContext.timer
 
-    def at_once(self: Ground, delay_s: float, message: Any) -> None:
+    def at_once(self: EngineContext, delay_s: float, message: Any) -> None:
         timer(self, min(delay_s, 0.005) if isinstance(message, RetryDue) else delay_s, message)
 
-    patch.setattr(Ground, "timer", at_once)
+    patch.setattr(EngineContext, "timer", at_once)
 
 
 ENGINE: dict[str, Mutant] = {
@@ -209,7 +209,10 @@ ENGINE: dict[str, Mutant] = {
     ),
     "an earlier life sent nothing": Mutant(
         source(
-            LaneKeeper, "_opened", "lane.journal.recovered(self._ground.now(), self._ground.moment())", "pass"
+            LaneKeeper,
+            "_opened",
+            "lane.journal.recovered(self._context.now(), self._context.moment())",
+            "pass",
         )
     ),
     # What is refused.
@@ -226,7 +229,7 @@ ENGINE: dict[str, Mutant] = {
     ),
     # Whom it belongs to.
     "wrong-cluster check skipped": Mutant(
-        source(engines.Engine, "listen", "ground.cluster.guard(", "(lambda **_: None)("), "strangers"
+        source(engines.Engine, "listen", "context.cluster.guard(", "(lambda **_: None)("), "strangers"
     ),
     "adoption without a lock": Mutant(
         source(
@@ -271,7 +274,7 @@ ENGINE: dict[str, Mutant] = {
     "no pause": Mutant(_no_pauses),
     "a failed write is not tried again": Mutant(nothing(DiskWriter, "retry_write"), "calm network"),
     "no producer id is asked for again": Mutant(
-        source(Sender, "granted", "self._ground.timer(", "(lambda *_: None)(")
+        source(Sender, "granted", "self._context.timer(", "(lambda *_: None)(")
     ),
     # What the cluster loses.
     "no check of the leader before": Mutant(nothing(LossWatch, "check_epoch"), "lossy"),

@@ -314,7 +314,7 @@ class Storm:
                         self._ended_with_others(life, child)
                 return
             position = parcel.batch.position if parcel.batch is not None else -1
-            self.book.done(life.ground.own.spool, position, records, None)
+            self.book.done(life.context.own.spool, position, records, None)
             if parcel.partition >= 0:
                 topic = self.home.topics.get(TOPIC)
                 if topic is not None:
@@ -393,7 +393,7 @@ class Storm:
         for life in self.world.lives:
             kept = sum(
                 len(parcel.data)
-                for lane in life.ground.lanes
+                for lane in life.context.lanes
                 for parcel in lane.parcels.values()
                 if parcel.durable and parcel.data is not None
             )
@@ -405,7 +405,7 @@ class Storm:
             if outlet.reads > 1 and outlet.read_bytes > s.budget_bytes:
                 raise Violation("memory", f"{outlet.read_bytes:,} bytes were read back to be sent")
         for life in self.world.lives if self.plan.kind == "room" else ():
-            own = life.ground.own
+            own = life.context.own
             # Marks are written though it is full, a segment goes as a whole, and half of one so small is what it begins with.
             limit = s.spool_bytes + 2 * s.segment_bytes + _MARKS_BYTES
             if own.spool.used_bytes > limit:
@@ -466,7 +466,7 @@ class Storm:
             return len(world.lives) == len(world.workers) and not any(
                 life.inbox
                 or any(
-                    lane.journal.views.unfinished or lane.journal.views.doubted for lane in life.ground.lanes
+                    lane.journal.views.unfinished or lane.journal.views.doubted for lane in life.context.lanes
                 )
                 for life in world.lives
             )
@@ -476,7 +476,7 @@ class Storm:
                 left = [
                     (lane.name, topic, partition, batch)
                     for life in world.lives
-                    for lane in life.ground.lanes
+                    for lane in life.context.lanes
                     for topic, partition, batch in lane.journal.views.batches()
                 ]
                 raise Violation("future", f"no end in sight: {left[:3]} {len(world.lives)} lives")
@@ -912,8 +912,8 @@ class Storm:
     def do_stranger(self, _a: int, b: int, _c: int) -> None:
         """For a while another cluster answers at the same addresses, while records wait for ours."""
         desk = self.world.cluster._desk
-        lives = [life for life in self.world.lives if life.ground.cluster_id is not None]
-        waits = any(lane.journal.views.unfinished for life in lives for lane in life.ground.lanes)
+        lives = [life for life in self.world.lives if life.context.cluster_id is not None]
+        waits = any(lane.journal.views.unfinished for life in lives for lane in life.context.lanes)
         if desk.centre is not self.home or not waits or len(lives) != len(self.world.workers):
             return
         desk.reset("another-cluster", self.world.cluster.now_ms())

@@ -24,7 +24,7 @@ def compared(monkeypatch):
         if storm.settings.spool != "always":
             return  # what was acknowledged before it had to be written is in memory only
         for life in storm.world.lives:
-            for lane in life.ground.lanes:
+            for lane in life.context.lanes:
                 if is_written(lane):
                     try:
                         wrong = differences(storm.world, lane)

@@ -7,7 +7,7 @@ from typing import Final
 from kafkasafe.cluster.absence import Absence
 from kafkasafe.cluster.api import Failure, TopicInfo
 from kafkasafe.cluster.procedures import Ask, Procedure
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.running import RunningInquiry
 
 __all__ = ["Absences"]
@@ -19,22 +19,22 @@ _GRACE_S: Final = 60.0
 class Absences:
     """See the module; what proves it is decided in `kafkasafe.cluster.absence`."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
         """Ask brokers, and draw conclusions. Called each second, and after each metadata answer."""
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
-            for lane in self._ground.lanes
+            for lane in self._context.lanes
         ]
         if not any(destinations for _, destinations in found):
             self._cases.clear()
             return
-        cluster = self._ground.cluster
+        cluster = self._context.cluster
         brokers = [broker.node_id for broker in cluster.brokers()]
-        now = self._ground.now()
+        now = self._context.now()
         open_ = set()
         for lane, destinations in found:
             missing = lane.journal.missing
@@ -54,20 +54,20 @@ class Absences:
                     case = self._cases[address] = Absence(partition, now, _GRACE_S)
                 proof = case.proven(brokers, now)
                 if proof:
-                    self._ground.progressed()
+                    self._context.progressed()
                     lane.journal.absent(destination, f"{topic} has no partition {partition}: {proof}")
                     continue
                 for node in case.due(brokers, now):
-                    name = f"_Witness({self._ground.own.name} {topic}--1)"
-                    RunningInquiry(self._ground, name, self._ask(case, topic, node)).go_on()
+                    name = f"_Witness({self._context.own.name} {topic}--1)"
+                    RunningInquiry(self._context, name, self._ask(case, topic, node)).go_on()
         for address in self._cases.keys() - open_:
             del self._cases[address]
 
     def _ask(self, case: Absence, topic: str, node: int) -> Procedure[None]:
         """Ask one broker about a topic."""
-        cluster = self._ground.cluster
+        cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
         # If the broker denies the topic itself, the metadata soon do so too.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
-            case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._ground.now())
+            case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

@@ -7,7 +7,7 @@ from typing import TypeGuard, TypeVar
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Answer, Failure
-from kafkasafe.delivery.engine.ground import text
+from kafkasafe.delivery.engine.context import text
 
 __all__ = ["NoAnswerError", "good", "trouble", "unsupported"]
 

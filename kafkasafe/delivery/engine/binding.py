@@ -6,8 +6,8 @@ import errno
 import logging
 from typing import Final
 
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
@@ -23,9 +23,9 @@ address may lead to a wrong cluster, and the transport tries other brokers."""
 class Binding:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
-        self._ground = ground
-        self._log = ground.log
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
+        self._context = context
+        self._log = context.log
         self._ledger = ledger
         self._disk = disk
         self._astray_since: float | None = None
@@ -35,20 +35,20 @@ class Binding:
         attempt = 0
         while True:
             try:
-                bound, ours = self._ground.directory.bind_cluster(cluster_id, drained=self._drained)
+                bound, ours = self._context.directory.bind_cluster(cluster_id, drained=self._drained)
                 break
             except SpoolCorruptError as error:
                 self._refuse(cluster_id, f"{error}. Nothing was sent; all accepted records are safe and wait")
                 return
             except SpoolError as error:
-                if self._ground.stop:
+                if self._context.stop:
                     raise
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
                 # writes no records meanwhile either.
                 attempt += 1
                 self._ledger.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
-                    self._ground.own.spool.give_room(error.__cause__)
+                    self._context.own.spool.give_room(error.__cause__)
                 # The directory may be deleted. Nothing else on this thread would restore it meanwhile.
                 self._disk.look_at_places()
                 self._log.limited(
@@ -60,17 +60,17 @@ class Binding:
                     attempt=attempt,
                     error=type(error).__name__,
                 )
-                self._ground.sleep(self._ground.backoff.pause_s(attempt))
+                self._context.sleep(self._context.backoff.pause_s(attempt))
         if attempt:
             self._ledger.disk_works()
         if not ours:
             holds = (
-                f"{self._ground.directory.path} holds records for cluster {bound}, but these brokers are cluster"
+                f"{self._context.directory.path} holds records for cluster {bound}, but these brokers are cluster"
                 f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
             )
             remedy = (
                 "They are lost when this producer ends before (spool='never')"
-                if self._ground.config.in_memory
+                if self._context.config.in_memory
                 else "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls"
                 " shows what waits)"
             )
@@ -80,36 +80,36 @@ class Binding:
                 f"{holds} They are delivered when theirs answers again. {remedy}",
             )
             return
-        if self._ground.cluster_id is None:
-            self._ground.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
+        if self._context.cluster_id is None:
+            self._context.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
         else:
-            self._ground.cluster.move(cluster_id)
-        self._ground.bind(cluster_id)
+            self._context.cluster.move(cluster_id)
+        self._context.bind(cluster_id)
         self._astray_since = None
         self._ledger.accept_cluster()
         if bound is not None and bound != cluster_id:
             self._log.warning(
                 "%s was used for cluster %s until now, and had no pending records for it",
-                self._ground.directory.path,
+                self._context.directory.path,
                 bound,
-                path=str(self._ground.directory.path),
+                path=str(self._context.directory.path),
                 event="cluster_changed",
             )
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
         """Refuse a cluster. At the first contact the producer ends; later it waits for its own cluster."""
-        if self._ground.cluster_id is None:
-            self._ground.meet_stranger(WrongClusterError(message))
+        if self._context.cluster_id is None:
+            self._context.meet_stranger(WrongClusterError(message))
         else:
             self._go_astray(cluster_id, later or message)
 
     def on_stranger(self, cluster_id: str) -> None:
         """Handle a connection to another cluster. The transport has closed it without sending anything."""
-        if self._ground.cluster_id in {None, cluster_id} or self._ground.cluster.at_home:
+        if self._context.cluster_id in {None, cluster_id} or self._context.cluster.at_home:
             return
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         if self._astray_since is None:
             self._astray_since = now
         elif now - self._astray_since >= _ASTRAY_S:
@@ -117,7 +117,7 @@ class Binding:
 
     def _go_astray(self, cluster_id: str, message: str) -> None:
         self._log.limited(
-            logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._ground.directory.path)
+            logging.ERROR, "wrong_cluster", cluster_id, "%s", message, path=str(self._context.directory.path)
         )
         if self._ledger.wrong_cluster is None:
             self._ledger.refuse_cluster(WrongClusterError(message))
@@ -128,29 +128,29 @@ class Binding:
         if self._ledger.wrong_cluster is None:
             return
         self._ledger.accept_cluster()
-        self._log.info("Cluster %s answers again", self._ground.cluster_id, event="right_cluster")
+        self._log.info("Cluster %s answers again", self._context.cluster_id, event="right_cluster")
 
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
 
         Records that this process accepted before it met any cluster are not for a particular one.
         """
-        ours = {lane.lock.path for lane in self._ground.lanes}
-        met = self._ground.cluster_id is not None
+        ours = {lane.lock.path for lane in self._context.lanes}
+        met = self._context.cluster_id is not None
         if any(
             met or batch.former_life
-            for lane in self._ground.lanes
+            for lane in self._context.lanes
             for _, _, batch in lane.journal.views.batches()
         ):
             return False
         with self._ledger.lock:
             if met and self._ledger.unfinished:
                 return False
-        for number in self._ground.directory.lanes():
-            path = self._ground.directory.lane_path(number)
+        for number in self._context.directory.lanes():
+            path = self._context.directory.lane_path(number)
             if path in ours:
                 continue
-            if self._ground.directory.is_owned(number) or inspect(path, files=self._ground.files).waiting:
+            if self._context.directory.is_owned(number) or inspect(path, files=self._context.files).waiting:
                 return False
         return True
 

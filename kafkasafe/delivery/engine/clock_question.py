@@ -6,7 +6,7 @@ from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.answers import trouble
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import Leader
 
 __all__ = ["ClockQuestion"]
@@ -15,8 +15,8 @@ __all__ = ["ClockQuestion"]
 class ClockQuestion:
     """See the module. The timestamp is only a hint: without an answer, the engine asks again later."""
 
-    def __init__(self, ground: Ground, leader: Leader, clocks: Clocks) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, leader: Leader, clocks: Clocks) -> None:
+        self._context = context
         self._leader = leader
         self._clocks = clocks
 
@@ -27,12 +27,12 @@ class ClockQuestion:
         if isinstance(result, Failure) or trouble(result)[1]:
             self._clocks.unanswered(address)
             return
-        now_ms = self._ground.clock.wall_ms()
-        far_ahead = self._clocks.listed(address, result.timestamp, self._ground.now(), now_ms)
-        for lane in self._ground.lanes:
+        now_ms = self._context.clock.wall_ms()
+        far_ahead = self._clocks.listed(address, result.timestamp, self._context.now(), now_ms)
+        for lane in self._context.lanes:
             lane.journal.clock_at_least(self._clocks.at_least_ms)
         if far_ahead:
-            self._ground.log.warning(
+            self._context.log.warning(
                 "Records of %s-%d have timestamps %.1f h ahead of this machine's clock. If they are right, brokers may"
                 " forget this producer between two batches, so each batch waits for the answer to the previous one."
                 " Correct the clock that is wrong: this machine's, or that of the records' producer",

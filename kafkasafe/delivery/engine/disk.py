@@ -11,7 +11,7 @@ from typing import Final
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import BACKLOG_BYTES, Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, WriteDue
@@ -36,17 +36,17 @@ SPILL_EVERY_S: Final = 0.05
 class DiskWriter:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, places: PlaceKeeper) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, places: PlaceKeeper) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
         """Parcels on disk, but in a lane that the next start would not find."""
         self.memory = 0
         """Bytes of durable, unfinished batches in memory, without those that were read back."""
-        more_bytes = max(0, (ground.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
+        more_bytes = max(0, (context.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
         self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
         self._looked_at = 0.0
         self.keeps = True
@@ -84,7 +84,7 @@ class DiskWriter:
 
     def look_at_places(self) -> None:
         """Check that each lane is in its place, and restore those that are not."""
-        for lane in list(self._ground.lanes):
+        for lane in list(self._context.lanes):
             self.look_at_place(lane)
         self._places.look_at_link()
 
@@ -109,7 +109,7 @@ class DiskWriter:
         attempt = lane.write_backlog.fail()
         if lane.own and not self._places.in_trouble(lane):
             self._ledger.disk_failed(str(error), full=error.full)
-        self._ground.stats.spool_write_errors.add()
+        self._context.stats.spool_write_errors.add()
         self._log.limited(
             logging.WARNING,
             "spool_write_failed",
@@ -121,12 +121,12 @@ class DiskWriter:
             attempt=attempt,
             error=type(error).__name__,
         )
-        self._ground.emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
-        now = self._ground.clock.monotonic()
+        self._context.emit(events.SpoolWriteFailed(lane.name, str(error), attempt))
+        now = self._context.clock.monotonic()
         if not lane.write_backlog.has_retry(now):
-            pause_s = self._ground.backoff.pause_s(attempt)
+            pause_s = self._context.backoff.pause_s(attempt)
             lane.write_backlog.pause(now + pause_s)
-            self._ground.timer(pause_s, WriteDue(lane))
+            self._context.timer(pause_s, WriteDue(lane))
 
     def has_no_room(self, lane: Lane, why: str, attempt: int) -> None:
         """Report that a division waits for space."""
@@ -142,12 +142,12 @@ class DiskWriter:
             lane=lane.name,
             attempt=attempt,
         )
-        self._ground.emit(events.SpoolWriteFailed(lane.name, why, attempt))
+        self._context.emit(events.SpoolWriteFailed(lane.name, why, attempt))
 
     def retry_write(self, lane: Lane) -> None:
         """Write again after the pause that followed a failed write."""
         lane.write_backlog.end_pause()
-        if lane in self._ground.lanes:
+        if lane in self._context.lanes:
             self.write_out(lane)
 
     def _write_unit(self, lane: Lane, persist: j.Persist) -> None:
@@ -179,7 +179,7 @@ class DiskWriter:
                 (batch.destination, self._stamped(parcel, batch))
                 for parcel, batch in zip(parcels, batches, strict=True)
             ]
-            started = self._ground.clock.monotonic()
+            started = self._context.clock.monotonic()
             waits = self._keep_room(lane, batches)
             try:
                 groups = _groups(persist, data)
@@ -202,7 +202,7 @@ class DiskWriter:
                 promised = self._places.confirm(lane)
                 if promised and lane.own:
                     self._ledger.disk_works()
-                self._ground.stats.fsync.observe(self._ground.clock.monotonic() - started)
+                self._context.stats.fsync.observe(self._context.clock.monotonic() - started)
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
@@ -254,14 +254,14 @@ class DiskWriter:
 
     def _drop_silent(self) -> None:
         """Free the memory of batches whose partitions do not answer: others can be sent sooner."""
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
         self._looked_at = now + PATIENCE_S
         with self._ledger.lock:
             self._ledger.ahead.expire()
             silent = self._ledger.ahead.silent
-        for lane in self._ground.lanes if silent else ():
+        for lane in self._context.lanes if silent else ():
             for parcel in lane.parcels.values():
                 if _is_written(parcel) and (parcel.topic, parcel.partition) in silent:
                     self.drop(parcel)
@@ -289,7 +289,7 @@ class DiskWriter:
         """Drop durable batches from memory, because no broker can be reached."""
         self.keeps = False
         if self.memory and not self._config.in_memory:
-            for lane in self._ground.lanes:
+            for lane in self._context.lanes:
                 for parcel in lane.parcels.values():
                     if _is_written(parcel):
                         self.drop(parcel)
@@ -355,7 +355,7 @@ class DiskWriter:
         if freed:
             lane.divisions.end_pause()
             if lane.undivided:
-                self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+                self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
             self.count_to_divide(lane)
             lane.release.freed(freed)
             lane.journal.released(lane.spool.first_position)
@@ -400,7 +400,7 @@ class DiskWriter:
             bytes=freed,
         )
         for each in gone:
-            self._ground.emit(
+            self._context.emit(
                 events.RetainedRecordsDeleted(
                     each.topic, each.partition, each.first_offset, each.last_offset, each.records
                 )
@@ -412,7 +412,7 @@ class DiskWriter:
         retain_s = self._config.retain_acked_s
         if not retain_s:
             return 1 << 62
-        return self._ground.clock.wall_ms() - int(retain_s * 1000)
+        return self._context.clock.wall_ms() - int(retain_s * 1000)
 
     def publish_used(self) -> None:
         """Publish the own lane's size and the disk's free bytes, and wake callers that wait for space.
@@ -420,7 +420,7 @@ class DiskWriter:
         Adopted lanes do not count: they get no new records.
         """
         more_room = self._measure()
-        self._ledger.publish_used(self._ground.own.spool.used_bytes, more_room=more_room)
+        self._ledger.publish_used(self._context.own.spool.used_bytes, more_room=more_room)
 
     def _measure(self) -> bool:
         """Measure the disk's free bytes, on a thread where no caller holds a lock. Returns whether they grew."""
@@ -428,14 +428,14 @@ class DiskWriter:
             return False
         free = float("inf")
         with contextlib.suppress(OSError):
-            free = self._ground.files.free_bytes(self._ground.directory.path)
+            free = self._context.files.free_bytes(self._context.directory.path)
         return self._ledger.measure_free(free)
 
     def watch_undurable(self) -> None:
         """`spool="on_error"`: check regularly which parcels are only in memory, until none are."""
         if self._config.spool == "on_error" and not self._spill_due:
             self._spill_due = True
-            self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
+            self._context.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
 
     def spill_late(self) -> None:
         """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
@@ -447,7 +447,7 @@ class DiskWriter:
 
     def spill(self, age_s: float) -> None:
         """`spool="on_error"`: write parcels to disk that have waited this long; all, if they are too many bytes."""
-        before = self._ground.clock.monotonic() - age_s
+        before = self._context.clock.monotonic() - age_s
         with self._ledger.lock:
             late = [
                 p
@@ -455,7 +455,7 @@ class DiskWriter:
                 if p.sealed_at <= before or self._ledger.backlog > BACKLOG_BYTES // 2
             ]
         parts = (leaf for parcel in late for leaf in leaves(parcel))
-        self._ground.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
+        self._context.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
 
 
 def _is_written(parcel: Parcel) -> bool:

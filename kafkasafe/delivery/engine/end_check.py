@@ -8,7 +8,7 @@ from kafkasafe import journal as j
 from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.engine.answers import NoAnswerError, good, unsupported
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.delivery.engine.messages import EpochCheckDue
@@ -25,7 +25,7 @@ class EndCheck:
     """See the module.
 
     Args:
-        ground: See there.
+        context: See there.
         lane: The lane.
         check: The last acknowledged offset, and its leader epoch.
         idle: The partition is idle: this is a routine check, dropped if the partition becomes active. Otherwise another
@@ -33,11 +33,13 @@ class EndCheck:
         elected: Another leader was elected since: it matters whether its log can prove anything.
     """
 
-    def __init__(self, ground: Ground, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool) -> None:
-        self._ground = ground
+    def __init__(
+        self, context: EngineContext, lane: Lane, check: j.EpochCheck, *, idle: bool, elected: bool
+    ) -> None:
+        self._context = context
         self._lane = lane
         self._topic, self._partition = lane.journal.views.address(check.destination)
-        self._leader = Leader(ground, lane, self._topic, self._partition)
+        self._leader = Leader(context, lane, self._topic, self._partition)
         self._check = check
         self._idle = idle
         self._elected = elected
@@ -45,7 +47,7 @@ class EndCheck:
 
     def begin(self) -> None:
         """Ask."""
-        RunningInquiry(self._ground, self._leader.name(self), self.run()).go_on()
+        RunningInquiry(self._context, self._leader.name(self), self.run()).go_on()
 
     def run(self) -> Procedure[None]:
         """The inquiry."""
@@ -63,7 +65,7 @@ class EndCheck:
             try:
                 self._compare_begin(good(result).offset)
             except NoAnswerError as failed:
-                if self._topic not in self._ground.gone:
+                if self._topic not in self._context.gone:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
@@ -119,8 +121,8 @@ class EndCheck:
             f"offset {check.last_acked_offset} was acknowledged under leader epoch {check.leader_epoch}, another leader"
             f" was elected, and the log begins at {log_start}"
         )
-        self._ground.stats.history_trimmed[self._topic] += 1
-        self._ground.log.limited(
+        self._context.stats.history_trimmed[self._topic] += 1
+        self._context.log.limited(
             logging.INFO,
             "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
@@ -132,7 +134,7 @@ class EndCheck:
             topic=self._topic,
             partition=self._partition,
         )
-        self._ground.emit(
+        self._context.emit(
             LossCheckInconclusive(
                 self._topic, self._partition, check.last_acked_offset + 1, log_start, evidence
             )
@@ -143,8 +145,8 @@ class EndCheck:
             if self._elected:
                 # Forget that this election was checked: later checks of an idle partition ask less.
                 self._lane.checks.forget_leader(self._check.destination)
-        elif self._lane in self._ground.lanes and not self._ground.closing:
+        elif self._lane in self._context.lanes and not self._context.closing:
             # Callers wait for the answer: the leader may have moved.
             self._lane.journal.check_failed(self._check, code=code)
-            self._ground.refresh_topics([self._topic])
-            self._ground.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))
+            self._context.refresh_topics([self._topic])
+            self._context.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

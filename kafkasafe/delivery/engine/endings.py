@@ -10,8 +10,8 @@ from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.codes.verdicts import MISSING_CODES, classify_code
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
@@ -36,10 +36,10 @@ __all__ = ["Endings"]
 class Endings:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, losses: LossWatch) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, losses: LossWatch) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._losses = losses
@@ -61,18 +61,18 @@ class Endings:
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     parcel.deliver(batch.base_offset)
-                    self._ground.stats.records[parcel.topic, "committed"] += batch.count
-                    now = self._ground.clock.monotonic()
+                    self._context.stats.records[parcel.topic, "committed"] += batch.count
+                    now = self._context.clock.monotonic()
                     for each in parcel.parents or (parcel,):
                         if each.sealed_at:
-                            self._ground.stats.ack.observe(now - each.sealed_at, each.count)
+                            self._context.stats.ack.observe(now - each.sealed_at, each.count)
                     topic, partition = lane.journal.views.address(batch.destination)
                     if self._config.on_event is not None:
-                        self._ground.emit(
+                        self._context.emit(
                             events.RecordsCommitted(topic, partition, batch.base_offset, batch.count)
                         )
                 case j.Fate.REJECTED if batch.code == j.DAMAGED:
-                    self._ground.stats.records[parcel.topic, "damaged"] += batch.count
+                    self._context.stats.records[parcel.topic, "damaged"] += batch.count
                     kept = lane.rejections.finish(batch.handle)
                     parcel.fail(
                         SpoolCorruptError(
@@ -82,7 +82,7 @@ class Endings:
                         )
                     )
                 case j.Fate.REJECTED:
-                    self._ground.stats.records[parcel.topic, "rejected"] += batch.count
+                    self._context.stats.records[parcel.topic, "rejected"] += batch.count
                     kept_where = (
                         "With spool='never' no copy is kept: the program has to"
                         if self._config.in_memory
@@ -107,7 +107,7 @@ class Endings:
                     )
                     self._dead_letter(lane, batch, parcel)
                 case j.Fate.DROPPED:
-                    self._ground.stats.records[parcel.topic, "dropped"] += batch.count
+                    self._context.stats.records[parcel.topic, "dropped"] += batch.count
                     parcel.fail(
                         BatchDroppedError(
                             "The record was part of an atomic batch that was dropped. Readers of committed records see"
@@ -120,7 +120,7 @@ class Endings:
             self._disk.drop(parcel)
             finished.append(parcel)
         with self._ledger.lock:
-            self._ground.progressed()
+            self._context.progressed()
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
@@ -135,7 +135,7 @@ class Endings:
         limit = self._config.delivery_timeout_s
         if limit is None:
             return
-        before = self._ground.clock.monotonic() - limit
+        before = self._context.clock.monotonic() - limit
         safe_where = (
             "in memory, as long as this producer lives," if self._config.in_memory else "safe in the spool"
         )
@@ -149,9 +149,9 @@ class Endings:
             for parcel in late:
                 parcel.expire()
         for parcel in late:
-            self._ground.stats.records[parcel.topic, "timed_out"] += parcel.count
-            self._ground.stats.exhausted["produce"] += 1
-            network = self._ground.cluster.last_error
+            self._context.stats.records[parcel.topic, "timed_out"] += parcel.count
+            self._context.stats.exhausted["produce"] += 1
+            network = self._context.cluster.last_error
             parcel.fail(
                 DeliveryTimeoutError(
                     f"Not acknowledged within delivery_timeout_ms={limit * 1000:.0f}. The record is {safe_where} and"
@@ -160,7 +160,7 @@ class Endings:
                 )
             )
             self._ledger.finish(parcel)
-        self._ground.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
+        self._context.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
 
     def notice(self, lane: Lane, notice: j.Notice) -> None:
         """Report a notice of the journal to logs, hooks and callers."""
@@ -209,14 +209,16 @@ class Endings:
             records=records,
             batches=batches,
         )
-        self._ground.emit(events.TopicBlocked(topic, partition, denial.code, denial.reason, batches, records))
+        self._context.emit(
+            events.TopicBlocked(topic, partition, denial.code, denial.reason, batches, records)
+        )
 
     def _relented(self, lane: Lane, destination: int, denial: j.Denial, *, accepted: bool) -> None:
         self.publish_refused()
         if not accepted:
             return  # rejected: each batch is reported
         topic, partition = lane.journal.views.address(destination)
-        seconds = self._ground.now() - denial.since
+        seconds = self._context.now() - denial.since
         self._log.limited(
             logging.WARNING,
             "topic_unblocked",
@@ -230,7 +232,7 @@ class Endings:
             partition=partition,
             code=denial.code,
         )
-        self._ground.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
+        self._context.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
         """Publish the topics and partitions that the cluster refuses, for `send`."""
@@ -249,7 +251,7 @@ class Endings:
         """Whether the cluster refuses the whole topic. False if only this partition is missing."""
         if refused.partition == UNCHOSEN or refused.code not in MISSING_CODES:
             return True
-        info = self._ground.cluster.topic(refused.topic)
+        info = self._context.cluster.topic(refused.topic)
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
@@ -259,7 +261,7 @@ class Endings:
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
         """Refused destinations with pending records, oldest first; of a topic, what holds it up. From any thread."""
-        lanes = list(self._ground.lanes)
+        lanes = list(self._context.lanes)
         found = refused([lane.journal for lane in lanes])
         if topic is not None:
             together = topics_beside(lanes, topic)
@@ -268,8 +270,8 @@ class Endings:
 
     def _park(self, lane: Lane, batch: j.Batch, evidence: str) -> None:
         topic, partition = lane.journal.views.address(batch.destination)
-        self._ground.stats.undecidable_batches.add()
-        self._ground.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
+        self._context.stats.undecidable_batches.add()
+        self._context.emit(events.RecordsUndecidable(topic, partition, batch.count, batch.position, evidence))
         policy = self._config.on_undecidable
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
@@ -333,7 +335,7 @@ class Endings:
             path=str(path or ""),
         )
         kept = str(path or "")
-        self._ground.emit(
+        self._context.emit(
             events.RecordsRejected(topic, partition, batch.count, batch.code, batch.message, kept)
         )
         if batch.revived:
@@ -380,7 +382,7 @@ class Endings:
                     error=rejected,
                 )
             except BaseException as error:
-                self._ground.raise_interrupt(error)
+                self._context.raise_interrupt(error)
                 # The user's handler failed; the records are still in `rejected/`.
                 self._log.exception(
                     "The dead-letter handler failed; the copy of the record is %s",

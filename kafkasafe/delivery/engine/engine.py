@@ -1,7 +1,7 @@
 """The engine: takes messages, lets the journal decide, and carries out its decisions: sends requests, writes groups.
 
 It has no thread. Its owner (`Pump`) calls `open`, `listen`, `begin`, then repeatedly `step` for each message and `turn`
-after them, and `shut` at the end, all on one thread. Other threads post messages with `Ground.post`.
+after them, and `shut` at the end, all on one thread. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.absences import Absences
 from kafkasafe.delivery.engine.binding import Binding
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe.delivery.engine.elsewhere import Elsewhere
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.gathering import Gathering
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.inquiries import Inquiries
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
@@ -83,34 +83,38 @@ class Engine:
     """See the module.
 
     Args:
-        ground: The state that all parts of the engine share.
+        context: The state that all parts of the engine share.
         choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
             the topic was known.
         on_topic: Called when a topic's partition count is known and no records wait for it any more.
     """
 
-    def __init__(self, ground: Ground, *, choose: Choose, on_topic: Callable[[str, int], None]) -> None:
-        self._ground = ground
-        self._config = ground.config
-        self.ledger = ledger = Ledger(ground)
-        self.places = PlaceKeeper(ground, ledger)
-        self.disk = disk = DiskWriter(ground, ledger, self.places)
-        self._rejects = Rejects(ground, ledger, disk)
-        self._room = RoomKeeper(ground, ledger, disk, self.places)
-        self.intake = intake = Intake(ground, ledger, disk, self._rejects, choose=choose)
-        self._gathering = Gathering(ground, ledger, disk, intake)
-        self._losses = LossWatch(ground, ledger, intake)
-        self._packing = Packing(ground, ledger, disk)
-        self._sender = Sender(ground, ledger, disk, self._rejects, self._losses)
-        self._transactor = Transactor(ground, ledger, disk, self._rejects)
-        self._inquiries = Inquiries(ground, self._sender)
-        self._absences = Absences(ground)
-        self.endings = Endings(ground, ledger, disk, self._losses)
-        self._order = Order(ground)
-        self._lanes = LaneKeeper(ground, ledger, disk, intake, self.endings, self._order)
-        self.surroundings = Surroundings(ground, ledger, disk, self._lanes)
-        self._binding = Binding(ground, ledger, disk)
-        self.topics = Topics(ground, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic)
+    def __init__(
+        self, context: EngineContext, *, choose: Choose, on_topic: Callable[[str, int], None]
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self.ledger = ledger = Ledger(context)
+        self.places = PlaceKeeper(context, ledger)
+        self.disk = disk = DiskWriter(context, ledger, self.places)
+        self._rejects = Rejects(context, ledger, disk)
+        self._room = RoomKeeper(context, ledger, disk, self.places)
+        self.intake = intake = Intake(context, ledger, disk, self._rejects, choose=choose)
+        self._gathering = Gathering(context, ledger, disk, intake)
+        self._losses = LossWatch(context, ledger, intake)
+        self._packing = Packing(context, ledger, disk)
+        self._sender = Sender(context, ledger, disk, self._rejects, self._losses)
+        self._transactor = Transactor(context, ledger, disk, self._rejects)
+        self._inquiries = Inquiries(context, self._sender)
+        self._absences = Absences(context)
+        self.endings = Endings(context, ledger, disk, self._losses)
+        self._order = Order(context)
+        self._lanes = LaneKeeper(context, ledger, disk, intake, self.endings, self._order)
+        self.surroundings = Surroundings(context, ledger, disk, self._lanes)
+        self._binding = Binding(context, ledger, disk)
+        self.topics = Topics(
+            context, ledger, self._losses, self._binding, drive=self.drive, on_topic=on_topic
+        )
         self.left: Mapping[Path, int] = {}
         """At the end: number of pending records on disk, by spool directory."""
         self.left_elsewhere: Elsewhere | None = None
@@ -131,7 +135,7 @@ class Engine:
             SpoolError: It cannot be opened.
         """
         own = self._lanes.open_lane(lock, own=True)
-        self._ground.open(own)
+        self._context.open(own)
         self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
@@ -141,18 +145,18 @@ class Engine:
 
     def listen(self) -> None:
         """Register for metadata and connections of the cluster. Call it before the cluster is started."""
-        ground = self._ground
-        ground.cluster.guard(
-            on_stranger=lambda cluster_id: ground.post(StrangerMet(cluster_id)),
-            on_home=lambda: ground.post(HomeReached()),
+        context = self._context
+        context.cluster.guard(
+            on_stranger=lambda cluster_id: context.post(StrangerMet(cluster_id)),
+            on_home=lambda: context.post(HomeReached()),
         )
-        ground.cluster.create_only(self.topics.may_create)
-        ground.cluster.on_metadata(lambda refreshed: ground.post(MetadataChanged(refreshed)))
+        context.cluster.create_only(self.topics.may_create)
+        context.cluster.on_metadata(lambda refreshed: context.post(MetadataChanged(refreshed)))
 
     def begin(self) -> None:
         """Set the first timers. Call it before the first turn."""
         self.surroundings.begin()
-        config, timer = self._ground.config, self._ground.timer
+        config, timer = self._context.config, self._context.timer
         timer(0.0, ChoreDue(Chore.ADOPT))
         timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
         timer(config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
@@ -177,7 +181,7 @@ class Engine:
             case UnitDue(lane, action):
                 lane.journal.units.again(action)
             case TakeOver(transactional_id):
-                self._ground.own.journal.units.take_over(transactional_id)
+                self._context.own.journal.units.take_over(transactional_id)
             case RetryDue():
                 self._sender.retry(message)
             case AsideDue(lane, destination):
@@ -248,16 +252,16 @@ class Engine:
 
     def turn(self) -> None:
         """Process due timers, and drive all lanes."""
-        timers = self._ground.timers
-        now = self._ground.clock.monotonic()
+        timers = self._context.timers
+        now = self._context.clock.monotonic()
         while timers and timers[0][0] <= now:
             self.step(heapq.heappop(timers)[2])
-        for lane in list(self._ground.lanes):
+        for lane in list(self._context.lanes):
             self.drive(lane)
         self._answer_looks()
         if self._dropped and not self.ledger.undurable:
             self._dropped = False
-            own = self._ground.own
+            own = self._context.own
             end_position = own.spool.next_position
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
@@ -265,19 +269,19 @@ class Engine:
         """Check once, for all callers that asked, whether the own lane is in its place."""
         if self._look_asked <= self.looked:
             return
-        if self.disk.look_at_place(self._ground.own):
+        if self.disk.look_at_place(self._context.own):
             self.looked = self._look_asked
             if self.ledger.waiters:
                 self.ledger.waiters.notify_all()
         else:
-            self._ground.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
+            self._context.timer(_LOOK_AGAIN_S, ChoreDue(Chore.LOOK_AGAIN))
 
     def drop(self) -> None:
         """Note that the program has dropped this producer: it accepts nothing more, and later producers wait for it."""
         self._dropped = True
 
     def _follow(self, predecessor: Predecessor) -> None:
-        self._order.follow(self._ground.own, predecessor)
+        self._order.follow(self._context.own, predecessor)
         if predecessor.over and predecessor.owes:
             # Wait for its lane as for the lanes that were left when this producer began.
             self._lanes.expect((predecessor.lane,))
@@ -290,12 +294,12 @@ class Engine:
         Time for reading spools counts as a pause: reading gigabytes takes longer than other waits without progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
-        return self._ground.patience_ends(patience, began, paused=reads)
+        return self._context.patience_ends(patience, began, paused=reads)
 
     @property
     def due(self) -> float:
         """When the next turn is due if no message arrives, monotonic seconds."""
-        return self._ground.timers[0][0] if self._ground.timers else float("inf")
+        return self._context.timers[0][0] if self._context.timers else float("inf")
 
     @staticmethod
     def _decide(decided: Sequence[tuple[Lane, j.Batch]], *, resend: bool) -> None:
@@ -305,22 +309,22 @@ class Engine:
 
     def shut(self) -> None:
         """Close network and lanes. Parcels without a fate get an error; batches on disk stay for the next owner."""
-        lanes = self._ground.lanes
-        if not self._ground.config.in_memory:
+        lanes = self._context.lanes
+        if not self._context.config.in_memory:
             with contextlib.suppress(SpoolError):
                 self.disk.look_at_places()
-            self.left_elsewhere = self.places.at_end(self._ground.own)
+            self.left_elsewhere = self.places.at_end(self._context.own)
             self.left = self._left_on_disk()
         self.left_doubted = [
             lane.journal.views.address(number) for lane in lanes for number in lane.journal.views.doubted
         ]
         # The network closes first: lanes record when the last request was sent, and this must be true.
-        self._ground.cluster.close(2.0)
+        self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
                 self._lanes.close_lane(lane)
         self._lanes.end()
-        own = self._ground.own
+        own = self._context.own
         self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
         self.ledger.fail(
             DeliveryTimeoutError(
@@ -333,7 +337,7 @@ class Engine:
 
     def _left_on_disk(self) -> Mapping[Path, int]:
         left: collections.Counter[Path] = collections.Counter()
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             left[lane.lock.path.parent] += lane.journal.views.spooled_records
         # For lanes that are not open yet, use the counts from when their directory was found.
         for directory, records in self.surroundings.unread.items():
@@ -344,14 +348,14 @@ class Engine:
         """Carry out the journal's decisions until there is nothing more to do now."""
         self.intake.settle()
         while (
-            not self._ground.abandon
+            not self._context.abandon
             and not lane.held
-            and self._ground.clock.monotonic() >= lane.divisions.unreadable_until
+            and self._context.clock.monotonic() >= lane.divisions.unreadable_until
         ):
             if lane.journal.at_rest and not lane.undivided:
                 self._losses.publish_doubted(lane)
                 break
-            ready = lane.journal.ready(self._ground.now(), self._ground.clock.wall_ms())
+            ready = lane.journal.ready(self._context.now(), self._context.clock.wall_ms())
             if ready.unpacked:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
@@ -372,7 +376,7 @@ class Engine:
             divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
-            if self._ground.stranger is None:
+            if self._context.stranger is None:
                 if ready.sends:
                     self._sender.send(lane, ready.sends)
                 for ask in ready.asks:

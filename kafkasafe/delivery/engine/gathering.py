@@ -8,8 +8,8 @@ from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
@@ -37,8 +37,8 @@ def gather_bytes(config: ProducerConfig) -> int:
 class Gathering:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, intake: Intake) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, intake: Intake) -> None:
+        self._context = context
         self._ledger = ledger
         self._disk = disk
         self._intake = intake
@@ -51,7 +51,7 @@ class Gathering:
         return any(gathered)
 
     def _has_room(self, lane: Lane) -> bool:
-        ledger, config = self._ledger, self._ground.config
+        ledger, config = self._ledger, self._context.config
         return (
             not (lane.write_backlog.attempt or lane.write_backlog)
             and ledger.used < config.spool_max_bytes // 2
@@ -94,13 +94,13 @@ class Gathering:
             shift += parcel.count
             self._disk.drop(parcel)
         self._intake.register(lane, child, made)
-        self._ground.stats.gathered_batches.add(len(run))
+        self._context.stats.gathered_batches.add(len(run))
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
         """Decode as many batches as fit, uncompressed, into one of usual size: consumers decompress whole batches."""
         columns: list[codec.Columns] = []
-        room = self._ground.config.batch_bytes
+        room = self._context.config.batch_bytes
         for parcel, batch in zip(parents, run, strict=True):
             found = codec.decode(self._disk.bytes_of(lane, parcel, batch))
             room -= sum(len(item) for item in itertools.chain(found.keys, found.values) if item)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kafkasafe import journal as j
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
-from kafkasafe.delivery.engine.questions import Baseline, Confirmation, Inquest, Question
+from kafkasafe.delivery.engine.questions import Baseline, Confirmation, LossInquiry, OutcomeInquiry
 from kafkasafe.delivery.engine.running import RunningInquiry
 from kafkasafe.delivery.engine.sender import Sender
 
@@ -16,34 +16,34 @@ __all__ = ["Inquiries"]
 class Inquiries:
     """See the module."""
 
-    def __init__(self, ground: Ground, sender: Sender) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, sender: Sender) -> None:
+        self._context = context
         self._sender = sender
 
     def survey(self, lane: Lane, ask: j.SurveyAsk) -> None:
         """Find acknowledged batches that the log of a destination lacks."""
         address = lane.journal.views.address(ask.destination)
         self._sender.tries(*address)
-        leader = Leader(self._ground, lane, *address, self._sender.in_trouble)
-        self._sender.when_calm(*address, self._running(Inquest(self._ground, lane, ask, leader), leader))
+        leader = Leader(self._context, lane, *address, self._sender.in_trouble)
+        self._sender.when_calm(*address, self._running(LossInquiry(self._context, lane, ask, leader), leader))
 
     def ask(self, lane: Lane, ask: j.Ask) -> None:
         """Run the inquiry about one destination that the journal asks for."""
-        ground, sender = self._ground, self._sender
+        context, sender = self._context, self._sender
         address = lane.journal.views.address(ask.destination)
         sender.tries(*address)
-        leader = Leader(ground, lane, *address, sender.in_trouble)
+        leader = Leader(context, lane, *address, sender.in_trouble)
         if not ask.doubt:
-            self._running(Baseline(ground, lane, ask, leader), leader).go_on()
+            self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
             # A refused batch already counts as trouble.
-            leader = Leader(ground, lane, *address)
-            self._running(Confirmation(ground, lane, ask, leader), leader).go_on()
+            leader = Leader(context, lane, *address)
+            self._running(Confirmation(context, lane, ask, leader), leader).go_on()
         else:
-            ground.stats.in_doubt_asked.add(len(ask.doubt))
-            sender.when_calm(*address, self._running(Question(ground, lane, ask, leader), leader))
+            context.stats.in_doubt_asked.add(len(ask.doubt))
+            sender.when_calm(*address, self._running(OutcomeInquiry(context, lane, ask, leader), leader))
 
     def _running(
-        self, inquiry: Baseline | Confirmation | Question | Inquest, leader: Leader
+        self, inquiry: Baseline | Confirmation | OutcomeInquiry | LossInquiry, leader: Leader
     ) -> RunningInquiry:
-        return RunningInquiry(self._ground, leader.name(inquiry), inquiry.run())
+        return RunningInquiry(self._context, leader.name(inquiry), inquiry.run())

@@ -12,8 +12,8 @@ import numpy as np
 
 from kafkasafe import journal as j
 from kafkasafe import units as u
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
@@ -65,21 +65,21 @@ class Intake:
     """See the module."""
 
     def __init__(
-        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, *, choose: Choose
+        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects, *, choose: Choose
     ) -> None:
-        self._ground = ground
-        self._log = ground.log
+        self._context = context
+        self._log = context.log
         self._ledger = ledger
         self._disk = disk
         self._rejects = rejects
         self._choose = choose
         self._growing: _Growing | None = None
         # With an fsync for each batch, no batch waits for another one's fsync.
-        self._most_joined = 1 if ground.config.spool_sync == "each" else _MOST_JOINED
+        self._most_joined = 1 if context.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
         """Take parcels from callers, and put each into the queue of its partition."""
-        lane = self._ground.own
+        lane = self._context.own
         parcels = self._ledger.take(parcels)
         self._disk.watch_undurable()
         for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
@@ -117,11 +117,11 @@ class Intake:
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
         """The parcel itself, or the parts that it is divided into at once."""
         if parcel.count:
-            self._ground.stats.records[parcel.topic, "accepted"] += parcel.count
+            self._context.stats.records[parcel.topic, "accepted"] += parcel.count
         topic = lane.journal.views.topic(parcel.topic)
         if parcel.partition == UNCHOSEN:
             if topic is None or topic.partition_count < 1:
-                self._ground.refresh_topics([parcel.topic])
+                self._context.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
                 # It was sealed just before the topic became known. Divide it at once to keep the order.
                 return self._divide_in_memory(parcel, topic.partition_count)
@@ -199,10 +199,10 @@ class Intake:
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
-        if lane.divisions.is_blocked(self._ground.clock.monotonic()):
+        if lane.divisions.is_blocked(self._context.clock.monotonic()):
             lane.divisions.leave(todo)
             return False
-        stopped = lane.rejections.stopped(self._ground.clock.monotonic())
+        stopped = lane.rejections.stopped(self._context.clock.monotonic())
         progress = False
         for index, divide in enumerate(todo):
             if divide.batch.destination in stopped:
@@ -230,9 +230,9 @@ class Intake:
             except SpoolError as error:
                 stuck += todo[index:]
                 attempt = lane.divisions.fail()
-                pause_s = self._ground.backoff.pause_s(attempt)
-                lane.divisions.wait(self._ground.clock.monotonic() + pause_s)
-                self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
+                pause_s = self._context.backoff.pause_s(attempt)
+                lane.divisions.wait(self._context.clock.monotonic() + pause_s)
+                self._context.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
                 self._log.limited(
                     logging.WARNING,
                     "spool_read_failed",
@@ -256,9 +256,9 @@ class Intake:
     def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
         """Wait for space for the next division: the engine tries again after a pause, or when a segment is deleted."""
         attempt = lane.divisions.miss_room()
-        pause_s = self._ground.backoff.pause_s(attempt)
-        lane.divisions.pause(self._ground.clock.monotonic() + pause_s)
-        self._ground.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
+        pause_s = self._context.backoff.pause_s(attempt)
+        lane.divisions.pause(self._context.clock.monotonic() + pause_s)
+        self._context.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
         topic, partition = lane.journal.views.address(waiting[0].batch.destination)
         if partition == UNCHOSEN:
             views = lane.journal.views
@@ -322,7 +322,7 @@ class Intake:
             )
             for child, indexes in children
         ]
-        self._ground.progressed()
+        self._context.progressed()
         del lane.parcels[divide.batch.handle]
         made = lane.journal.replaced(divide.batch, described)
         parent.adopt(children)

@@ -13,10 +13,10 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe import journal as j
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.endings import Endings
 from kafkasafe.delivery.engine.gathering import gather_bytes
-from kafkasafe.delivery.engine.ground import Ground, text
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
@@ -65,16 +65,16 @@ class LaneKeeper:
 
     def __init__(
         self,
-        ground: Ground,
+        context: EngineContext,
         ledger: Ledger,
         disk: DiskWriter,
         intake: Intake,
         endings: Endings,
         order: Order,
     ) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._intake = intake
@@ -115,7 +115,7 @@ class LaneKeeper:
             heal=config.on_data_loss == "restore",
             heal_recreated=config.restore_recreated_topics,
             gather_bytes=gather_bytes(config) if own else 0,
-            newest_reading=self._ground.newest_reading,
+            newest_reading=self._context.newest_reading,
         )
         journal = j.Journal(settings)
         rereading = Rereading(journal, self._ledger.numbers if own and packs(config) else None)
@@ -127,7 +127,7 @@ class LaneKeeper:
                 sync=config.spool_sync,
                 snapshot=journal.snapshot,
                 on_corrupt=config.on_corrupt,
-                clock_ms=self._ground.clock.wall_ms,
+                clock_ms=self._context.clock.wall_ms,
                 each=rereading.take,
             )
             for entry in _taken(entries):
@@ -161,10 +161,10 @@ class LaneKeeper:
     def _opened(self, read: _Read) -> Lane:
         """Take a lane that was read back into use."""
         lane, waiting = read.lane, read.waiting
-        self._ground.stats.corrupt.add(read.lost)
-        lane.journal.recovered(self._ground.now(), self._ground.moment())
-        if self._ground.cluster_id is not None:
-            lane.bind(self._ground.cluster_id, self._ground.cluster_id)
+        self._context.stats.corrupt.add(read.lost)
+        lane.journal.recovered(self._context.now(), self._context.moment())
+        if self._context.cluster_id is not None:
+            lane.bind(self._context.cluster_id, self._context.cluster_id)
         self._open_rejected(lane)
         self._disk.count_to_divide(lane)
         if lane.own:
@@ -187,7 +187,7 @@ class LaneKeeper:
             records = sum(batch.count for _, _, batch in waiting) + sum(each.records for each in packed)
             doubt = sum(batch.identity is not None for _, _, batch in waiting)
             doubt += sum(each.with_id for each in packed)
-            self._ground.stats.replayed_records.add(records)
+            self._context.stats.replayed_records.add(records)
             self._log.info(
                 "%s: %d batches (%d records) of an earlier incarnation are delivered",
                 lane.name,
@@ -199,10 +199,10 @@ class LaneKeeper:
                 event="spool_recovered",
             )
             if lane.own:
-                self._ground.emit(events.SpoolRecovered(lane.name, batches, records, doubt))
+                self._context.emit(events.SpoolRecovered(lane.name, batches, records, doubt))
             else:
-                self._ground.emit(events.LaneAdopted(lane.name, batches, records))
-            self._ground.refresh_topics(topic for topic, _, _ in waiting)
+                self._context.emit(events.LaneAdopted(lane.name, batches, records))
+            self._context.refresh_topics(topic for topic, _, _ in waiting)
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
@@ -269,34 +269,34 @@ class LaneKeeper:
     def adopt(self) -> None:
         """Take lanes whose owner died, and let go of those that are drained."""
         self._disk.look_at_places()
-        for lane in [lane for lane in self._ground.lanes if lane.lock.lost]:
+        for lane in [lane for lane in self._context.lanes if lane.lock.lost]:
             self._let_go(lane)
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             self._retire(lane)
             lane.rejected.refresh()
         self._let_go_of_drained()
-        if self._ground.closing:
+        if self._context.closing:
             return
         self._look_for_dead()
         self._disk.publish_used()
-        self._ground.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
+        self._context.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
 
     def _let_go_of_drained(self) -> None:
-        for lane in [lane for lane in self._ground.lanes if not lane.own]:
+        for lane in [lane for lane in self._context.lanes if not lane.own]:
             if not lane.journal.views.unfinished and not lane.journal.views.doubted:
                 self._let_go(lane)
 
     def _let_go(self, lane: Lane) -> None:
-        self._ground.lanes.remove(lane)
+        self._context.lanes.remove(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
         self._ledger.let_go(lane.lock.path)
-        if lane.lock.path.parent == self._ground.directory.path:
+        if lane.lock.path.parent == self._context.directory.path:
             self._expected(lane.lock.number)
 
     def _look_for_dead(self) -> None:
-        directory = self._ground.directory
-        now = self._ground.clock.monotonic()
+        directory = self._context.directory
+        now = self._context.clock.monotonic()
         for number in [each for each, at in self._again.items() if at <= now]:
             del self._again[number]
             directory.offer_again(number)
@@ -322,7 +322,9 @@ class LaneKeeper:
                 logging.WARNING, "lane_not_adopted", name, "%s is not adopted: %s", name, reason, lane=name
             )
         directory.strange.clear()
-        ours = {lock.path for lock in found} | self._reading | {lane.lock.path for lane in self._ground.lanes}
+        ours = (
+            {lock.path for lock in found} | self._reading | {lane.lock.path for lane in self._context.lanes}
+        )
         for number in gone:
             if directory.lane_path(number) not in ours:
                 self._expected(number)
@@ -333,7 +335,7 @@ class LaneKeeper:
         """Read back a lane of any directory on another thread, to drain it afterwards."""
         self._reading.add(lock.path)
         self._ledger.adopt(lock.path)
-        self._ground.beside(functools.partial(self._read_beside, lock))
+        self._context.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
         """Read a lane on a thread of its own, because callers wait for the engine's thread."""
@@ -347,7 +349,7 @@ class LaneKeeper:
         with self._lock:
             if not self._over:
                 self._results[lock.path] = result
-                self._ground.post(LaneRead(lock.path))
+                self._context.post(LaneRead(lock.path))
                 return
         if isinstance(result, _Read):
             self.close_lane(result.lane)
@@ -364,31 +366,31 @@ class LaneKeeper:
         self._reading.discard(path)
         if result is None:
             return None
-        self._ground.progressed()
+        self._context.progressed()
         self._ledger.waiters.notify_all()
-        own = path.parent == self._ground.directory.path
+        own = path.parent == self._context.directory.path
         if isinstance(result, SpoolError):
             self._ledger.let_go(path)
             if not own:
                 return result
-            self._failed(self._ground.directory.number_of(path.name), result)
+            self._failed(self._context.directory.number_of(path.name), result)
             return None
         lane = self._opened(result)
         if own:
             self._failures.pop(lane.lock.number, None)
-        self._ground.lanes.append(lane)
+        self._context.lanes.append(lane)
         self._disk.publish_used()
         self._order.look()
         if not self._watching:
             self._watching = True
-            self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
+            self._context.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
         return None
 
     def _failed(self, number: int, error: SpoolError) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1
-        pause_s = self._ground.slow_backoff.pause_s(failures + _SLOW_FROM)
-        self._again[number] = self._ground.clock.monotonic() + pause_s
-        path = self._ground.directory.lane_path(number)
+        pause_s = self._context.slow_backoff.pause_s(failures + _SLOW_FROM)
+        self._again[number] = self._context.clock.monotonic() + pause_s
+        path = self._context.directory.lane_path(number)
         self._log.limited(
             logging.WARNING,
             "lane_not_adopted",
@@ -407,19 +409,19 @@ class LaneKeeper:
     def look_at_adopted(self) -> None:
         """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
         self._let_go_of_drained()
-        adopted = [lane for lane in self._ground.lanes if not lane.own]
-        self._watching = bool(adopted) and not self._ground.closing
+        adopted = [lane for lane in self._context.lanes if not lane.own]
+        self._watching = bool(adopted) and not self._context.closing
         if not self._watching:
             return
         for lane in adopted:
-            if lane.lock.path.parent != self._ground.directory.path:
+            if lane.lock.path.parent != self._context.directory.path:
                 continue
-            wanted = self._ground.directory.wanted(lane.lock.number)
+            wanted = self._context.directory.wanted(lane.lock.number)
             lane.journal.halt(halted=wanted or self._config.decide is not None)
             idle = wanted and not lane.journal.views.in_flight and not lane.write_backlog
             if lane.handover.look(idle=idle):
                 self._hand_over(lane)
-        self._ground.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
+        self._context.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
 
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
@@ -428,7 +430,7 @@ class LaneKeeper:
                 del self._ledger.undecided[key]
         self._let_go(lane)
         # If that producer dies before it writes anything, the lane looks as before.
-        self._ground.directory.offer_again(lane.lock.number)
+        self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
             lane.name,
@@ -437,7 +439,7 @@ class LaneKeeper:
             batches=left,
             event="lane_returned",
         )
-        self._ground.emit(events.LaneReturned(lane.name, left))
+        self._context.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
         """Close lanes that were read back but not opened. A read still under way closes its lane when it ends."""
@@ -450,7 +452,7 @@ class LaneKeeper:
 
     def _lane_name(self, path: Path) -> str:
         """The lane's name, with its directory unless that is this producer's."""
-        return path.name if path.parent == self._ground.directory.path else f"{path.parent.name}/{path.name}"
+        return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
         """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
@@ -462,16 +464,16 @@ class LaneKeeper:
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
         for attempt in range(1, _LAST_WRITES):
-            if self._disk.write_out(lane) or self._ground.clock.monotonic() >= self._ground.close_by:
+            if self._disk.write_out(lane) or self._context.clock.monotonic() >= self._context.close_by:
                 break
-            self._ground.sleep(self._ground.backoff.pause_s(attempt))
+            self._context.sleep(self._context.backoff.pause_s(attempt))
         try:
             position = lane.journal.views.release_position
             self._disk.tell_newest(lane, position)
             lane.spool.release(position, self._config.retain_acked_bytes, self._disk.retain_since_ms())
             quiet = None
-            if self._ground.cluster.closed and self._config.spool_sync != "os":
-                quiet = lane.journal.quiet(self._ground.now(), self._ground.moment())
+            if self._context.cluster.closed and self._config.spool_sync != "os":
+                quiet = lane.journal.quiet(self._context.now(), self._context.moment())
             lane.spool.close(closed_mark=True, marks=() if quiet is None else (quiet,))
         except SpoolError as error:
             self._log.warning(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kafkasafe.cluster.api import Reply
 from kafkasafe.cluster.procedures import Ask
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 
 __all__ = ["Leader"]
@@ -21,7 +21,7 @@ class Leader:
     Each method returns a request. Its argument `step` is the name that transcripts show.
 
     Args:
-        ground: See there.
+        context: See there.
         lane: The lane.
         topic: Topic name.
         partition: Partition number.
@@ -30,14 +30,14 @@ class Leader:
 
     def __init__(
         self,
-        ground: Ground,
+        context: EngineContext,
         lane: Lane,
         topic: str,
         partition: int,
         note: Callable[[str, int], None] | None = None,
     ) -> None:
-        self._ground = ground
-        self._cluster = ground.cluster
+        self._context = context
+        self._cluster = context.cluster
         self._lane = lane
         self._topic = topic
         self._partition = partition
@@ -55,7 +55,7 @@ class Leader:
     @property
     def epoch(self) -> int:
         """The leader epoch from the metadata, -1 if unknown."""
-        return self._ground.leader_epoch(self._topic, self._partition)
+        return self._context.leader_epoch(self._topic, self._partition)
 
     def describe_producers(self, step: str) -> Ask:
         """Ask for the producers that the leader remembers."""

@@ -21,8 +21,8 @@ from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.ahead import Ahead
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.elsewhere import Elsewhere
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Submitted
 from kafkasafe.delivery.engine.one_loss import one_loss
@@ -53,10 +53,10 @@ _NONE: Final = float("inf")
 class Ledger:
     """See the module."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self.renew()
         self.numbers = itertools.count(1)
         self.open: Ordered[Parcel] = Ordered()
@@ -70,7 +70,7 @@ class Ledger:
         # Packed parcels that callers still hold; and packed parcels with a watcher, which this dict keeps alive.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
-        self.ahead = Ahead(ground.config.run_ahead_bytes, ground.clock)
+        self.ahead = Ahead(context.config.run_ahead_bytes, context.clock)
         self.undurable: OrderedDict[int, Parcel] = OrderedDict()
         """Parcels that are not on disk yet, by number."""
         self.backlog = 0
@@ -132,7 +132,7 @@ class Ledger:
         A caller that was interrupted in here (Ctrl-C) calls again with the same parcels, and so does a signal handler
         that interrupts this call. The ledger accepts each parcel only once.
         """
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         with self.lock:
             failure = self.failure
             waiting = failure is None and any(not parcel.taken for parcel in parcels)
@@ -149,7 +149,7 @@ class Ledger:
                     self.undurable[parcel.number] = parcel
                     self.backlog += parcel.size_bytes
             if waiting:
-                self._ground.post(Submitted(parcels))
+                self._context.post(Submitted(parcels))
             # The same handler may have waited until they were on disk, or delivered.
             for parcel in parcels:
                 if parcel.durable and self.undurable.pop(parcel.number, None) is not None:
@@ -286,14 +286,14 @@ class Ledger:
         if oldest is None:
             return 0.0
         if oldest.sealed_at:
-            return max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
+            return max(0.0, self._context.clock.monotonic() - oldest.sealed_at)
         # An earlier run of the program accepted it, at an unknown time.
-        return max(0.0, (self._ground.clock.wall_ms() - oldest.max_timestamp) / 1000)
+        return max(0.0, (self._context.clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def undurable_s(self) -> float:
         """How long the oldest record has waited for the disk, seconds; 0 if none waits. From any thread."""
         oldest = self.undurable.get(first(self.undurable, 0))
-        return 0.0 if oldest is None else max(0.0, self._ground.clock.monotonic() - oldest.sealed_at)
+        return 0.0 if oldest is None else max(0.0, self._context.clock.monotonic() - oldest.sealed_at)
 
     def spooled(self, number: int) -> bool:
         """Whether every parcel up to this number is durable."""
@@ -472,8 +472,8 @@ class Ledger:
         parcel.be_durable()
         if self.undurable.pop(parcel.number, None) is not None:
             self.backlog -= parcel.size_bytes
-            self._ground.stats.durable.observe(
-                self._ground.clock.monotonic() - parcel.sealed_at, parcel.count
+            self._context.stats.durable.observe(
+                self._context.clock.monotonic() - parcel.sealed_at, parcel.count
             )
         parent = parcel.parent
         if parent is not None and not parent.durable and all(c.durable for c, _ in parent.children or ()):

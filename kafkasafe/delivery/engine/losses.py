@@ -5,8 +5,8 @@ from __future__ import annotations
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.end_check import EndCheck
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
@@ -21,19 +21,19 @@ __all__ = ["LossWatch"]
 class LossWatch:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, intake: Intake) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, intake: Intake) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._intake = intake
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
         """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
         topic, partition = lane.journal.views.address(loss.destination)
-        self._ground.stats.losses[loss.cause.value] += 1
-        self._ground.sequence_errors.lost((topic, partition))
-        self._ground.stats.lost_records[topic] += loss.records
+        self._context.stats.losses[loss.cause.value] += 1
+        self._context.sequence_errors.lost((topic, partition))
+        self._context.stats.lost_records[topic] += loss.records
         message = (
             f"{topic}-{partition}: {loss.records} acknowledged records are gone from the log, offsets"
             f" {loss.first_offset} to {loss.last_offset} (noticed by {loss.cause.value}): {loss.evidence}"
@@ -70,11 +70,11 @@ class LossWatch:
                 parcel = Parcel(
                     topic, partition, None, batch.size_bytes, batch.count, batch.max_timestamp, durable=True
                 )
-                parcel.restart(self._ground.clock.monotonic())
+                parcel.restart(self._context.clock.monotonic())
                 self._intake.register(lane, parcel, batch)
                 if lane.own:
                     self._ledger.revive(parcel)
-        self._ground.emit(
+        self._context.emit(
             events.DataLost(
                 topic,
                 partition,
@@ -123,7 +123,7 @@ class LossWatch:
             f" are neither in the log of the cluster nor in the spool, and no damage explains it: {hole.evidence}."
             " Segments were deleted, or an older copy was restored. The pending records are delivered, in order"
         )
-        self._ground.stats.spool_missing_records.add(hole.records)
+        self._context.stats.spool_missing_records.add(hole.records)
         self._log.error(
             "%s",
             message,
@@ -133,7 +133,7 @@ class LossWatch:
             records=hole.records,
             event="spool_records_missing",
         )
-        self._ground.emit(
+        self._context.emit(
             events.SpoolRecordsMissing(lane.name, topic, partition, hole.records, hole.evidence)
         )
         if self._config.on_corrupt == "raise":
@@ -141,7 +141,7 @@ class LossWatch:
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again is in the log."""
-        self._ground.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
+        self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
         """Note that a lost batch that was sent again was rejected."""
@@ -169,7 +169,7 @@ class LossWatch:
             records=healed.records,
             event="lost_records_restored",
         )
-        self._ground.emit(
+        self._context.emit(
             events.LostRecordsRestored(
                 topic, partition, healed.records, healed.first_offset, healed.last_offset
             )
@@ -180,16 +180,16 @@ class LossWatch:
         # Requests refer to topics by name: only metadata show that a topic was created again.
         topics = {
             lane.journal.views.address(number)[0]
-            for lane in self._ground.lanes
+            for lane in self._context.lanes
             for number in lane.journal.views.acknowledged()
         }
         if topics:
-            self._ground.refresh_topics(topics)
-        for lane in self._ground.lanes:
+            self._context.refresh_topics(topics)
+        for lane in self._context.lanes:
             for destination, last_acked_offset in lane.journal.views.idle():
-                if lane.journal.views.address(destination)[0] not in self._ground.gone:
+                if lane.journal.views.address(destination)[0] not in self._context.gone:
                     self._check_end(lane, destination, last_acked_offset)
-        self._ground.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        self._context.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
@@ -197,15 +197,15 @@ class LossWatch:
         """Check whether the log of an idle partition still holds the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
-        EndCheck(self._ground, lane, check, idle=True, elected=elected).begin()
+        EndCheck(self._context, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
         """Check, when another leader acknowledges, whether its log lacks records that the previous one acknowledged."""
-        EndCheck(self._ground, lane, check, idle=False, elected=True).begin()
+        EndCheck(self._context, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
         """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             for destination in lane.journal.views.acknowledged():
                 info = refreshed.topics.get(lane.journal.views.address(destination)[0])
                 self.compare_topic(lane, destination, info)

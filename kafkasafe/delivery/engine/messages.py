@@ -10,7 +10,15 @@ from typing import Any, Protocol, TypeAlias
 
 from kafkasafe import journal as j
 from kafkasafe import units as u
-from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProduceReply, ProducerIdGranted, Reached
+from kafkasafe.cluster import transactions as x
+from kafkasafe.cluster.api import (
+    Failure,
+    MetadataRefreshed,
+    ProduceReply,
+    ProducerIdGranted,
+    Reached,
+    RecordsFetched,
+)
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.predecessor import Predecessor
@@ -47,6 +55,7 @@ __all__ = [
     "StrangerMet",
     "Submitted",
     "TakeOver",
+    "UnitAnswer",
     "UnitAnswered",
     "UnitDue",
     "WriteDue",
@@ -267,14 +276,28 @@ class InquiryDue:
     inquiry: Inquiry
 
 
+UnitAnswer: TypeAlias = (
+    x.TransactionsInitialized
+    | x.PartitionsAdded
+    | x.TransactionAnswer
+    | x.OffsetsCommitted
+    | x.OffsetCommitted
+    | x.TransactionEnded
+    | x.TransactionDescribed
+    | ProduceReply
+    | RecordsFetched
+)
+"""An answer to a request of a unit's transaction."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step`: which one, if the action takes several."""
+    """The answer to a request of a unit's transaction. `step`: which request, if the action takes several."""
 
     lane: Lane
     action: u.Request
     step: str
-    answer: Any
+    answer: UnitAnswer | Failure
 
 
 @dataclass(frozen=True, slots=True)

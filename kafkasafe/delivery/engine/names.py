@@ -9,7 +9,7 @@ from typing import Final
 from kafkasafe import events
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, classify_code
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.refused_name import RefusedName
 from kafkasafe.journal.refusal import CONFIRMED_S
@@ -25,8 +25,8 @@ _MISSING_GRACE_S: Final = 10.0
 class RefusedNames:
     """See the module."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
         """Note a request that got an error, or no answer.
@@ -36,7 +36,7 @@ class RefusedNames:
         """
         name, group = _name(lane, action)
         found = lane.names.get(name)
-        now = self._ground.now()
+        now = self._context.now()
         of_place = code in DESTINATION_CODES and _is_of_offsets(action)
         if code is None or not (code in _CODES or of_place):
             if found is not None:
@@ -47,7 +47,7 @@ class RefusedNames:
             lane.names.add(name, RefusedName(code, reason, now, now, now, of, group))
             return False
         found.repeat(now, reason)
-        limit_s = self._ground.config.blocked_timeout_s if of_place else None
+        limit_s = self._context.config.blocked_timeout_s if of_place else None
         if not found.reported and now - found.since >= (
             _MISSING_GRACE_S if code in MISSING_CODES else CONFIRMED_S
         ):
@@ -57,7 +57,7 @@ class RefusedNames:
 
     def _tell(self, lane: Lane, name: str, found: RefusedName, limit_s: float | None) -> None:
         records, code, reason = _records(found.waiting(lane.journal.units)), found.code, found.reason
-        self._ground.log.limited(
+        self._context.log.limited(
             logging.ERROR,
             "transactions_blocked",
             name,
@@ -72,7 +72,7 @@ class RefusedNames:
             code=code,
             records=records,
         )
-        self._ground.emit(events.TransactionsBlocked(name, code, reason, records))
+        self._context.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
         """Note a request that was answered without an error."""
@@ -82,8 +82,8 @@ class RefusedNames:
         found = lane.names.accept(name)
         if found is None or not found.reported:
             return
-        seconds = self._ground.now() - found.since
-        self._ground.log.limited(
+        seconds = self._context.now() - found.since
+        self._context.log.limited(
             logging.WARNING,
             "transactions_unblocked",
             name,
@@ -94,7 +94,7 @@ class RefusedNames:
             lane=lane.name,
             code=found.code,
         )
-        self._ground.emit(events.TransactionsUnblocked(name, found.code, seconds))
+        self._context.emit(events.TransactionsUnblocked(name, found.code, seconds))
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:

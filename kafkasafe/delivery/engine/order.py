@@ -13,7 +13,7 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.ground import Ground, text
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LanesRead
 from kafkasafe.delivery.engine.predecessor import Predecessor
@@ -36,9 +36,9 @@ _NAMED: Final = 5
 class Order:
     """See the module."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._log = ground.log
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
         """What other processes' lanes owed when they were last read; nothing for a lane that cannot be read."""
@@ -64,9 +64,9 @@ class Order:
         Returns:
             Numbers of the lanes with pending records that no process owns.
         """
-        if self._ground.config.in_memory:
+        if self._context.config.in_memory:
             return ()
-        directory = self._ground.directory
+        directory = self._context.directory
         position = lane.spool.next_position
         debts, dead = [], []
         try:
@@ -100,16 +100,16 @@ class Order:
         Batches that the own lane has not written yet are held back too, although they may have been accepted earlier.
         This cannot deadlock: the other producer waits only for producers that ended before it.
         """
-        if self._ground.config.in_memory:
+        if self._context.config.in_memory:
             return
         if predecessor not in self._followed:
             self._followed.add(predecessor)
-            until = self._ground.clock.monotonic() + _STORED_MOST_S
+            until = self._context.clock.monotonic() + _STORED_MOST_S
             self._dropped[predecessor] = lane.spool.next_position, until
         if predecessor.over:
             self._followed.discard(predecessor)
             # Read its lane at once.
-            self._forget_view(self._ground.directory.lane_path(predecessor.lane))
+            self._forget_view(self._context.directory.lane_path(predecessor.lane))
             self._read_at = 0.0
         self.look()
 
@@ -122,11 +122,11 @@ class Order:
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):
             before = predecessor.end_position
-            if before is None and self._ground.clock.monotonic() < until:
+            if before is None and self._context.clock.monotonic() < until:
                 held_from = min(held_from, position)
                 continue
             del self._dropped[predecessor]
-            path = self._ground.directory.lane_path(predecessor.lane)
+            path = self._context.directory.lane_path(predecessor.lane)
             if before is None:
                 self._not_kept(
                     path,
@@ -148,22 +148,22 @@ class Order:
         """Decide again which batches are held back."""
         waits = False
         self._unread = set()
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             waits |= self._look_at(lane, self._unread)
         if waits and not self._timer:
             self._timer = True
-            self._ground.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
+            self._context.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
 
     def look_again(self) -> None:
         """Decide again when the timer is due, and read lanes of other processes if necessary."""
         self._timer = False
         self.look()
-        now = self._ground.clock.monotonic()
-        if self._unread and not self._reading and now >= self._read_at and not self._ground.closing:
+        now = self._context.clock.monotonic()
+        if self._unread and not self._reading and now >= self._read_at and not self._context.closing:
             self._reading = True
             self._outdated.clear()
             self._read_at = now + _READ_EVERY_S
-            self._ground.beside(functools.partial(self._read_all, sorted(self._unread)))
+            self._context.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
         """Take what other lanes owe, after they were read."""
@@ -185,7 +185,7 @@ class Order:
         if not journal.afters:
             journal.hold_back({} if unwritten == NEVER else {None: unwritten})
             return unwritten < NEVER
-        ours = {other.spool.lane_id: other.journal for other in self._ground.lanes}
+        ours = {other.spool.lane_id: other.journal for other in self._context.lanes}
         owed: dict[m.Debt, frozenset[Address] | None] = {}
         for debt in {debt for after in journal.afters for debt in after.debts}:
             carried = ours.get(debt.lane_id)
@@ -229,10 +229,10 @@ class Order:
 
     def _read_all(self, paths: Sequence[Path]) -> None:
         """Read lanes on a thread other than the engine's."""
-        self._ground.post(LanesRead({path: self._read(path) for path in paths}))
+        self._context.post(LanesRead({path: self._read(path) for path in paths}))
 
     def _read(self, path: Path, *, tail: bool = False) -> Owed | Exception:
-        reader = self._readers.setdefault(path, LaneReader(self._ground.files, path))
+        reader = self._readers.setdefault(path, LaneReader(self._context.files, path))
         try:
             return reader.owed(tail=tail)
         except NotADirectoryError:
@@ -264,7 +264,7 @@ class Order:
             error=type(error).__name__,
             event="order_not_guaranteed",
         )
-        self._ground.emit(events.OrderNotGuaranteed(path.name, text(error)))
+        self._context.emit(events.OrderNotGuaranteed(path.name, text(error)))
 
     def _tell(self, lane: Lane, owing: Sequence[int]) -> None:
         waiting = lane.journal.views.held_back()
@@ -292,4 +292,4 @@ class Order:
             partitions=len(waiting),
             event="waiting_for_older_records",
         )
-        self._ground.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))
+        self._context.emit(events.WaitingForOlderRecords(lane.name, names, tuple(sorted(waiting))))

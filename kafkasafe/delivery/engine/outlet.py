@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import LinkAnswered
 from kafkasafe.limits.uplink import MEMORY_BYTES, Link, Ticket
@@ -33,8 +33,8 @@ class Outlet:
     Invariant: if batches are held for a node, an answer of `Cluster.reach` is awaited, or a batch is in flight.
     """
 
-    def __init__(self, ground: Ground, disk: DiskWriter) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, disk: DiskWriter) -> None:
+        self._context = context
         self._disk = disk
         self._links: dict[int, Link] = {}
         self._held: dict[Address, collections.deque[Held]] = {}
@@ -68,14 +68,14 @@ class Outlet:
         self._turns.setdefault(self._leader(address), collections.OrderedDict())[address] = None
 
     def _leader(self, address: Address) -> int:
-        info = self._ground.cluster.topic(address[0])
+        info = self._context.cluster.topic(address[0])
         known = info.partitions.get(address[1]) if info is not None and not info.error_code else None
         return known.leader if known is not None else _NOWHERE
 
     def _link(self, node: int) -> Link:
         link = self._links.get(node)
         if link is None:
-            link = self._links[node] = Link(self._ground.config.request_timeout_s)
+            link = self._links[node] = Link(self._context.config.request_timeout_s)
         return link
 
     def find_leaders(self) -> None:
@@ -126,7 +126,7 @@ class Outlet:
         read_bytes = size_bytes if read else 0
         self.read_bytes += read_bytes
         self.reads += read
-        return link.send(node, size_bytes, read_bytes, self._ground.clock.monotonic()), patience_s
+        return link.send(node, size_bytes, read_bytes, self._context.clock.monotonic()), patience_s
 
     def answered(self, ticket: Ticket, failure: t.Failure | None, *, timed_out: bool) -> None:
         """Account for a request that was answered or failed."""
@@ -134,7 +134,7 @@ class Outlet:
         self.read_bytes -= ticket.read_bytes
         self.reads -= bool(ticket.read_bytes)
         if failure is None:
-            link.answered(ticket, self._ground.clock.monotonic())
+            link.answered(ticket, self._context.clock.monotonic())
         else:
             link.failed(ticket, timed_out=timed_out)
 
@@ -151,7 +151,7 @@ class Outlet:
         if key in self._reaching:
             return
         self._reaching.add(key)
-        self._ground.cluster.reach(*address, _posting(self._ground, node, address))
+        self._context.cluster.reach(*address, _posting(self._context, node, address))
 
     def reached(self, message: LinkAnswered) -> Sequence[Address]:
         """Handle the answer of `Cluster.reach`. Returns the partitions that cannot be reached."""
@@ -170,5 +170,5 @@ class Outlet:
         return list(self._turns.get(node, ()))
 
 
-def _posting(ground: Ground, node: int, address: Address) -> Callable[[t.Reached | t.Failure], None]:
-    return lambda answer: ground.post(LinkAnswered(node, *address, answer))
+def _posting(context: EngineContext, node: int, address: Address) -> Callable[[t.Reached | t.Failure], None]:
+    return lambda answer: context.post(LinkAnswered(node, *address, answer))

@@ -7,8 +7,8 @@ from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.config import ProducerConfig
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.parcels import Parcel
@@ -65,11 +65,11 @@ class Rereading:
 class Packing:
     """See the module. If futures time out by themselves (`delivery_timeout_ms`), or in memory, nothing is packed."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
+        self._context = context
         self._ledger = ledger
         self._disk = disk
-        self._packs = packs(ground.config)
+        self._packs = packs(context.config)
 
     def pack(self, lane: Lane, batches: Iterable[j.Batch]) -> None:
         """Pack partitions with a long backlog, after these batches were written."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe import events
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.elsewhere import Elsewhere
-from kafkasafe.delivery.engine.ground import Ground, text
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolWriteError
@@ -86,10 +86,10 @@ class _Trouble:
 class PlaceKeeper:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._troubles: dict[Lane, _Trouble] = {}
         self._gone: dict[Lane, Sequence[tuple[int, int]]] = {}
@@ -146,16 +146,16 @@ class PlaceKeeper:
 
     def look_at_link(self) -> None:
         """Report if `spool_dir` as it was given leads elsewhere now: a deployment may switch a symbolic link."""
-        given, path = self._config.spool_dir_given, self._ground.directory.path
+        given, path = self._config.spool_dir_given, self._context.directory.path
         if given == path or self._config.in_memory:
             return
         try:
-            leads = self._ground.files.identity_of(given)
-            switched = leads != self._ground.files.identity_of(path)
+            leads = self._context.files.identity_of(given)
+            switched = leads != self._context.files.identity_of(path)
         except OSError:
             return
         if switched and not self._link_switched:
-            self._ground.stats.spool_displaced.add()
+            self._context.stats.spool_displaced.add()
             self._log.warning(
                 "spool_dir=%s leads to another directory now. This producer stays in %s, and the next start does not"
                 " deliver the records that it leaves there. Keep the spool outside of what a deploy replaces",
@@ -164,8 +164,8 @@ class PlaceKeeper:
                 path=str(path),
                 event="spool_link_switched",
             )
-            lane = self._ground.own.name
-            self._ground.emit(events.SpoolDisplaced(lane, str(path), "link", restored=False, lost_records=0))
+            lane = self._context.own.name
+            self._context.emit(events.SpoolDisplaced(lane, str(path), "link", restored=False, lost_records=0))
         self._link_switched = switched
 
     def forget(self, lane: Lane) -> None:
@@ -190,7 +190,7 @@ class PlaceKeeper:
 
     def _restore(self, lane: Lane) -> bool:
         """Restore a lane; False while this fails."""
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         trouble = self._troubles.get(lane)
         if trouble is None:
             problem = self._problem(lane)
@@ -199,7 +199,7 @@ class PlaceKeeper:
             if lane.own:  # set the reason before the state: health() reads both while this runs
                 self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _Trouble(problem)
-            self._ground.stats.spool_displaced.add()
+            self._context.stats.spool_displaced.add()
         if now < trouble.next_at:
             return False
         before = lane.lock.path
@@ -224,8 +224,8 @@ class PlaceKeeper:
         return True
 
     def _failed(self, lane: Lane, trouble: _Trouble, error: SpoolError) -> None:
-        pause_s = self._ground.backoff.pause_s(trouble.fail())
-        trouble.wait(self._ground.clock.monotonic() + pause_s)
+        pause_s = self._context.backoff.pause_s(trouble.fail())
+        trouble.wait(self._context.clock.monotonic() + pause_s)
         if lane.own:
             self._ledger.disk_failed(f"{lane.lock.path}: {_WORDS[trouble.problem]}, and {error}")
         at = lane.lock.found_at
@@ -246,7 +246,7 @@ class PlaceKeeper:
             error=type(error).__name__,
         )
         if trouble.attempts == 1:
-            self._ground.emit(
+            self._context.emit(
                 events.SpoolDisplaced(
                     lane.name, str(lane.lock.path), trouble.problem.value, restored=False, lost_records=0
                 )
@@ -277,7 +277,7 @@ class PlaceKeeper:
             records=records,
             event="spool_displaced",
         )
-        self._ground.emit(
+        self._context.emit(
             events.SpoolDisplaced(
                 lane.name, str(lane.lock.path), trouble.problem.value, restored=True, lost_records=records
             )

@@ -12,7 +12,7 @@ from kafkasafe import marks as m
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
 from kafkasafe.delivery.engine.answers import NoAnswerError, good, trouble, unsupported
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.history.identity import (
@@ -29,7 +29,7 @@ from kafkasafe.history.identity import (
 from kafkasafe.history.loss import Survey
 from kafkasafe.spool.refusals import read_needed
 
-__all__ = ["Baseline", "Confirmation", "Inquest", "Question"]
+__all__ = ["Baseline", "Confirmation", "LossInquiry", "OutcomeInquiry"]
 
 _SCAN_PATIENCE: Final = 40  # maximum number of polls of a log whose replicas lag
 _SCAN_POLL_S: Final = 0.25
@@ -40,11 +40,11 @@ def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | N
     return None if state is None else ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
 
 
-def _read_pages(ground: Ground, leader: Leader, log: Scan | Survey, *, polls: int) -> Procedure[bool]:
+def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, polls: int) -> Procedure[bool]:
     """Read the log page by page.
 
     Args:
-        ground: See there.
+        context: See there.
         leader: Has the log.
         log: The log to read.
         polls: How often a page is read again in which replicas have confirmed nothing new; 0: never.
@@ -69,7 +69,7 @@ def _read_pages(ground: Ground, leader: Leader, log: Scan | Survey, *, polls: in
             log_start_offset=page.log_start_offset,
         )
         if log.next_offset > before:
-            ground.progressed()
+            context.progressed()
             continue
         if not polls:
             return False
@@ -91,8 +91,8 @@ def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) ->
 class Baseline:
     """Finds the end of a partition's log before the lane sends the first batch to it."""
 
-    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._context = context
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -104,19 +104,19 @@ class Baseline:
         try:
             listed = good(result)
         except NoAnswerError as failed:
-            journal.ask_failed(ask.destination, failed.reason, code=failed.code, now=self._ground.now())
+            journal.ask_failed(ask.destination, failed.reason, code=failed.code, now=self._context.now())
             return
-        info = self._ground.cluster.topic(self._leader.address[0])
+        info = self._context.cluster.topic(self._leader.address[0])
         topic_id = info.topic_id if info is not None else t.NO_TOPIC_ID
-        self._ground.progressed()
+        self._context.progressed()
         journal.baseline(ask.destination, listed.offset, topic_id)
 
 
 class Confirmation:
     """Asks a leader for the producer state of a batch that it refused. Without one, the journal trusts the refusal."""
 
-    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._context = context
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -127,21 +127,21 @@ class Confirmation:
         result: t.ProducersDescribed | t.Failure = yield self._leader.describe_producers("described")
         code, reason = trouble(result)
         if reason and not code:
-            journal.ask_failed(ask.destination, reason, code=0, now=self._ground.now())
+            journal.ask_failed(ask.destination, reason, code=0, now=self._context.now())
             return
         view = None
         if isinstance(result, t.ProducersDescribed) and not reason:
             view = _view(result, ask.doubt[0].producer_id)
         if not shows(view, ask.doubt[0]):
-            self._ground.sequence_errors.absent(self._leader.address)
+            self._context.sequence_errors.absent(self._leader.address)
         journal.confirmed(ask.destination, view)
 
 
-class Question:
+class OutcomeInquiry:
     """Finds out whether batches in doubt are in the log: asks for the producer state, then reads the log itself."""
 
-    def __init__(self, ground: Ground, lane: Lane, ask: j.Ask, leader: Leader) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+        self._context = context
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -156,7 +156,7 @@ class Question:
             reason = failed.reason
             if failed.code == kafka_errors.TopicAuthorizationFailedError.errno:
                 reason = read_needed(self._leader.address[0], len(ask.doubt), reason)
-            self._lane.journal.ask_failed(ask.destination, reason, code=failed.code, now=self._ground.now())
+            self._lane.journal.ask_failed(ask.destination, reason, code=failed.code, now=self._context.now())
 
     def _decide(self) -> Procedure[None]:
         ask = self._ask
@@ -198,7 +198,7 @@ class Question:
             self._probe(by_state)  # truncated since: the journal first has the log checked
             return True
         scan = _scan(ask.doubt[: by_state.present], ask.from_offset, log_start, log_end)
-        if not (yield from _read_pages(self._ground, self._leader, scan, polls=0)):
+        if not (yield from _read_pages(self._context, self._leader, scan, polls=0)):
             self._probe(by_state)  # replicas have not confirmed the rest yet
             return True
         self._require_same_leader()
@@ -212,7 +212,7 @@ class Question:
             judgement,
             stable=True,
             leader_epoch=self._leader_epoch,
-            now=self._ground.now(),
+            now=self._context.now(),
         )
         return True
 
@@ -238,7 +238,7 @@ class Question:
             # The log ends before records that it acknowledged: read everything that is left.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
-        yield from _read_pages(self._ground, self._leader, scan, polls=_SCAN_PATIENCE)
+        yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)
         self._require_same_leader()
         judgement = judge_by_both(
             scan,
@@ -254,12 +254,12 @@ class Question:
             shrunk_to=shrunk_to,
             read_from=read_from,
             leader_epoch=self._leader_epoch,
-            now=self._ground.now(),
+            now=self._context.now(),
         )
 
     def _probe(self, judgement: Judgement) -> None:
         self._count(judgement, "state")
-        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._ground.now())
+        self._lane.journal.judged(self._ask.destination, judgement, stable=False, now=self._context.now())
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
@@ -268,20 +268,20 @@ class Question:
 
     def _count(self, judgement: Judgement, method: str) -> None:
         if judgement.present:
-            self._ground.progressed()
-        stats = self._ground.stats
+            self._context.progressed()
+        stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present
         verdict = "undecidable" if judgement.verdict is Verdict.UNDECIDABLE else "absent"
         stats.in_doubt_resolved[verdict, method] += absent
-        self._ground.sequence_errors.judged(self._leader.address, judgement.verdict.value)
+        self._context.sequence_errors.judged(self._leader.address, judgement.verdict.value)
 
 
-class Inquest:
+class LossInquiry:
     """Finds acknowledged batches that the log lacks: reads it from where the oldest batch was."""
 
-    def __init__(self, ground: Ground, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
+        self._context = context
         self._lane = lane
         self._ask = ask
         self._leader = leader
@@ -306,7 +306,7 @@ class Inquest:
         else:
             leader_epoch = self._leader.epoch
             survey, epoch_end = yield from self._begin()
-        yield from _read_pages(self._ground, self._leader, survey, polls=_SCAN_PATIENCE)
+        yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
         if topic_id != self._id_now():
             # The batches found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
@@ -343,5 +343,5 @@ class Inquest:
         return Survey(ask.acked, log_end, log_start, begin, ask.ours, doubted_from, released), epoch_end
 
     def _id_now(self) -> bytes:
-        info = self._ground.cluster.topic(self._leader.address[0])
+        info = self._context.cluster.topic(self._leader.address[0])
         return m.NO_TOPIC_ID if info is None else info.topic_id

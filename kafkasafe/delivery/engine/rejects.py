@@ -6,8 +6,8 @@ import logging
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import AsideDue, Chore, ChoreDue
@@ -20,10 +20,10 @@ __all__ = ["Rejects"]
 class Rejects:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
 
@@ -67,8 +67,8 @@ class Rejects:
                 path = lane.rejected.keep(
                     portion,
                     destination,
-                    cluster_id=self._ground.cluster_id or "",
-                    now_ms=self._ground.clock.wall_ms(),
+                    cluster_id=self._context.cluster_id or "",
+                    now_ms=self._context.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:
                 reason = f"rejected/ cannot be written: {error}"
@@ -77,7 +77,7 @@ class Rejects:
             lane.rejections.keep(handles, path)
             kept += len(portion)
         if reason:
-            self._ground.stats.rejected_not_kept.add()
+            self._context.stats.rejected_not_kept.add()
             waiting = aside.batches[kept:]
             records = sum(batch.count for batch in waiting)
             self._log.limited(
@@ -101,7 +101,7 @@ class Rejects:
     def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
         if lane.journal.set_aside(aside, kept, reason):
             # Use a timer: other partitions, and parcels from callers, come first.
-            self._ground.timer(0.0, AsideDue(lane, aside.destination))
+            self._context.timer(0.0, AsideDue(lane, aside.destination))
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
         """Handle a batch that is damaged on disk. True: it is in quarantine/ and given up; else its partition waits."""
@@ -114,10 +114,10 @@ class Rejects:
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
-                self._ground.stats.corrupt.add()
+                self._context.stats.corrupt.add()
                 return True
-        lane.rejections.stop(batch.destination, self._ground.clock.monotonic() + 1.0)
-        self._ground.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
+        lane.rejections.stop(batch.destination, self._context.clock.monotonic() + 1.0)
+        self._context.timer(1.0, ChoreDue(Chore.LOOK_AGAIN))
         self._log.limited(
             logging.ERROR,
             "batch_damaged",

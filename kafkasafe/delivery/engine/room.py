@@ -8,8 +8,8 @@ from typing import Final
 
 from kafkasafe import journal as j
 from kafkasafe.delivery import forward
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
@@ -29,10 +29,10 @@ _AFTER_FAILURE_S: Final = 60.0
 class RoomKeeper:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, places: PlaceKeeper) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, places: PlaceKeeper) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._places = places
@@ -58,11 +58,11 @@ class RoomKeeper:
             lane.copying.stop()
             return
         if not self._copy(lane, batches):
-            lane.copying.fail(self._ground.clock.monotonic() + _AFTER_FAILURE_S)
+            lane.copying.fail(self._context.clock.monotonic() + _AFTER_FAILURE_S)
         elif lane.journal.views.release_position >= lane.copying.before:
             lane.copying.stop()
         else:
-            self._ground.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
+            self._context.timer(0.0, ChoreDue(Chore.LOOK_AGAIN))
 
     def _rescue(self, lane: Lane) -> None:
         """Write batches again that only memory has, because another process deleted or cut their files."""
@@ -90,7 +90,7 @@ class RoomKeeper:
         used = lane.spool.used_bytes
         segment = self._config.spool_segment_bytes
         limit = self._config.spool_max_bytes - segment
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         if 2 * used <= limit:
             lane.copying.forget_size()
             return False
@@ -137,7 +137,7 @@ class RoomKeeper:
             )
             return False
         size = sum(len(data) for _, data in copies)
-        self._ground.stats.spool_copied_bytes.add(size)
+        self._context.stats.spool_copied_bytes.add(size)
         lane.journal.moved(done, positions, lane.spool.next_position)
         self._log.limited(
             logging.INFO,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.messages import Answered, InquiryDue
 
 __all__ = ["RunningInquiry"]
@@ -15,13 +15,13 @@ class RunningInquiry:
     """An inquiry, from its first request to its result. Each answer arrives as an `Answered` message.
 
     Args:
-        ground: See there.
+        context: See there.
         name: What transcripts show.
         procedure: Yields an `Ask` or a `Pause`, and is sent the answer. It has at most one request under way.
     """
 
-    def __init__(self, ground: Ground, name: str, procedure: Procedure[None]) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, name: str, procedure: Procedure[None]) -> None:
+        self._context = context
         self._name = name
         self._procedure = procedure
 
@@ -40,8 +40,8 @@ class RunningInquiry:
             return
         match step:
             case Ask(send, name):
-                send(lambda answer: self._ground.post(Answered(self, name, answer)))
+                send(lambda answer: self._context.post(Answered(self, name, answer)))
             case Pause(seconds):
-                self._ground.timer(seconds, InquiryDue(self))
+                self._context.timer(seconds, InquiryDue(self))
             case Together():
                 raise TypeError(f"{self} may have only one request in flight")

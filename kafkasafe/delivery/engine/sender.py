@@ -15,8 +15,8 @@ from kafkasafe.cluster import api as t
 from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.clock_question import ClockQuestion
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground, text
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader
 from kafkasafe.delivery.engine.ledger import Ledger
@@ -56,20 +56,20 @@ class Sender:
     """See the module."""
 
     def __init__(
-        self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects, losses: LossWatch
+        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects, losses: LossWatch
     ) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._rejects = rejects
         self._losses = losses
-        self._outlet = Outlet(ground, disk)
-        self._outage = Outage(ground.clock.monotonic())
+        self._outlet = Outlet(context, disk)
+        self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
         """When the last inquiry begins at the permitted rate."""
-        self._clocks = Clocks(ground.now(), ground.config.state_age_s)
+        self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
         # By partition, its leader when the last request was sent.
@@ -95,7 +95,7 @@ class Sender:
         for address, due in list(self._waiting.items()):
             if self._has_news(address) and self._calm_in_s(*address) <= 0:
                 del self._waiting[address]
-                self._ground.post(due)
+                self._context.post(due)
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> None:
@@ -103,7 +103,7 @@ class Sender:
         self._tried[topic, partition] = self._leader(topic, partition)
 
     def _leader(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        info = self._ground.cluster.topic(topic)
+        info = self._context.cluster.topic(topic)
         return info.partitions.get(partition) if info is not None and not info.error_code else None
 
     def _has_news(self, address: tuple[str, int]) -> bool:
@@ -125,19 +125,19 @@ class Sender:
 
     def _let_out(self) -> None:
         """Pass as many held batches to the cluster as there is room for, with their bytes."""
-        if self._ground.stranger is not None:
+        if self._context.stranger is not None:
             return
         requests = []
         for (topic, partition), (lane, batch), node in self._outlet.due():
             parcel = lane.parcels.get(batch.handle)
-            if parcel is None or lane not in self._ground.lanes:
+            if parcel is None or lane not in self._context.lanes:
                 continue  # its lane was closed
             read = parcel.data is None
             try:
                 data = self._disk.bytes_of(lane, parcel, batch)
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
-                    self._ground.post(FoundDamaged(lane, batch, str(error)))
+                    self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 # No later batch overtakes it.
@@ -157,20 +157,20 @@ class Sender:
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
             ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
-            sent = Sent(lane, batch, self._ground.leader_epoch(topic, partition), ticket)
+            sent = Sent(lane, batch, self._context.leader_epoch(topic, partition), ticket)
             requests.append(t.ProduceRequest(sent, topic, partition, data, fence, patience_s))
-            self._ground.stats.sent_batches.add()
+            self._context.stats.sent_batches.add()
             if batch.tries > 1:
-                self._ground.stats.resent_batches.add()
-                self._ground.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
+                self._context.stats.resent_batches.add()
+                self._context.stats.retries["produce", self.reasons.get((topic, partition), "unknown")] += 1
         if requests:
-            self._ground.cluster.produce(
+            self._context.cluster.produce(
                 requests, self._config.acks, int(self._config.request_timeout_s * 1000), self._on_produced
             )
 
     def _on_produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         """Post the reply to the engine. Called on the network thread."""
-        self._ground.post(Produced(sent, reply))
+        self._context.post(Produced(sent, reply))
 
     def produced(self, sent: Sent, reply: t.ProduceReply | t.Failure) -> None:
         """Handle the reply to a batch."""
@@ -188,7 +188,7 @@ class Sender:
         lane, batch, epoch = sent.lane, sent.batch, sent.leader_epoch
         address = lane.journal.views.address(batch.destination)
         self._fences[address] = max(self._fences.get(address, 0), reply.fence)
-        now = self._ground.now()
+        now = self._context.now()
         timed_out = isinstance(reply, t.Failure) and isinstance(
             reply.error, kafka_errors.RequestTimedOutError
         )
@@ -198,7 +198,7 @@ class Sender:
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self.in_trouble(*address)
-            self._ground.stats.produce_failures.add()
+            self._context.stats.produce_failures.add()
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in {3, 17, 29} else 0
             lane.journal.lost(
@@ -211,7 +211,7 @@ class Sender:
             )
         elif reply.error_code:
             self.in_trouble(*address)
-            self._ground.stats.produce_errors[reply.error_code] += 1
+            self._context.stats.produce_errors[reply.error_code] += 1
             self._count_error(
                 address,
                 classify_code(reply.error_code).name,
@@ -225,12 +225,12 @@ class Sender:
                 bad_records=reply.record_errors,
                 log_start_offset=reply.log_start_offset,
                 now=now,
-                now_ms=self._ground.clock.wall_ms(),
+                now_ms=self._context.clock.wall_ms(),
             )
             if batch.state is j.State.REFUSED:
-                self._ground.progressed()
+                self._context.progressed()
         else:
-            self._ground.progressed()
+            self._context.progressed()
             parcel = lane.parcels.get(batch.handle)
             self._delivered(address, parcel.sealed_at if parcel is not None else 0.0)
             if parcel is not None:
@@ -242,23 +242,23 @@ class Sender:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
                 )  # it may have come after the answer that says so
-                if self._clocks.asks(address, now) and not self._ground.closing:
+                if self._clocks.asks(address, now) and not self._context.closing:
                     self._ask_clock(lane, *address)
-            self._losses.compare_topic(lane, batch.destination, self._ground.cluster.topic(address[0]))
+            self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
             # The epoch at the time of sending: a leader elected since did not acknowledge the batch.
-            epoch = epoch if epoch >= 0 else self._ground.leader_epoch(*address)
+            epoch = epoch if epoch >= 0 else self._context.leader_epoch(*address)
             lane.journal.acked(
-                batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._ground.clock.wall_ms()
+                batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._context.clock.wall_ms()
             )
 
     def _ask_clock(self, lane: Lane, topic: str, partition: int) -> None:
-        leader = Leader(self._ground, lane, topic, partition)
-        question = ClockQuestion(self._ground, leader, self._clocks)
-        RunningInquiry(self._ground, leader.name(question), question.run()).go_on()
+        leader = Leader(self._context, lane, topic, partition)
+        question = ClockQuestion(self._context, leader, self._clocks)
+        RunningInquiry(self._context, leader.name(question), question.run()).go_on()
 
     def _delivered(self, address: tuple[str, int], sealed_at: float) -> None:
         """Note an acknowledged batch, and report the end of an outage if it ends one."""
-        outage_s = self._outage.acked(self._ground.clock.monotonic(), sealed_at)
+        outage_s = self._outage.acked(self._context.clock.monotonic(), sealed_at)
         if not outage_s:
             return
         batches, records = (
@@ -281,8 +281,8 @@ class Sender:
         )
 
     def _compare_clocks(self, broker_ms: int) -> None:
-        now_ms = self._ground.clock.wall_ms()
-        late = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._ground.lanes)]
+        now_ms = self._context.clock.wall_ms()
+        late = [lane.journal.broker_clock(broker_ms, now_ms) for lane in list(self._context.lanes)]
         if any(late):
             self._log.limited(
                 logging.WARNING,
@@ -296,9 +296,9 @@ class Sender:
     def _count_error(
         self, address: tuple[str, int], name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        self._outage.failed(self._ground.clock.monotonic())
-        self._ground.stats.errors["produce", name] += 1
-        self._ground.sequence_errors.answered(
+        self._outage.failed(self._context.clock.monotonic())
+        self._context.stats.errors["produce", name] += 1
+        self._context.sequence_errors.answered(
             address, name, log_start_offset=log_start_offset, last_acked=last_acked
         )
         self.reasons[address] = name
@@ -308,28 +308,28 @@ class Sender:
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
-        times.append(self._ground.clock.monotonic())
+        times.append(self._context.clock.monotonic())
 
     def _calm_in_s(self, topic: str, partition: int) -> float:
         times = self._troubles.get((topic, partition))
         if times is None or len(times) <= _CALM:
             return 0.0
-        return times[0] + _CALM_S - self._ground.clock.monotonic()
+        return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
         """Begin an inquiry now, or when the partition has calmed down."""
-        now = self._ground.clock.monotonic()
+        now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)
         if pause_s > 0:
-            self._ground.timer(pause_s, InquiryDue(inquiry))
+            self._context.timer(pause_s, InquiryDue(inquiry))
         else:
             inquiry.go_on()
 
     def wait(self, lane: Lane, wait: j.Wait) -> None:
         """Begin the pause of a destination before its next attempt."""
         topic, partition = lane.journal.views.address(wait.destination)
-        backoff_s = (self._ground.slow_backoff if wait.refused else self._ground.backoff).pause_s(
+        backoff_s = (self._context.slow_backoff if wait.refused else self._context.backoff).pause_s(
             wait.attempt
         )
         due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
@@ -342,11 +342,11 @@ class Sender:
                 self._waiting[address] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
-            self._ground.pause(self._ground.clock.monotonic() + pause_s)
-        self._ground.stats.pauses.add()
-        self._ground.stats.backoff_s["produce"] += pause_s
+            self._context.pause(self._context.clock.monotonic() + pause_s)
+        self._context.stats.pauses.add()
+        self._context.stats.backoff_s["produce"] += pause_s
         # Without brokers, the transport logs why it cannot use any. A line for each partition would repeat that.
-        connected = self._ground.cluster.connected
+        connected = self._context.cluster.connected
         self._log.limited(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
             "delivery_retried",
@@ -364,10 +364,10 @@ class Sender:
             pause_s=round(pause_s, 3),
             error=self.reasons.get((topic, partition), ""),
         )
-        self._ground.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
+        self._context.emit(events.DeliveryRetried(topic, partition, wait.attempt, pause_s, wait.reason))
         if wait.refresh_metadata:
-            self._ground.refresh_topics([topic])
-        self._ground.timer(pause_s, due)
+            self._context.refresh_topics([topic])
+        self._context.timer(pause_s, due)
 
     def retry(self, due: RetryDue) -> None:
         """End a pause.
@@ -384,15 +384,15 @@ class Sender:
     def want_producer_id(self, lane: Lane) -> None:
         """Ask for a producer id. The answer arrives as `ProducerIdAnswered`."""
         lane.producer_id.ask()
-        self._ground.cluster.init_producer_id(
-            lambda answer: self._ground.post(ProducerIdAnswered(lane, answer))
+        self._context.cluster.init_producer_id(
+            lambda answer: self._context.post(ProducerIdAnswered(lane, answer))
         )
 
     def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
         """Handle the answer to a request for a producer id."""
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id.granted()
-            self._ground.progressed()
+            self._context.progressed()
             lane.journal.granted(result.producer_id, result.epoch)
             return
         lane.producer_id.failed()
@@ -406,5 +406,5 @@ class Sender:
             attempt=lane.producer_id.failures,
             error=type(result.error).__name__,
         )
-        pause_s = self._ground.backoff.pause_s(lane.producer_id.failures)
-        self._ground.timer(pause_s, ProducerIdDue(lane))
+        pause_s = self._context.backoff.pause_s(lane.producer_id.failures)
+        self._context.timer(pause_s, ProducerIdDue(lane))

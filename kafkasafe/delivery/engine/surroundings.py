@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from kafkasafe import events
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LookedAround
@@ -25,16 +25,16 @@ _LOOK_AROUND_EVERY_S: Final = 60.0
 class Surroundings:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, lanes: LaneKeeper) -> None:
-        self._ground = ground
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, lanes: LaneKeeper) -> None:
+        self._context = context
         self._ledger = ledger
-        self._log = ground.log
-        self._config = ground.config
+        self._log = context.log
+        self._config = context.config
         self._disk = disk
         self._lanes = lanes
         # Only a default directory has others beside it that may be of the same cluster.
         self._siblings = (
-            Siblings(ground.directory.path, ground.files) if ground.config.spool_dir_is_default else None
+            Siblings(context.directory.path, context.files) if context.config.spool_dir_is_default else None
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
@@ -61,7 +61,7 @@ class Surroundings:
     def look_around(self) -> None:
         """Look for directories of another spelling of the addresses, or another client id."""
         # If a broker answers during the first look, another one follows it.
-        if self._siblings is not None and not (self.looking or self._ground.closing):
+        if self._siblings is not None and not (self.looking or self._context.closing):
             self._look(self._siblings, same_client=False)
 
     def _look(self, siblings: Siblings, *, same_client: bool) -> None:
@@ -70,22 +70,22 @@ class Surroundings:
         def look() -> None:
             found: Sequence[LeftBehind] = ()
             try:
-                found = siblings.look(lambda: self._ground.closing, same_client=same_client)
+                found = siblings.look(lambda: self._context.closing, same_client=same_client)
             finally:
-                self._ground.post(LookedAround(found))
+                self._context.post(LookedAround(found))
 
-        self._ground.beside(look)
+        self._context.beside(look)
 
     def looked_around(self, found: Sequence[LeftBehind]) -> None:
         """Adopt directories of this producer's client id and cluster, and report the others."""
         self.looking = False
-        self._ground.progressed()
+        self._context.progressed()
         self._ledger.waiters.notify_all()
-        if self._ground.closing or self._ground.stranger is not None:
+        if self._context.closing or self._context.stranger is not None:
             return
         if self._looks_first:
             self._looks_first = False
-            if self._ground.cluster_id is None:
+            if self._context.cluster_id is None:
                 self._expect(found)
             else:
                 self.look_around()
@@ -93,7 +93,7 @@ class Surroundings:
         left = 0
         self.unread.clear()
         for sibling in found:
-            if sibling.cluster_id not in {None, self._ground.cluster_id}:
+            if sibling.cluster_id not in {None, self._context.cluster_id}:
                 continue  # its records are for another cluster
             # A producer with another client id may have other permissions. An unknown cluster is never guessed.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
@@ -103,12 +103,12 @@ class Surroundings:
         self.left_behind_records = left
         self._ledger.seek_siblings(on=False)
         self._disk.publish_used()
-        self._ground.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
+        self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
         """Make `close` wait for records that may be for the cluster that will answer: no broker has answered yet."""
         try:
-            own = self._ground.directory.cluster_id()
+            own = self._context.directory.cluster_id()
         except SpoolError:
             own = None  # reported when the directory is bound to its cluster
         known = [sibling for sibling in found if sibling.cluster_id is not None]
@@ -125,14 +125,14 @@ class Surroundings:
         if self._refused.get(sibling.path) == sibling.content:
             return False
         try:
-            directory = SpoolDirectory.look(sibling.path, files=self._ground.files)
+            directory = SpoolDirectory.look(sibling.path, files=self._context.files)
             for number in sibling.lanes:
                 try:
                     lock = directory.take_lane(number)
                 except LaneBusyError:
                     continue
                 # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
-                if directory.cluster_id() != self._ground.cluster_id:
+                if directory.cluster_id() != self._context.cluster_id:
                     lock.release()
                     return False
                 self._taken[sibling.path] = sibling.content
@@ -181,7 +181,7 @@ class Surroundings:
             batches=sibling.batches,
             event="orphaned_spool_found",
         )
-        self._ground.emit(
+        self._context.emit(
             events.OrphanedSpoolFound(
                 str(sibling.path), sibling.cluster_id, sibling.batches, sibling.records, command
             )

@@ -9,7 +9,7 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.cluster import api as t
 from kafkasafe.delivery.engine.binding import Binding
-from kafkasafe.delivery.engine.ground import Ground
+from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
@@ -35,7 +35,7 @@ class Topics:
 
     def __init__(
         self,
-        ground: Ground,
+        context: EngineContext,
         ledger: Ledger,
         losses: LossWatch,
         binding: Binding,
@@ -43,8 +43,8 @@ class Topics:
         drive: Callable[[Lane], None],
         on_topic: Callable[[str, int], None],
     ) -> None:
-        self._ground = ground
-        self._log = ground.log
+        self._context = context
+        self._log = context.log
         self._ledger = ledger
         self._losses = losses
         self._binding = binding
@@ -54,8 +54,8 @@ class Topics:
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         """Handle a metadata answer."""
-        if refreshed.cluster_id is not None and refreshed.cluster_id != self._ground.cluster_id:
-            self._ground.progressed()
+        if refreshed.cluster_id is not None and refreshed.cluster_id != self._context.cluster_id:
+            self._context.progressed()
             self._binding.bind(refreshed.cluster_id)
         self.learn(refreshed.topics, fresh=True)
         for name, info in refreshed.topics.items():
@@ -64,14 +64,14 @@ class Topics:
 
     def want(self, topic: str) -> None:
         """Ask for a topic's metadata. Brokers that create topics automatically create it."""
-        self._asked_for[topic] = self._ground.clock.monotonic()
-        self._ground.cluster.refresh_metadata([topic], lambda _: None)
+        self._asked_for[topic] = self._context.clock.monotonic()
+        self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
         """Whether a metadata request may create a topic: none may recreate a deleted one. On the network thread."""
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
-        return self._ground.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
-            lane.journal.views.wants(topic) for lane in list(self._ground.lanes)
+        return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
+            lane.journal.views.wants(topic) for lane in list(self._context.lanes)
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
@@ -79,14 +79,14 @@ class Topics:
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
-            self._ground.gone.pop(topic, None)
+            self._context.gone.pop(topic, None)
             return
-        since = self._ground.gone.setdefault(topic, self._ground.clock.monotonic())
-        self._ground.cluster.unwatch(topic)
-        if self._ground.clock.monotonic() - since < _FORGET_GONE_S:
+        since = self._context.gone.setdefault(topic, self._context.clock.monotonic())
+        self._context.cluster.unwatch(topic)
+        if self._context.clock.monotonic() - since < _FORGET_GONE_S:
             return
-        del self._ground.gone[topic]
-        for lane in self._ground.lanes:
+        del self._context.gone[topic]
+        for lane in self._context.lanes:
             if lane.journal.forget(topic):
                 self._log.info(
                     "%s was deleted: the producer forgets which records it delivered there",
@@ -98,12 +98,12 @@ class Topics:
 
     def poll(self) -> None:
         """Ask about topics that records wait for without a partition."""
-        waiting = {topic for lane in self._ground.lanes for topic in lane.journal.views.unchosen_topics()}
-        unknown = {topic for topic in waiting if self._ground.cluster.topic(topic) is None}
+        waiting = {topic for lane in self._context.lanes for topic in lane.journal.views.unchosen_topics()}
+        unknown = {topic for topic in waiting if self._context.cluster.topic(topic) is None}
         if unknown:
-            self._ground.refresh_topics(unknown)
+            self._context.refresh_topics(unknown)
         self.learn(sorted(waiting - unknown), fresh=False)
-        self._ground.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
+        self._context.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, names: Iterable[str], *, fresh: bool) -> None:
         """Apply the metadata of topics; `fresh`: they have just arrived.
@@ -116,7 +116,7 @@ class Topics:
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0
         for name in names:
-            info = self._ground.cluster.topic(name)
+            info = self._context.cluster.topic(name)
             if info is not None:
                 found.append((name, info))
                 size += self._note(name, info, fresh=fresh)
@@ -128,11 +128,11 @@ class Topics:
     def _settle(self, found: Sequence[tuple[str, t.TopicInfo]]) -> None:
         """Divide and write the records that waited for these topics, then publish the partitions to callers."""
         usable = [(name, info) for name, info in found if info.partitions and not info.error_code]
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             if any(lane.own or lane.journal.views.waiting(name) for name, _ in usable):
                 self._drive(lane)
         for name, info in usable:
-            if not self._ground.own.journal.views.waiting(name):
+            if not self._context.own.journal.views.waiting(name):
                 self._on_topic(name, max(info.partitions) + 1)
         if found:
             with self._ledger.lock:
@@ -141,9 +141,9 @@ class Topics:
 
     def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
         """Pass a topic's metadata to the journals. Returns how many bytes they divide for it next."""
-        now = self._ground.now()
+        now = self._context.now()
         size = 0
-        for lane in self._ground.lanes:
+        for lane in self._context.lanes:
             if info.error_code in {3, 17, 29} and lane.journal.views.waiting(name):
                 reason = kafka_errors.for_code(info.error_code).__name__
                 if fresh:
@@ -153,5 +153,5 @@ class Topics:
             elif info.partitions and not info.error_code and (lane.own or lane.journal.views.waiting(name)):
                 size += lane.journal.views.portion_bytes(name)
                 if lane.journal.learn_topic(name, info.topic_id, max(info.partitions) + 1):
-                    self._ground.progressed()
+                    self._context.progressed()
         return size

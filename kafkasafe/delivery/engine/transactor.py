@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from kafka.errors import for_code
 
@@ -16,11 +16,11 @@ from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
 from kafkasafe.codes.verdicts import DESTINATION_CODES, Scope, classify_code, classify_produce
+from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
-from kafkasafe.delivery.engine.ground import Ground, text
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
-from kafkasafe.delivery.engine.messages import UnitAnswered, UnitDue
+from kafkasafe.delivery.engine.messages import UnitAnswer, UnitAnswered, UnitDue
 from kafkasafe.delivery.engine.names import RefusedNames
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.errors import BatchDroppedError, SpoolCorruptError, SpoolError
@@ -54,14 +54,14 @@ _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 class Transactor:
     """See the module."""
 
-    def __init__(self, ground: Ground, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._config = ground.config
+    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter, rejects: Rejects) -> None:
+        self._context = context
+        self._log = context.log
+        self._config = context.config
         self._ledger = ledger
         self._disk = disk
         self._rejects = rejects
-        self._names = RefusedNames(ground)
+        self._names = RefusedNames(context)
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
         """Send the requests of these actions. Their answers arrive as `UnitAnswered`."""
@@ -80,18 +80,18 @@ class Transactor:
                     places = [
                         lane.journal.views.address(number) for number in action.transaction.destinations
                     ]
-                    self._ground.cluster.add_partitions_to_transaction(
+                    self._context.cluster.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
                 case u.CommitOffsets():
                     self._note(lane, action)
                 case u.EndTxn():
-                    self._ground.cluster.end_transaction(
+                    self._context.cluster.end_transaction(
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
                 case u.DescribeTxn():
-                    self._ground.stats.atomic_batches_asked.add()
-                    self._ground.cluster.describe_transaction(
+                    self._context.stats.atomic_batches_asked.add()
+                    self._context.cluster.describe_transaction(
                         action.tid.name, self._then(lane, action, "described")
                     )
                 case u.FindOutcome():
@@ -103,8 +103,8 @@ class Transactor:
         if appends:
             self._append(lane, appends)
 
-    def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[Any], None]:
-        return lambda answer: self._ground.post(UnitAnswered(lane, action, step, answer))
+    def _then(self, lane: Lane, action: u.Request, step: str) -> Callable[[UnitAnswer | t.Failure], None]:
+        return lambda answer: self._context.post(UnitAnswered(lane, action, step, answer))
 
     def _identity(
         self, action: u.AddPartitions | u.CommitOffsets | u.EndTxn | u.Produce
@@ -120,7 +120,7 @@ class Transactor:
         # The open transaction is the lane's own. InitProducerId would abort it under a newer epoch, as if another
         # producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
-        self._ground.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
+        self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
         """Go on after EndTxn. If another producer has the id by now, InitProducerId shows it."""
@@ -141,7 +141,7 @@ class Transactor:
             )
 
     def _init(self, lane: Lane, action: u.InitProducerId, keep: x.TransactionIdentity | None) -> None:
-        self._ground.cluster.init_transactional_id(
+        self._context.cluster.init_transactional_id(
             action.tid.name,
             self._config.transaction_timeout_ms,
             self._then(lane, action, "fenced"),
@@ -172,16 +172,16 @@ class Transactor:
                 data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
             )
             batch.send_in_unit()
-            self._ground.stats.sent_batches.add()
+            self._context.stats.sent_batches.add()
             if batch.tries > 1:
-                self._ground.stats.resent_batches.add()
+                self._context.stats.resent_batches.add()
             requests.append(t.ProduceRequest(action, topic, partition, data, transaction=identity))
         if requests:
-            self._ground.cluster.produce(
+            self._context.cluster.produce(
                 requests,
                 -1,
                 int(self._config.request_timeout_s * 1000),
-                lambda action, answer: self._ground.post(UnitAnswered(lane, action, "appended", answer)),
+                lambda action, answer: self._context.post(UnitAnswered(lane, action, "appended", answer)),
             )
 
     # -- offsets of groups, the marker among them ------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Transactor:
     def _note(self, lane: Lane, action: u.CommitOffsets) -> None:
         identity = self._identity(action)
         if identity.protocol < 2:
-            self._ground.cluster.add_offsets_to_transaction(
+            self._context.cluster.add_offsets_to_transaction(
                 identity, self._group(action), self._then(lane, action, "added")
             )
         else:
@@ -216,7 +216,7 @@ class Transactor:
                 for at in given.positions
             }
             member = x.GroupMember(given.member_id, given.generation_id, given.group_instance_id)
-        self._ground.cluster.commit_offsets_in_transaction(
+        self._context.cluster.commit_offsets_in_transaction(
             self._identity(action),
             self._group(action),
             offsets,
@@ -253,15 +253,15 @@ class Transactor:
             # All of the transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
             lane.journal.units.told(action, committed=False)
             return
-        self._ground.cluster.committed_offset(
+        self._context.cluster.committed_offset(
             marker_group(action.tid.name), *place, self._then(lane, action, "marker")
         )
 
     @staticmethod
-    def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed | t.Failure) -> bool | None:
-        """The outcome. None if unknown, as before Kafka 3.0 or without an answer: then fence and marker decide."""
+    def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
+        """The outcome; None if unknown, as before Kafka 3.0: then fence and marker decide."""
         grant = action.transaction.grant
-        if isinstance(answer, t.Failure) or answer.error_code:
+        if answer.error_code:
             return None
         own = not action.transaction.transactional_id
         return u.outcome_of(grant, answer.state, answer.producer_id, answer.epoch, own=own)
@@ -273,7 +273,7 @@ class Transactor:
         if batch is None:
             return False
         topic, partition = lane.journal.views.address(batch.destination)
-        self._ground.cluster.fetch_records(
+        self._context.cluster.fetch_records(
             topic,
             partition,
             places[batch.handle],
@@ -317,81 +317,99 @@ class Transactor:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def answered(self, lane: Lane, action: u.Request, step: str, answer: Any) -> None:
+    def answered(self, lane: Lane, action: u.Request, step: str, answer: UnitAnswer | t.Failure) -> None:
         """Handle the answer to a request."""
         units = lane.journal.units
-        if isinstance(action, u.DescribeTxn):
-            units.described(action, self._outcome(action, answer))
-            return
         if isinstance(answer, t.Failure):
-            if isinstance(action, u.InitProducerId) and answer.sent:
-                units.unanswered(action, ended=step == "aborted")
-            self._failed(
-                lane, action, answer.code if not answer.sent else None, text(answer.error), sent=answer.sent
-            )
+            self._unanswered(lane, action, step, answer)
             return
-        if step == "aborted" and isinstance(action, u.InitProducerId):
-            self._aborted(lane, action, answer)
+        match action, answer:
+            case u.DescribeTxn(), x.TransactionDescribed():
+                units.described(action, self._outcome(action, answer))
+            case u.InitProducerId(), x.TransactionEnded():
+                self._aborted(lane, action, answer)
+            case u.FindOutcome(), t.RecordsFetched():
+                self._look_at_log(lane, action, answer)
+            case _ if answer.error_code:
+                self._refused_by_broker(lane, action, answer)
+            case _:
+                self._context.progressed()
+                if not isinstance(answer, x.TransactionAnswer):
+                    # AddOffsetsToTxn does not show yet whether the group accepts the offsets.
+                    self._names.accepted(lane, action)
+                self._succeeded(lane, action, answer)
+
+    def _unanswered(self, lane: Lane, action: u.Request, step: str, failure: t.Failure) -> None:
+        units = lane.journal.units
+        if isinstance(action, u.DescribeTxn):
+            units.described(action, None)
             return
+        if isinstance(action, u.InitProducerId) and failure.sent:
+            units.unanswered(action, ended=step == "aborted")
+        code = None if failure.sent else failure.code
+        self._failed(lane, action, code, text(failure.error), sent=failure.sent)
+
+    def _refused_by_broker(self, lane: Lane, action: u.Request, answer: UnitAnswer) -> None:
         code = answer.error_code
-        if code and step != "log":
-            said = answer.error_message if isinstance(answer, t.ProduceReply) else None
-            message = said or classify_code(code).name
-            if isinstance(answer, x.OffsetsCommitted) and answer.error_codes:
+        message = classify_code(code).name
+        refused: dict[tuple[str, int], int] = {}
+        match answer:
+            case t.ProduceReply():
+                message = answer.error_message or message
+            case x.OffsetsCommitted() if answer.error_codes:
                 # Otherwise the group's coordinator could not be found.
                 code, message = self._refused_offset(answer)
-            refused: dict[tuple[str, int], int] = {}
-            if isinstance(answer, x.PartitionsAdded):
+            case x.PartitionsAdded():
                 refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}
                 if refused:
                     message = ", ".join(f"{topic}-{partition}" for topic, partition in refused)
-            reason = f"{classify_code(code).name} ({code}): {message}"
-            self._failed(lane, action, code, reason, refused=refused)
-            return
-        self._ground.progressed()
-        if step != "added":
-            # This answer does not show yet whether the offsets are accepted.
-            self._names.accepted(lane, action)
-        match action, step:
-            case u.InitProducerId(), _:
-                identity = answer.identity
-                units.fenced(action, u.Grant(identity.producer_id, identity.epoch, identity.protocol))
+            case _:
+                pass
+        reason = f"{classify_code(code).name} ({code}): {message}"
+        self._failed(lane, action, code, reason, refused=refused)
+
+    def _succeeded(self, lane: Lane, action: u.Request, answer: UnitAnswer) -> None:
+        units = lane.journal.units
+        match action, answer:
+            case u.InitProducerId(), x.TransactionsInitialized(identity=granted) if granted is not None:
+                units.fenced(action, u.Grant(granted.producer_id, granted.epoch, granted.protocol))
                 self._ledger.name_answered(action.tid.name)
-            case u.AddPartitions(), _:
+            case u.AddPartitions(), x.PartitionsAdded():
                 units.joined(action)
-            case u.Produce(), _:
+            case u.Produce(), t.ProduceReply():
                 topic, partition = lane.journal.views.address(action.batch.destination)
                 if isinstance(action.batch, j.Batch):
                     parcel = lane.parcels.get(action.batch.handle)
                     if parcel is not None:
                         parcel.stamp_append_time(answer.log_append_time)
-                units.appended(action, answer.base_offset, self._ground.leader_epoch(topic, partition))
-            case u.CommitOffsets(), "added":
+                units.appended(action, answer.base_offset, self._context.leader_epoch(topic, partition))
+            case u.CommitOffsets(), x.TransactionAnswer():
                 self._commit_offsets(lane, action)
-            case u.CommitOffsets(), _:
+            case u.CommitOffsets(), x.OffsetsCommitted():
                 units.noted(action)
-            case u.EndTxn(), _:
-                after = answer.identity
-                units.ended(
-                    action, None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
-                )
-            case u.FindOutcome(), "marker":
+            case u.EndTxn(), x.TransactionEnded(identity=after):
+                grant = None if after is None else u.Grant(after.producer_id, after.epoch, after.protocol)
+                units.ended(action, grant)
+            case u.FindOutcome(), x.OffsetCommitted():
                 ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()
                 if ours or not self._look_into_log(lane, action):
                     units.told(action, committed=ours)
-            case u.FindOutcome(by_log=True), _:
-                if not code:
-                    self._judge_log(lane, action, answer)
-                elif code in _NOT_THERE:
-                    units.told(action, committed=None)
-                else:
-                    self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
-            case u.FindOutcome(), _:
-                if code:
-                    # The log cannot show the outcome. The missing marker does: the transaction was not committed.
-                    units.told(action, committed=False)
-                else:
-                    self._judge_log(lane, action, answer)
+            case _:
+                raise AssertionError(f"{answer} is not an answer to {action}")
+
+    def _look_at_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
+        self._context.progressed()
+        self._names.accepted(lane, action)
+        code = answer.error_code
+        if not code:
+            self._judge_log(lane, action, answer)
+        elif not action.by_log:
+            # The log cannot show the outcome. The missing marker does: the transaction was not committed.
+            lane.journal.units.told(action, committed=False)
+        elif code in _NOT_THERE:
+            lane.journal.units.told(action, committed=None)
+        else:
+            self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
 
     def _failed(
         self,
@@ -404,8 +422,8 @@ class Transactor:
         refused: Collection[tuple[str, int]] = (),
     ) -> None:
         name = _CAPITAL.sub("_", type(action).__name__).lower()
-        self._ground.stats.unit_failures[name] += 1
-        self._ground.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
+        self._context.stats.unit_failures[name] += 1
+        self._context.stats.errors["transaction", "none" if code is None else classify_code(code).name] += 1
         lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
@@ -414,9 +432,11 @@ class Transactor:
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
-                    lasting = lane.journal.deny_unit(destination, code, reason, self._ground.now()) or lasting
+                    lasting = (
+                        lane.journal.deny_unit(destination, code, reason, self._context.now()) or lasting
+                    )
             if classify_code(code).refresh_metadata:
-                self._ground.refresh_topics(
+                self._context.refresh_topics(
                     lane.journal.views.address(number)[0] for number in action.transaction.destinations
                 )
         lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
@@ -442,12 +462,12 @@ class Transactor:
     # -- pauses ----------------------------------------------------------------------------------------------------
 
     def _pause(self, lane: Lane, again: u.RetryLater) -> None:
-        backoff = self._ground.slow_backoff if again.slow else self._ground.backoff
+        backoff = self._context.slow_backoff if again.slow else self._context.backoff
         pause_s = backoff.pause_s(again.attempt)
         if again.code in _SOON and again.attempt <= 6:
             pause_s = min(pause_s, _SOON_S * again.attempt)
-        self._ground.stats.pauses.add()
-        self._ground.stats.backoff_s["transaction"] += pause_s
+        self._context.stats.pauses.add()
+        self._context.stats.backoff_s["transaction"] += pause_s
         what = type(again.action).__name__
         self._log.limited(
             logging.WARNING if again.attempt > 3 else logging.INFO,
@@ -465,10 +485,10 @@ class Transactor:
             code=again.code,
         )
         if isinstance(again.action, u.Backoff):
-            self._ground.emit(
+            self._context.emit(
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
-        self._ground.timer(pause_s, UnitDue(lane, again.action))
+        self._context.timer(pause_s, UnitDue(lane, again.action))
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -510,8 +530,8 @@ class Transactor:
                 path = lane.rejected.keep(
                     portion,
                     m.Destination(destination, topic, partition),
-                    cluster_id=self._ground.cluster_id or "",
-                    now_ms=self._ground.clock.wall_ms(),
+                    cluster_id=self._context.cluster_id or "",
+                    now_ms=self._context.clock.wall_ms(),
                 )
             except (OSError, SpoolError) as error:
                 lane.disown()
@@ -525,9 +545,9 @@ class Transactor:
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value
-            self._ground.stats.units[outcome] += 1
+            self._context.stats.units[outcome] += 1
             if fate is j.Fate.COMMITTED:
-                self._ground.emit(
+                self._context.emit(
                     events.AtomicBatchCommitted(
                         unit.unit_id.hex(), unit.transactional_id, records, len(unit.destinations)
                     )
@@ -544,7 +564,7 @@ class Transactor:
                     code=unit.code,
                     event="atomic_batch_dropped",
                 )
-                self._ground.emit(
+                self._context.emit(
                     events.AtomicBatchDropped(
                         unit.unit_id.hex(), unit.transactional_id, records, unit.code, unit.reason
                     )

@@ -23,7 +23,7 @@ from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.stats import Stats
 
-__all__ = ["Ground", "text"]
+__all__ = ["EngineContext", "text"]
 
 log = EventLog("producer")
 
@@ -31,7 +31,7 @@ _REFUSED_PAUSE_S: Final = 30.0
 """Longest pause between two tries while an operator has to fix a refusal: grant a permission, create a topic."""
 
 
-class Ground:
+class EngineContext:
     """See the module.
 
     Args:
