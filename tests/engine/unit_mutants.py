@@ -63,7 +63,7 @@ MUTANTS = {
     "committed without the marker": Mutant(
         source(
             Transactor,
-            "answered",
+            "_succeeded",
             "ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()",
             "ours = True",
         ),
@@ -85,7 +85,7 @@ MUTANTS = {
     "another unit's marker is believed": Mutant(
         source(
             Transactor,
-            "answered",
+            "_succeeded",
             "ours = answer.offset >= 0 and answer.metadata == action.transaction.unit_id.hex()",
             "ours = answer.offset >= 0",
         ),
