@@ -1,6 +1,6 @@
 """Mutants: faults that are put into the product in memory, which tests must find. This is what all kinds of them share.
 
-The tables are beside the tests that find them: `core/mutants.py` (the journal), `simulation/mutants.py` (the engine),
+The tables are beside the tests that find them: `journal/mutants.py` (the journal), `simulation/mutants.py` (the engine),
 `engine/unit_mutants.py` (atomic batches), `engine/wait_mutants.py` (batches that wait), `engine/place_mutants.py` (where the
 spool is) and `spool/test_mutants.py`. `mutants.txt` names every mutant; each table is compared with it.
 

@@ -32,13 +32,13 @@ def test_what_is_named_fast_is_there(module):
 @pytest.mark.parametrize(
     ("module", "function", "marks", "fast"),
     [
-        ("core/test_batch.py", "test_x", set(), True),
+        ("record/test_batch.py", "test_x", set(), True),
         ("producer/test_lanes.py", "test_x", {"kafka", "crash"}, False),
         ("consumer/test_drop_in.py", "test_x", {"kafka"}, True),
         ("producer/test_kill.py", "test_nothing_is_lost_by_killing_the_process_a_few_times", {"kafka"}, True),
         ("producer/test_kill.py", "test_x", {"kafka", "crash"}, False),
         ("dashboard/test_dashboard.py", "test_x", set(), False),
-        ("core/test_batch.py", "test_x", {"full"}, False),
+        ("record/test_batch.py", "test_x", {"full"}, False),
     ],
 )
 def test_a_test_is_fast_by_rule(module, function, marks, fast):
@@ -109,7 +109,7 @@ def test_each_pure_module_is_quick():
 
 
 def test_what_counts_as_pure():
-    assert is_pure(HERE / "core" / "test_units_groups.py")  # by way of test_units.py
+    assert is_pure(HERE / "units" / "test_units_groups.py")  # by way of test_units.py
     assert not is_pure(HERE / "simulation" / "test_found.py")  # storm.py runs the engine
     assert not is_pure(HERE / "producer" / "test_send.py")
 
@@ -127,9 +127,9 @@ def test_what_is_named_quick_exists(table):
 @pytest.mark.parametrize(
     ("module", "function", "marks", "quick"),
     [
-        ("core/test_batch.py", "test_x", set(), True),
-        ("core/test_batch.py", "test_x", {"real"}, False),
-        ("core/test_classify.py", "test_x", set(), False),
+        ("record/test_batch.py", "test_x", set(), True),
+        ("record/test_batch.py", "test_x", {"real"}, False),
+        ("codes/test_classify.py", "test_x", set(), False),
         ("tapes/test_tapes.py", "test_a_whole_tape_is_decided_as_before", set(), True),
         ("tapes/test_tapes.py", "test_x", set(), False),
         ("producer/test_send.py", "test_x", set(), False),

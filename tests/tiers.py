@@ -59,7 +59,7 @@ WORTH_IT: dict[str, tuple[str, ...]] = {
         "test_what_a_leader_remembers",
         "test_where_an_epoch_ends",
     ),
-    "core/test_classify.py": ALL,
+    "codes/test_classify.py": ALL,
     "producer/test_broker_faults.py": (
         "test_answers_lost_to_a_living_producer",
         "test_leaders_fail_over_while_records_flow",
@@ -91,18 +91,33 @@ NOT_WORTH_IT = ("dashboard/",)
 """What is fast by the rule and nevertheless is not."""
 
 QUICK: dict[str, tuple[str, ...]] = {
+    "consumer/test_choice_of_follower.py": ALL,
     "consumer/test_iteration.py": ALL,
+    "consumer/test_position_table.py": ALL,
     "consumer/test_record_layouts.py": ALL,
     "consumer/test_records.py": ALL,
-    "core/": ALL,
+    "cluster/": ALL,
+    "codes/": ALL,
+    "delivery/": ALL,
+    "health/": ALL,
+    "history/": ALL,
+    "journal/": ALL,
+    "limits/": ALL,
+    "marks/": ALL,
+    "record/": ALL,
+    "units/": ALL,
     "engine/test_golden.py": ALL,
     "fake/test_groups.py": ALL,
+    "spark/test_txn.py": ALL,
+    "spool/test_examine.py": ALL,
+    "spool/test_extent.py": ALL,
     "tapes/test_tapes.py": ("test_a_whole_tape_is_decided_as_before",),
     "test_backoff.py": ALL,
     "test_classification.py": ALL,
     "test_clock.py": ALL,
     "test_docs.py": ALL,
     "test_kafkapython.py": ALL,
+    "test_option_names.py": ALL,
     "test_options_typed.py": ALL,
     "test_ownership.py": ALL,
     "test_pages.py": ALL,
@@ -118,7 +133,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 """Modules of quick tests, or whole folders, and the functions of them that are quick; none named: all."""
 
 NOT_QUICK: dict[str, tuple[str, ...]] = {
-    "core/test_classify.py": ALL,
+    "codes/test_classify.py": ALL,
     "test_pages.py": ("test_the_names_of_metrics_are_those_that_prometheus_sees",),
 }
 """Exceptions from `QUICK`: tests that use a connection, or take seconds each."""
@@ -164,12 +179,16 @@ def is_real(marks: set[str]) -> bool:
     return bool(marks & (REAL | {"real", "full"}))
 
 
+_OF_ONE_THREAD = tuple(name for name in QUICK if name.endswith("/"))
+
+
 def group(module: str) -> str:
     """Of tests that run on one worker, because they share what takes seconds to start; none: on any."""
     if module.startswith("spark/"):
         return "spark"
     alone = (
-        module.startswith(("core/", "simulation/", "spool/", "tapes/")) and module != "core/test_classify.py"
+        module.startswith((*_OF_ONE_THREAD, "simulation/", "spool/", "tapes/"))
+        and module != "codes/test_classify.py"
     )
     return "" if alone else module
 

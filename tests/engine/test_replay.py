@@ -18,7 +18,7 @@ from virtual import World
 from kafkasafe.spool import lanes
 from kafkasafe.testing.disk import DiskFiles
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
 import mutants
 
 PARTITIONS = 2

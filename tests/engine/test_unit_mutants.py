@@ -13,7 +13,7 @@ from unit_storm import weather
 from unit_storm_groups import group_weather
 from unit_storm_recreated import RecreatingStorm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "units"))
 import test_units
 import test_units_groups
 import test_units_together

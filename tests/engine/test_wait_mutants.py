@@ -12,7 +12,7 @@ import test_rereading
 from mutation import listed, run
 from wait_mutants import MUTANTS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
 import test_journal_gathers
 
 _TESTS = test_journal_gathers, test_gathering, test_new_leaders, test_rereading

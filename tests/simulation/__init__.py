@@ -28,4 +28,4 @@ from pathlib import Path
 
 # The world that the engine lives in (virtual.py) is beside the golden transcripts, the journal's mutants beside its
 # tests, and what all mutants share above.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "engine", "core")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "engine", "journal", "units")]

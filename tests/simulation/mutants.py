@@ -343,7 +343,7 @@ _FIRST = {
 
 ENGINE = {name: replace(mutant, first=_FIRST.get(name, 0)) for name, mutant in ENGINE.items()}
 
-# Each of them is found by an exact test as well (tests/core/test_journal.py), and the others only there: `hunt.py` looks for
+# Each of them is found by an exact test as well (tests/journal/test_journal.py), and the others only there: `hunt.py` looks for
 # histories that find them too.
 _FOUND: dict[str, tuple[str, int]] = {
     "SendsBeforeDurable": ("all", 9),

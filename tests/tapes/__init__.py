@@ -27,4 +27,4 @@ import sys
 from pathlib import Path
 
 # Histories of atomic batches are beside the engine's tests, the journal's mutants beside its own.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "engine", "core")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "engine", "journal", "units")]

@@ -1,4 +1,4 @@
-"""The bytes of each mark stay as they are: tests/core/mark_bytes.txt has them.
+"""The bytes of each mark stay as they are: tests/marks/mark_bytes.txt has them.
 
 `REWRITE_GOLDEN=1` adds the bytes of a new example. It does not change those of an old one: the spools of users hold them.
 """
