@@ -318,7 +318,7 @@ class _Unit:
         self._delivery.callbacks.call(mine, [answer] * len(mine), due)
 
     def metadata(self) -> BatchMetadata:
-        """Return what is known of the committed batch."""
+        """Return the metadata of the committed batch."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         records = 0
         for parcel in (leaf for each in self.parcels for leaf in leaves(each)):
@@ -553,8 +553,8 @@ class AtomicBatch:
         if _is_out(offsets, given) and self._parts.given_offsets.moves(given):
             self.drop()
             raise BatchDroppedError(
-                "This consumer is no member of its group for the moment, and other members may read what it has read."
-                " Throw away what is collected, go on with poll(), and seek() each partition to what committed() says:"
+                "This consumer is not a member of its group at the moment, and other members may read the same records."
+                " Throw away the collected records, call poll(), and seek() each partition to its committed() offset:"
                 " kafkasafe.SafeConsumer does that by itself"
             )
         fate = self._claim(given.group)

@@ -75,7 +75,7 @@ on_divergence = on_truncation divergence
 
 _HOOK: Final = "a function that gets each rejected record, and can produce it to a dead-letter topic"
 
-# Names that are no options, with the alternatives.
+# Names that are not options, with the alternatives.
 _ELSEWHERE: Final = {
     "durable": "`future.durable()` and `producer.durable()` wait until records are on disk",
     "flush_spool": "`producer.durable()` waits until all accepted records are on disk",

@@ -60,7 +60,7 @@ def classify_error(
     if code is not None and code.startswith("-") and not code[1:].isdecimal():
         near = difflib.get_close_matches(code, ("--api", "--all", "--stdin", "--json", "--help"), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise typer.BadParameter(f"there is no option {code[:80]}{hint}", param_hint="CODE|NAME")
+        raise typer.BadParameter(f"unknown option {code[:80]}{hint}", param_hint="CODE|NAME")
     if [code is not None, every, stdin].count(True) != 1:
         raise typer.BadParameter(
             "give exactly one of: a code or name, --all, --stdin", param_hint="CODE|NAME"

@@ -67,7 +67,7 @@ def concerns_of(
         kept = _number(topic.get("retention.ms"))
         if kept is not None and 0 <= kept < outage_ms:
             reason = (
-                f"after an outage of {_span(outage_ms)} the proof of what was appended may be deleted already"
+                f"after an outage of {_span(outage_ms)} the proof of appended batches may be deleted already"
             )
             add("breaks", "retention.ms", kept, reason, f"retention.ms={outage_ms} or more")
         size = _number(topic.get("retention.bytes"))
@@ -94,7 +94,7 @@ def concerns_of(
         fix = f"producer_id_expiration_ms={expires} as an option of the producers"
         add("breaks", "producer.id.expiration.ms", expires, reason, fix)
     elif expires is not None and expires < outage_ms:
-        reason = f"after an outage of {_span(outage_ms)} only the log itself can tell what was appended"
+        reason = f"after an outage of {_span(outage_ms)} only the log itself shows what was appended"
         add(
             "note",
             "producer.id.expiration.ms",

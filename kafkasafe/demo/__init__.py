@@ -34,6 +34,6 @@ application without its own copy knows no more. Records lost *after* their ackno
     ledger.py    what a client reported, in a file that survives kill -9
     clients.py   the producing process: the clients under test
     worker.py    such a process, from outside
-    audit.py     what the topic holds, compared with what was promised
+    audit.py     compares the contents of the topic with the promises
     run.py       the brokers, the faults, and the order of all of it
 """

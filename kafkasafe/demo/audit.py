@@ -76,7 +76,7 @@ def audit(
     """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client. `DURABLE_CLIENTS` promise what is durable, others what `send` accepted.
+        client: Name of the client. `DURABLE_CLIENTS` promise durable records, others those that `send` accepted.
         fault: Name of the fault.
         ledger: What the client reported.
         logs: By partition, the record numbers in the order of the log.
@@ -90,8 +90,8 @@ def audit(
         np.add.at(copies, numbers, 1)
         # Count a second copy as a duplicate only, not as out of order as well.
         once = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
-        behind = once[1:] < np.maximum.accumulate(once)[:-1] if once.size else np.zeros(0, bool)
-        late = once[1:][behind] if once.size else once
+        overtaken = once[1:] < np.maximum.accumulate(once)[:-1] if once.size else np.zeros(0, bool)
+        late = once[1:][overtaken] if once.size else once
         out_of_order += int(((late >= first) & (late < end)).sum())
     part = slice(first, end)
     here = copies[part]

@@ -123,7 +123,7 @@ class _Batches:
         return True
 
     def take(self, most: int) -> Any:
-        """Takes a RecordBatch with at most this many records. None: there are no more, and this object is drained.
+        """Takes a RecordBatch with at most this many records. None: none is left, and this object is drained.
 
         Raises:
             CorruptRecordError: The next batch is damaged. This object is drained; `next_fetch_offset` has not changed.
@@ -182,7 +182,7 @@ class _Batches:
 
 
 def _records(fetch_offset: int, tp: TopicPartition, records: Any, *more: Any, **options: Any) -> Records:
-    """Makes `Records`. They may wait long for `poll`, so they do not keep a response of which they are a small part."""
+    """Makes `Records`. They may wait long for `poll`, so they do not keep a large response for a small part of it."""
     buffer = records._buffer
     if isinstance(buffer, memoryview):
         response: Any = buffer.obj

@@ -19,7 +19,7 @@ __all__ = ["OURS"]
 class _ReachingManager(Manager):
     """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 has no way back once all brokers that it knew are gone, and only logs why a connection failed.
+    kafka-python 3.0.12 does not recover once all brokers that it knew have left, and only logs why a connection failed.
 
     Attributes:
         last_failure: Why the last connection or metadata request failed.

@@ -226,7 +226,7 @@ def parse_request(frame: bytes) -> Request:
         if known.request.flexible_version_q(version):
             at = _skip_tags(frame, at)
     except (struct.error, IndexError) as error:
-        raise ValueError("The frame is no Kafka request") from error
+        raise ValueError("The frame is not a Kafka request") from error
     header = frame[:at]
     try:
         message = _decoded(known.request, frame[at:], version)

@@ -27,21 +27,21 @@ class Loop(NetworkSelector):
     """kafka-python's event loop, which says when it ends and closes itself on its own thread.
 
     In kafka-python 3.0.12, a loop that crashes leaves its sockets open, and no callback reports its end. A task of the
-    loop costs some 50 µs. So what is done for each request goes without one: reading, writing, jobs of other
+    loop costs about 50 µs. So the work for each request uses no task: reading, writing, jobs of other
     threads, and its time limit.
     """
 
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
-        """To be called at the end of this turn: writes what came in it."""
+        """Calls this at the end of the turn, to write the data that came in it."""
         self._never: Any = Task(lambda: None)
         self._never.close()
         self._on_wake: Callable[[], None] = lambda: None
         self._on_exit: Callable[[], None] = lambda: None
 
     def serve(self, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """What is called on the loop's thread: when another thread woke it, and when the loop ends."""
+        """Sets what the loop's thread calls when another thread wakes it, and when the loop ends."""
         self._on_wake, self._on_exit = on_wake, on_exit
 
     def started(self) -> threading.Thread:
@@ -55,7 +55,7 @@ class Loop(NetworkSelector):
         self._stop = True
 
     def call_at(self, when: float, task: Any) -> Any:
-        """As kafka-python's; what is never due takes no place."""
+        """As kafka-python's, but calls that are never due take no place."""
         if when >= _NEVER_AT:
             return self._never
         return super().call_at(when, task)  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ class Loop(NetworkSelector):
         self._current = task
         try:
             getattr(self, awaited.method)(*awaited.args)
-        except Exception as error:  # the task's own: it is told
+        except Exception as error:  # an error of the task: pass it on
             task.inject_exc(error)
             self._add_ready_task(task)  # type: ignore[no-untyped-call]
         finally:
@@ -159,6 +159,6 @@ class Loop(NetworkSelector):
                 self._on_exit()
             finally:
                 own_threads.discard(threading.get_ident())
-                # After a crash close() would run what is ready once more, crash again and leave sockets open.
+                # After a crash, close() would run the ready calls again, crash again and leave sockets open.
                 self._ready.clear()
                 self.close()  # type: ignore[no-untyped-call]

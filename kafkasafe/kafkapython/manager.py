@@ -1,6 +1,6 @@
 """kafka-python's manager of connections, with what it lacks: how a connection is made.
 
-Names are looked up and sockets opened here, and a connection that fails leaves none behind.
+It looks up names and opens sockets, and closes the sockets of failed connections.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Manager(KafkaConnectionManager):
             transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
             await transport.handshake(timeout_at)
         except BaseException as error:
-            # GeneratorExit as well: that is how the loop ends what is under way when it closes.
+            # Including GeneratorExit, with which a closing loop ends tasks.
             if transport is not None:
                 transport.close()
             sock.close()
@@ -118,7 +118,7 @@ class Manager(KafkaConnectionManager):
                 result: Any = look_up()
             except Exception as error:
                 result = kafka_errors.KafkaConnectionError(f"Looking up {host}: {error}")
-            # A closed loop has nobody left who waits for the answer.
+            # After the loop has closed, no caller waits for the answer.
             with suppress_closed():
                 self._net.call_soon_threadsafe(lambda: settle(result))
 

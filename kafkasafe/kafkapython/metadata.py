@@ -24,7 +24,7 @@ class Metadata(ClusterMetadata):
         parent.__init__(**configs)
         # kafka-python's lock guards both.
         self._asked: frozenset[str] | None = (
-            None  # topics of the request in flight; None: all topics, or there is no request
+            None  # topics of the request in flight; None: all topics, or no request
         )
         self._next: Future | None = None
 

@@ -57,7 +57,7 @@ class SocketNetwork:
             settings["api_version"] = None
         settings.setdefault("reconnect_backoff_max_ms", 1000)
         settings.setdefault("receive_message_max_bytes", 100_000_000)
-        # A slow step is no error on a busy machine: kafka-python would log a warning for each.
+        # A slow step is normal on a busy machine, but kafka-python would log a warning for each.
         settings.setdefault("slow_task_threshold_secs", 0)
         # Reply callbacks run before kafka-python lifts its pause, and a paused connection refuses requests.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1

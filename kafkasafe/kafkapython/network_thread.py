@@ -81,7 +81,7 @@ class NetworkThread:
                 return not thread.is_alive()
 
     def _on_exit(self) -> None:
-        """The loop has ended, by `close` or by a crash: nobody may be left without an answer."""
+        """The loop has ended, by `close` or by a crash: every caller must get an answer."""
         error = _crashed_error()
         crashed = self._service.interrupted(error)
         if crashed:
@@ -92,9 +92,9 @@ class NetworkThread:
         self._service.end(error if crashed else closed_error())
 
     def _begin_anew(self) -> None:
-        """On the thread that crashed: another loop, with connections of its own. What was asked for has failed.
+        """On the crashed thread: starts another loop with its own connections. Earlier requests have failed.
 
-        What is known of the cluster stays, and so does what callers posted meanwhile.
+        Metadata are kept, and so are jobs that callers posted meanwhile.
         """
         self._service.begin_anew()
         with self._start_lock:

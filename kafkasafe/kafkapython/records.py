@@ -154,26 +154,26 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
         """The records of one batch after another. Reads a batch only after the records before it were taken."""
-        behind = None
+        after = None
         while (view := records._next_slice) is not None:
             if len(view) < HEADER_BYTES or view[_MAGIC_AT] != _MAGIC:
                 old = records.next_batch()
                 self._check_crc(old)
                 yield self._by_kafka_python(old)
-                behind = None
+                after = None
                 continue
             records._cache_next()
             header = BatchHeader(*_HEADER.unpack_from(view))
             if self.check_crcs and crc32c.crc32c(view[_ATTRIBUTES_AT:]) != header.crc:
                 self._check_crc(DefaultRecordBatch(view))
-            behind = header.last_offset + 1
+            after = header.last_offset + 1
             if self._passes(header, view):
                 yield from self._of(header, view)
             else:
-                self.working_offset = behind
-        if behind is not None:
+                self.working_offset = after
+        if after is not None:
             # Even if compaction has removed the last records.
-            self.working_offset = behind
+            self.working_offset = after
         self.drain()
 
     def _check_crc(self, batch: Any) -> None:

@@ -46,7 +46,7 @@ class Timed(Protocol):
 
 
 class _Incoming(KafkaBytes):
-    """A response that is being received. kafka-python's own class copies what is read from it twice."""
+    """A response that is being received. kafka-python's own class copies its bytes twice."""
 
     _idx: int
 
@@ -193,7 +193,7 @@ class _SocketMixin:
                     error = decoding
             if error is not None:
                 if parsed:
-                    # A task that waits for what came may learn from it why the broker hangs up: it goes on first.
+                    # The received bytes may tell a waiting task why the broker closes the connection: it runs first.
                     self._net.call_soon(functools.partial(self._broke, error))
                 else:
                     self._broke(error)
@@ -263,7 +263,7 @@ class _SocketMixin:
 
 
 def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
-    """Write what waits to a socket without TLS. Return the bytes that it took, and the error that ended it."""
+    """Write waiting bytes to a socket without TLS. Return the number written, and the error that stopped it."""
     total = 0
     if transport._sock is None:
         return total, kafka_errors.KafkaConnectionError("Connection closed during send")
@@ -316,7 +316,7 @@ class TlsSocket(_SocketMixin, KafkaSSLTransport):
 
 
 class _DirectMixin(_SocketMixin):
-    """On a `Loop`: what comes is read at once, and what is to be written is at the end of the turn."""
+    """On a `Loop`: reads bytes as they come, and writes at the end of the turn."""
 
     _net: Loop
     _read: bool

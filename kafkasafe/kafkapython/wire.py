@@ -1,6 +1,6 @@
 """Bytes of Produce requests and of their answers, which kafka-python would encode and decode slowly.
 
-Pure but for the frame that a connection takes; what is asked for, and why, is not known here.
+Pure, except for passing a frame to a connection. It does not know the purpose of a request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def encode_produce(
     batches: Sequence[tuple[str, int, Buffer]],
     transactional_id: str | None = None,
 ) -> list[Buffer]:
-    """A Produce request as a list of buffers, of which the batches are not copies.
+    """A Produce request as a list of buffers. The batches are not copied.
 
     Args:
         version: 3 to 12.
@@ -108,7 +108,7 @@ class _ResponseHeader:
 class ProduceHeader:
     """Of a Produce request. For kafka-python it is the header, and the class of the response as well.
 
-    What says more than that batches were appended is decoded by kafka-python, and so is what is not as it should be.
+    kafka-python decodes answers that report more than appended batches, and malformed ones.
     """
 
     __slots__ = ("api_key", "api_version", "correlation_id")
@@ -193,7 +193,7 @@ def decode_appended(data: bytes, at: int) -> Appended | None:
 class Frame:
     """What `KafkaConnection.send_request` takes for a request.
 
-    It gives the connection its first buffer; `DirectConnection` writes the `rest` behind it, uncopied. `encoded` tells
+    It gives the connection its first buffer; `DirectConnection` writes the `rest` after it, uncopied. `encoded` tells
     whether the connection has got that far, that is, whether bytes may have been sent.
     """
 

@@ -549,7 +549,7 @@ class KafkaCluster:
     ) -> LostRecords:
         """Makes a replica the leader that has missed writes: acknowledged records are lost, and logs are truncated.
 
-        Kills the followers, and calls `during`; only the leader acknowledges what is written now. Then kills the
+        Kills the followers, and calls `during`; only the leader acknowledges records now. Then kills the
         leader and starts a follower, which wins an unclean election. Then starts the others, which truncate their
         logs to the new leader's. During the call the topic has `min.insync.replicas=1` and
         `unclean.leader.election.enable=true`. Other partitions on these brokers are affected by the kills, but not by

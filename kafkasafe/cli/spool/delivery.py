@@ -46,7 +46,7 @@ class Delivery:
     unreachable: bool = False
     """No broker could be used."""
     lost: str = ""
-    """A message about lost acknowledged records that cannot be sent again; empty if there are none."""
+    """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
     dropped: int = 0
     """Number of records of atomic batches that were neither delivered nor kept: the group's members read the input
     again."""
@@ -262,7 +262,7 @@ class _Drain(SafeProducer):
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is left in lanes without an owner, and in some lanes that this process owns.
+    """The rest in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
         records: Number of undelivered records.

@@ -25,7 +25,7 @@ __all__ = ["Resources", "listens", "port_free", "reserve_port", "spawn"]
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
-    "os.getppid()==int(sys.argv[1]) or sys.exit('parent is gone')\n"
+    "os.getppid()==int(sys.argv[1]) or sys.exit('parent has ended')\n"
     "os.execv(sys.argv[2],sys.argv[2:])\n"
 )
 

@@ -357,12 +357,12 @@ class Partition:
             log = self.check_leader(node, current_leader_epoch)
         shown = log.last_stable_offset if read_committed else log.high_watermark
         limit = shown if replica_id == -1 else log.end_offset
-        behind = replica_id == -1 and log.high_watermark < log.epochs[-1][1] if log.epochs else False
+        stale = replica_id == -1 and log.high_watermark < log.epochs[-1][1] if log.epochs else False
         unsure = RefusedError(
             OFFSET_NOT_AVAILABLE if version >= _FIRST_WITH_NOT_AVAILABLE else LEADER_NOT_AVAILABLE
         )
         if timestamp == LATEST:
-            if behind:
+            if stale:
                 raise unsure
             return Listed(limit, leader_epoch=log.latest_epoch)
         if timestamp in {EARLIEST, EARLIEST_LOCAL}:
@@ -373,7 +373,7 @@ class Partition:
         largest = timestamp == MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
         found = log.latest_record() if largest else log.first_since(timestamp)
         if found is None or found[0] >= limit:
-            if behind and not largest:
+            if stale and not largest:
                 raise unsure
             return Listed(-1)
         return Listed(*found)

@@ -264,7 +264,7 @@ class VirtualCluster(Control):
         centre = self._desk.centre
         for pipe in list(self._pipes):
             if not centre.brokers[pipe.node].up:
-                self._end(pipe, "The broker is gone")
+                self._end(pipe, "The broker is down")
         moved = True
         while moved:
             moved = any(self._work(pipe) for pipe in list(self._pipes))

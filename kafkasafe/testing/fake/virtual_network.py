@@ -1,6 +1,6 @@
 """The network between a client and a `VirtualCluster`: requests and answers as plain data, in virtual time.
 
-It decides nothing: leaders, metadata, back-off, fences and what waits belong to the client, which is the product's own
+It decides nothing: leaders, metadata, back-off, fences and waiting requests belong to the client, the product's own
 (`kafkasafe.cluster.client`).
 """
 
