@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.history.identity import BatchId, Judgement, ProducerView
+from kafkasafe.history.identity import Judgement, ProducerView
 from kafkasafe.history.loss import Cause, Loss
 from kafkasafe.journal.clock import Clock
 from kafkasafe.journal.groups import Persist
@@ -28,6 +28,7 @@ class Journal:
         self.units = parts.units
         self.missing = parts.missing
         self.views = parts.views
+        self.recovery = parts.recovery
 
     # -- actions that are due ------------------------------------------------------------------------------------------
 
@@ -332,11 +333,6 @@ class Journal:
         """The mark for the last group of an owner that has stopped sending: when all its requests are dead."""
         return self._parts.incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
-    @property
-    def afters(self) -> Sequence[m.After]:
-        """The debts to deliver before batches of this lane, without those known to be delivered."""
-        return self._parts.precedence.afters
-
     def paid(self, debt: m.Debt) -> None:
         """Note that all batches of this debt are delivered."""
         self._parts.precedence.paid(debt)
@@ -348,49 +344,3 @@ class Journal:
     def tell_newest(self, before_position: int) -> list[m.Mark]:
         """Marks that must be durable before the spool deletes up to this position: the newest acknowledged batches."""
         return self._parts.snapshots.newest(before_position)
-
-    # -- recovery ------------------------------------------------------------------------------------------------------
-
-    def recover_batch(
-        self,
-        position: int,
-        destination: int,
-        *,
-        count: int,
-        size_bytes: int,
-        max_timestamp: int,
-        identity: BatchId | None,
-    ) -> None:
-        """Take a data batch of the log, in log order."""
-        self._parts.recovery.recover_batch(
-            position,
-            destination,
-            count=count,
-            size_bytes=size_bytes,
-            max_timestamp=max_timestamp,
-            identity=identity,
-        )
-
-    def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
-        """Take the marks of one group, in log order."""
-        self._parts.recovery.recover_marks(position, recovered)
-
-    def recover_lost(self, position: int, destination: int) -> None:
-        """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks."""
-        self._parts.recovery.recover_lost(position, destination)
-
-    def recover_torn(self, destination: int) -> None:
-        """Note a batch that a crash tore, before intact ones of its group. No caller was promised its durability."""
-        self._parts.recovery.recover_torn(destination)
-
-    def recovered_log(self) -> None:
-        """End the last group: the log ends here, so no later group ends it."""
-        self._parts.recovery.recovered_log()
-
-    def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack long backlogs as far as they are read. The shell calls this between two groups of the log."""
-        self._parts.recovery.pack_recovered(numbers)
-
-    def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery: put batches in doubt that an earlier incarnation may have sent, so that the journal asks."""
-        self._parts.recovery.recovered(now, clock)

@@ -292,6 +292,11 @@ class Views:
             if (first := partition.queue.first) is not None and self._precedence.is_held(partition, first)
         ]
 
+    @property
+    def afters(self) -> Sequence[m.After]:
+        """The debts to deliver before batches of this lane, without those known to be delivered."""
+        return self._precedence.afters
+
     def owes(self, before: int) -> frozenset[Address]:
         """Addresses with unfinished batches that were written before this position."""
         return frozenset(

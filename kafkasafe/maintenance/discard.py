@@ -68,7 +68,7 @@ def find_discardable(
         lane = directory.lane_path(number)
         journal = Journal()
         replay(logs[number].entries, journal)
-        journal.recovered(0.0)
+        journal.recovery.recovered(0.0)
         rejected = read_rejected(
             files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
         )

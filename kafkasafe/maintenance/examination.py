@@ -194,7 +194,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     log = read_lane(lane, files=files)
     journal = Journal()
     replay(log.entries, journal)
-    journal.recovered(0.0)
+    journal.recovery.recovered(0.0)
     unfinished = {batch.position: batch for _, _, batch in journal.views.batches()}
     times, units = steps(log)
     known = fates(

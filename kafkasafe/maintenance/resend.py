@@ -248,7 +248,7 @@ class own_lane:  # noqa: N801 - used like a function
             self._lock.release()
             raise
         replay(entries, journal)
-        journal.recovered(0.0)
+        journal.recovery.recovered(0.0)
         return self._lock, self._spool, journal
 
     def __exit__(self, *_: object) -> None:
@@ -288,7 +288,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
 def _journal(log: Log) -> Journal:
     journal = Journal()
     replay(log.entries, journal)
-    journal.recovered(0.0)
+    journal.recovery.recovered(0.0)
     return journal
 
 

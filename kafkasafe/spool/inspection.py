@@ -247,7 +247,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     batches = [entry for entry in found.entries if isinstance(entry, BatchEntry)]
     journal = Journal()
     replay(found.entries, journal)
-    journal.recovered(0.0)
+    journal.recovery.recovered(0.0)
     resent = (*resent, *resent_in(found))
     try:
         # Read the notes before the files: a file that is resent meanwhile loses its note first.

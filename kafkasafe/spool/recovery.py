@@ -185,24 +185,24 @@ class Log:
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
-    """Passes the entries of a log to a journal. The caller calls `journal.recovered()` at the end."""
+    """Passes the entries of a log to a journal. The caller calls `journal.recovery.recovered()` at the end."""
     for entry in entries:
         replay_one(entry, journal)
-    journal.recovered_log()
+    journal.recovery.recovered_log()
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
-    """Passes one entry to a journal, in log order. `Journal.recovered_log` must follow the last one."""
+    """Passes one entry to a journal, in log order. `Recovery.recovered_log` must follow the last one."""
     match entry:
         case MarksEntry(position, marks, _):
-            journal.recover_marks(position, marks)
+            journal.recovery.recover_marks(position, marks)
         case BatchEntry(position, destination, header, size_bytes):
             identity = None
             if header.producer_id >= 0:
                 identity = BatchId(
                     header.producer_id, header.producer_epoch, header.base_sequence, header.count
                 )
-            journal.recover_batch(
+            journal.recovery.recover_batch(
                 position,
                 destination,
                 count=header.count,
@@ -211,9 +211,9 @@ def replay_one(entry: Entry, journal: Journal) -> None:
                 identity=identity,
             )
         case LostEntry(position, destination):
-            journal.recover_lost(position, destination)
+            journal.recovery.recover_lost(position, destination)
         case TornEntry(_, destination):
-            journal.recover_torn(destination)
+            journal.recovery.recover_torn(destination)
 
 
 def segment_name(first_position: int) -> str:

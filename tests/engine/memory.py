@@ -65,7 +65,7 @@ def _memory(journal: j.Journal, first_position: int) -> dict[str, dict[str, Any]
         "lane": {
             "home": journal._parts.home.marks,
             "topics": dict(journal._parts.destinations.topics),
-            "afters": {after.position: set(after.debts) for after in journal.afters},
+            "afters": {after.position: set(after.debts) for after in journal.views.afters},
             "resent": set(journal.views.resent),
             "units": {unit.unit_id: _batches(unit.batches) for unit in units},
             "staged": {unit.unit_id for unit in units if unit.phase in {u.Phase.STAGED, u.Phase.ENDING}},

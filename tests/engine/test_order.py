@@ -121,7 +121,7 @@ def test_lanes_whose_owners_live_side_by_side_do_not_wait_for_each_other():
     second = made.start(client_id="b")
     send(second, 100, 120)
     made.run(1)
-    assert second.context.own.journal.afters == ()
+    assert second.context.own.journal.views.afters == ()
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     log = numbers(made.log("orders", 0))
@@ -311,7 +311,7 @@ def test_a_dropped_producer_goes_before_what_others_accept_from_then_on():
     assert numbers(made.log("orders", 0)) == [0, 1, 2, 100, *range(3, 20), *range(101, 120)]
     (held,) = [each for each in seen if isinstance(each, events.WaitingForOlderRecords)]
     assert (held.held_by, held.partitions) == (("lane-000",), (("orders", 0),))
-    assert later.context.own.journal.afters == ()
+    assert later.context.own.journal.views.afters == ()
 
 
 @pytest.mark.parametrize("spool", ["always", "on_error"])
@@ -355,7 +355,7 @@ def test_nothing_waits_for_a_dropped_producer_that_owes_nothing():
     drop(made, former, later)
     send(later, 3, 6)
     assert made.run(0.05, lambda: len(made.log("orders", 0)) == 6)
-    assert later.context.own.journal.afters == ()
+    assert later.context.own.journal.views.afters == ()
 
 
 def test_what_a_dropped_producer_has_not_written_yet_is_waited_for():
@@ -425,7 +425,7 @@ def test_two_that_are_dropped_at_once_are_two_debts_of_one_mark():
     stranger = made.start(client_id="c")
     assert made.run(30, lambda: len(stranger.context.lanes) == 4)
     (carried,) = [lane for lane in stranger.context.lanes if lane.name == "lane-002"]
-    assert {debt.lane for after in carried.journal.afters for debt in after.debts} == {0, 1}
+    assert {debt.lane for after in carried.journal.views.afters for debt in after.debts} == {0, 1}
     made.set_outage(False)
     assert made.run(60, lambda: drained(made))
     for partition in (0, 1):

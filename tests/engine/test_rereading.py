@@ -79,7 +79,7 @@ def remembered(journal):
         "spooled": [position for position, _ in journal._parts.index.items()],
         "doubted": journal._parts.index.suspected,
         "units": [(unit.unit_id, unit.phase, unit.position) for unit in journal.units.unfinished],
-        "afters": journal.afters,
+        "afters": journal.views.afters,
         "resent": journal._parts.index._resent,
         "blind": journal._parts.replay.blind_before,
         "end": journal._parts.index.end,
@@ -133,7 +133,7 @@ def compare(lock, packed):
             # What may have been sent is in doubt, so nothing of it may be packed.
             for journal in (plain, streamed):
                 journal.released(log.segments[0].first_position if log.segments else log.next_position)
-                journal.recovered(1.0)
+                journal.recovery.recovered(1.0)
         assert differences(remembered(streamed), remembered(plain)) == []
 
 
@@ -205,11 +205,11 @@ class Groups:
         """Its batches are (destination, identity or None) of one record each. Their positions."""
         first = self.position + 1 + len(marks)
         if packs:
-            self.packs.pack_recovered(self.numbers)
+            self.packs.recovery.pack_recovered(self.numbers)
         for journal in (self.plain, self.packs):
-            journal.recover_marks(self.position, marks)
+            journal.recovery.recover_marks(self.position, marks)
             for at, (destination, identity) in enumerate(batches, first):
-                journal.recover_batch(
+                journal.recovery.recover_batch(
                     at, destination, count=1, size_bytes=100, max_timestamp=at, identity=identity
                 )
         self.position = first + len(batches)
@@ -224,9 +224,9 @@ class Groups:
 
     def check(self):
         for journal in (self.plain, self.packs):
-            journal.recovered_log()
+            journal.recovery.recovered_log()
             journal.released(0)
-            journal.recovered(1.0)
+            journal.recovery.recovered(1.0)
         assert differences(remembered(self.packs), remembered(self.plain)) == []
 
 
@@ -312,7 +312,7 @@ def test_a_lost_group_brings_back_everything(monkeypatch):
     log.backlog(2, 20)
     log.group()
     for journal in (log.plain, log.packs):
-        journal.recover_lost(log.position, 0)
+        journal.recovery.recover_lost(log.position, 0)
     assert log.packed() == {}
     log.position += 1
     log.backlog(1, 20, sequence=20)

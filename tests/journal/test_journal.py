@@ -149,10 +149,10 @@ class Shell:
         heir.now, heir.now_ms, heir.position = self.now, self.now_ms, self.position
         position = 0
         for group in self.groups:
-            heir.journal.recover_marks(position, group.marks)
+            heir.journal.recovery.recover_marks(position, group.marks)
             position += 1 + len(group.marks)
             for batch in group.batches:
-                heir.journal.recover_batch(
+                heir.journal.recovery.recover_batch(
                     position,
                     batch.destination,
                     count=batch.count,
@@ -161,7 +161,7 @@ class Shell:
                     identity=self.written.get(position),
                 )
                 position += batch.count
-        heir.journal.recovered(heir.now, clock)
+        heir.journal.recovery.recovered(heir.now, clock)
         heir.written = dict(self.written)
         heir.groups = list(self.groups)
         return heir
@@ -1215,9 +1215,9 @@ def test_records_of_a_topic_that_never_was_wait_for_room_in_rejected() -> None:
 def test_a_mark_of_resent_records_stays_until_their_file_is_gone() -> None:
     journal = j.Journal()
     resent = m.Resent("lane-003", "00000000000000000007.log")
-    journal.recover_marks(0, [m.Destination(1, "t", 0), resent])
-    journal.recover_marks(3, [m.Topic("t", TOPIC_ID, 1)])
-    journal.recovered(0.0)
+    journal.recovery.recover_marks(0, [m.Destination(1, "t", 0), resent])
+    journal.recovery.recover_marks(3, [m.Topic("t", TOPIC_ID, 1)])
+    journal.recovery.recovered(0.0)
     assert (journal.views.resent, journal.views.release_position) == ([resent], 0)
     journal.retired(resent)
     assert (journal.views.resent, journal.views.release_position) == ([], 5)
@@ -1611,16 +1611,16 @@ def test_what_was_dead_before_a_sleep_stays_dead() -> None:
 def holed(**hints: bool) -> Shell:
     """A life wrote 2 + 3 + 4 records and delivered the first two; its heir finds only the last four."""
     heir = Shell()
-    heir.journal.recover_marks(10, [m.Destination(1, "t", 0), m.State(1, 0, -1, -1, TOPIC_ID)])
+    heir.journal.recovery.recover_marks(10, [m.Destination(1, "t", 0), m.State(1, 0, -1, -1, TOPIC_ID)])
     if hints.get("damage"):
-        heir.journal.recover_lost(13, 1)
+        heir.journal.recovery.recover_lost(13, 1)
     if hints.get("torn"):
-        heir.journal.recover_torn(1)
-    heir.journal.recover_batch(
+        heir.journal.recovery.recover_torn(1)
+    heir.journal.recovery.recover_batch(
         20, 1, count=4, size_bytes=1, max_timestamp=NOW_MS, identity=BatchId(7, 0, 5, 4)
     )
     heir.position = 30
-    heir.journal.recovered(heir.now)
+    heir.journal.recovery.recovered(heir.now)
     heir.journal.granted(8, 0)
     heir.turn()
     view = ProducerView(0, 1, NOW_MS)
@@ -1703,9 +1703,9 @@ def test_a_snapshot_is_enough_when_the_segments_before_it_are_gone() -> None:
     snapshot = shell.journal.snapshot()  # the mark of the second is not durable yet
     assert m.State(1, 0, 0, 3, TOPIC_ID) in snapshot
     heir = j.Journal()
-    heir.recover_marks(50, snapshot)
-    heir.recover_marks(60, [m.Committed(1, 3, ((4, 1),))])
-    heir.recovered(0.0)
+    heir.recovery.recover_marks(50, snapshot)
+    heir.recovery.recover_marks(60, [m.Committed(1, 3, ((4, 1),))])
+    heir.recovery.recovered(0.0)
     assert heir.views.last_acked_offset("t", 0) == 1
     assert heir.views.topic("t") == m.Topic("t", TOPIC_ID, 2)
     assert heir.views.release_position == 62
@@ -1732,27 +1732,27 @@ def test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_afte
 def test_marks_and_batches_of_nothing_that_was_declared_are_damage() -> None:
     journal = j.Journal()
     with pytest.raises(m.MarkError, match="never declared"):
-        journal.recover_batch(1, 9, count=1, size_bytes=1, max_timestamp=0, identity=None)
+        journal.recovery.recover_batch(1, 9, count=1, size_bytes=1, max_timestamp=0, identity=None)
     for mark in (
         m.State(9, 0, 0, 0, TOPIC_ID),
         m.Committed(9, 0, ()),
         m.Identified(9, m.IdentityReason.FIRST, -1, ()),
     ):
         with pytest.raises(m.MarkError, match="never declared"):
-            journal.recover_marks(1, [mark])
+            journal.recovery.recover_marks(1, [mark])
 
 
 def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     shell = Keeps()
     shell.flowing(1, 1, 1)
     heir = Shell()
-    heir.journal.recover_marks(0, [m.Destination(1, "t", 0)])
+    heir.journal.recovery.recover_marks(0, [m.Destination(1, "t", 0)])
     for position in (2, 3):
-        heir.journal.recover_batch(
+        heir.journal.recovery.recover_batch(
             position, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=BatchId(7, 0, position, 1)
         )
-    heir.journal.recover_lost(5, 0)
-    heir.journal.recovered(heir.now)
+    heir.journal.recovery.recover_lost(5, 0)
+    heir.journal.recovery.recovered(heir.now)
     heir.turn()
     first = heir.notices[0]
     assert isinstance(first, j.Undecidable)
@@ -1798,13 +1798,13 @@ def test_the_baseline_of_a_former_cluster_begins_nothing(answered: bool) -> None
 def test_what_got_an_id_behind_a_skipped_batch_is_undecidable_too(resend: bool) -> None:
     """Whether a batch that has an id only now was sent under another one cannot be determined either."""
     shell = Shell()
-    shell.journal.recover_marks(0, [m.Destination(1, "t", 0)])
+    shell.journal.recovery.recover_marks(0, [m.Destination(1, "t", 0)])
     for position, identity in ((2, BatchId(7, 0, 2, 1)), (3, None)):
-        shell.journal.recover_batch(
+        shell.journal.recovery.recover_batch(
             position, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=identity
         )
-    shell.journal.recover_lost(5, 0)
-    shell.journal.recovered(shell.now)
+    shell.journal.recovery.recover_lost(5, 0)
+    shell.journal.recovery.recovered(shell.now)
     shell.journal.granted(8, 0)
     shell.turn()
     (first,) = shell.notices
@@ -2156,13 +2156,13 @@ def test_the_deleted_topics_id_is_forgotten_where_nothing_was_acknowledged_yet()
 def test_a_partition_of_which_only_batches_are_known_is_remembered_by_later_segments() -> None:
     """Without offset, leader epoch or topic id its STATE would say that nothing was acknowledged."""
     shell = Shell()
-    shell.journal.recover_marks(0, [m.Destination(1, "t", 0)])
-    shell.journal.recover_batch(
+    shell.journal.recovery.recover_marks(0, [m.Destination(1, "t", 0)])
+    shell.journal.recovery.recover_batch(
         2, 1, count=3, size_bytes=9, max_timestamp=NOW_MS, identity=BatchId(7, 0, 0, 3)
     )
-    shell.journal.recover_marks(5, [m.Committed(1, -1, ((2, -1),))])
+    shell.journal.recovery.recover_marks(5, [m.Committed(1, -1, ((2, -1),))])
     assert remembered(shell) == [(2, 0)]
-    shell.journal.recover_marks(7, shell.journal.snapshot())
+    shell.journal.recovery.recover_marks(7, shell.journal.snapshot())
     assert remembered(shell) == [(2, 0)]
 
 
@@ -2206,11 +2206,11 @@ def test_a_batch_in_doubt_is_not_rejected_by_missing_metadata_alone() -> None:
 
 def test_unchosen_batches_before_a_hole_are_the_users_to_decide() -> None:
     shell = Shell()
-    shell.journal.recover_marks(0, [m.Destination(1, "t", j.UNCHOSEN), m.Topic("t", TOPIC_ID, 1)])
-    shell.journal.recover_batch(3, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=None)
-    shell.journal.recover_lost(4, 1)
-    shell.journal.recover_lost(5, 0)
-    shell.journal.recovered(shell.now)
+    shell.journal.recovery.recover_marks(0, [m.Destination(1, "t", j.UNCHOSEN), m.Topic("t", TOPIC_ID, 1)])
+    shell.journal.recovery.recover_batch(3, 1, count=1, size_bytes=9, max_timestamp=NOW_MS, identity=None)
+    shell.journal.recovery.recover_lost(4, 1)
+    shell.journal.recovery.recover_lost(5, 0)
+    shell.journal.recovery.recovered(shell.now)
     shell.turn()
     (undecidable,) = shell.notices
     assert isinstance(undecidable, j.Undecidable)
@@ -2257,13 +2257,13 @@ def read_back(*groups: list[m.Mark | tuple[int, int]]) -> Shell:
     position = 0
     for group in groups:
         marks = [each for each in group if not isinstance(each, tuple)]
-        shell.journal.recover_marks(position, marks)
+        shell.journal.recovery.recover_marks(position, marks)
         position += 1 + len(marks)
         for each in group:
             if isinstance(each, tuple):
                 count, sequence = each
                 identity = BatchId(7, 0, sequence, count)
-                shell.journal.recover_batch(
+                shell.journal.recovery.recover_batch(
                     position, 1, count=count, size_bytes=9, max_timestamp=NOW_MS, identity=identity
                 )
                 position += count
@@ -2348,7 +2348,7 @@ def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
         [m.Committed(1, 3, ((1, 0), (2, 2), (8, 4)))],
         [m.Committed(1, 3, ((3, 6), (5, 8)))],
     )
-    shell.journal.recovered(shell.now)
+    shell.journal.recovery.recovered(shell.now)
     shell.journal.suspect(1, cause, "epoch 3 ends at 2", from_offset=2)
     shell.turn()
     (survey,) = shell.surveys
@@ -2391,7 +2391,7 @@ def test_what_a_check_follows_from_is_kept_until_it_is_answered() -> None:
         [m.Topic("t", TOPIC_ID, 1)],
         [m.Committed(1, 4, ((1, 10),))],
     )
-    shell.journal.recovered(shell.now)
+    shell.journal.recovery.recovered(shell.now)
     shell.turn()
     (check,) = shell.checks
     assert (check.leader_epoch, shell.journal.views.release_position) == (3, 0)

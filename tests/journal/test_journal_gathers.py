@@ -171,14 +171,14 @@ def test_the_next_life_and_whoever_looks_into_the_lane_find_it_in_their_place(la
     looked = j.Journal()
     position = 0
     for group in shell.groups:
-        looked.recover_marks(position, group.marks)
+        looked.recovery.recover_marks(position, group.marks)
         position += 1 + len(group.marks)
         for batch in group.batches:
-            looked.recover_batch(
+            looked.recovery.recover_batch(
                 position, batch.destination, count=batch.count, size_bytes=1, max_timestamp=0, identity=None
             )
             position += batch.count
-    looked.recovered_log()
+    looked.recovery.recovered_log()
     assert [batch.count for _, _, batch in looked.views.batches()] == counts
     # The first of them tells where it stands, as long as it is needed.
     for index, _ in enumerate(counts):

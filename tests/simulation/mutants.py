@@ -211,7 +211,7 @@ ENGINE: dict[str, Mutant] = {
         source(
             LaneKeeper,
             "_opened",
-            "lane.journal.recovered(self._context.now(), self._context.moment())",
+            "lane.journal.recovery.recovered(self._context.now(), self._context.moment())",
             "pass",
         )
     ),
@@ -244,7 +244,9 @@ ENGINE: dict[str, Mutant] = {
         lambda patch: patch.setattr(Precedence, "is_held", lambda *_: False), "lanes"
     ),
     "adoption without a gate": Mutant(
-        source(Order, "_look_at", "if not journal.afters:", "if not journal.afters or not lane.own:"),
+        source(
+            Order, "_look_at", "if not journal.views.afters:", "if not journal.views.afters or not lane.own:"
+        ),
         "adopted",
     ),
     "a life does not look for what others owe": Mutant(

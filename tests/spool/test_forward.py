@@ -142,7 +142,7 @@ def found(disk: Disk) -> dict[int, list[tuple[int, Any]]]:
         clock_ms=lambda: NOW_MS,
     )
     replay(entries, journal)
-    journal.recovered(0.0)
+    journal.recovery.recovered(0.0)
     waits: dict[int, list[tuple[int, Any]]] = {}
     for _, partition, batch in journal.views.batches():
         value = codec.decode(spool.read(batch.position)).values[0]
@@ -256,15 +256,15 @@ def test_what_was_acknowledged_behind_a_copy_says_nothing_of_it():
     assert journal.views.release_position == 33
 
     heir = j.Journal()
-    heir.recover_marks(18, begun)
+    heir.recovery.recover_marks(18, begun)
     # Its batch, and those around it, are gone with their segment.
-    heir.recover_marks(22, [m.Committed(number, 1, ((12, 102),))])
-    heir.recover_marks(30, marks)
-    heir.recover_batch(
+    heir.recovery.recover_marks(22, [m.Committed(number, 1, ((12, 102),))])
+    heir.recovery.recover_marks(30, marks)
+    heir.recovery.recover_batch(
         33, number, count=1, size_bytes=100, max_timestamp=NOW_MS, identity=batches[1].identity
     )
-    heir.recover_marks(34, [m.Committed(number, 1, ((13, 103),))])
-    heir.recovered(0.0)
+    heir.recovery.recover_marks(34, [m.Committed(number, 1, ((13, 103),))])
+    heir.recovery.recovered(0.0)
     assert [(batch.position, batch.identity) for _, _, batch in heir.views.batches()] == [
         (33, batches[1].identity)
     ]

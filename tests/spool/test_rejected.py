@@ -45,7 +45,7 @@ class Owner:
             clock_ms=lambda: NOW,
         )
         replay(entries, self.journal)
-        self.journal.recovered(0.0)
+        self.journal.recovery.recovered(0.0)
         self.waits = waits_of(self.journal)
         self.store = RejectedStore(files, lane, self.spool.lane_id)
         self.store.open(self.waits)

@@ -197,11 +197,11 @@ class History:
         for what, position, fields in self.disk:
             if what == "marks":
                 if packs:
-                    journal.pack_recovered(itertools.count(next(self.counts) * 1000))
-                journal.recover_marks(position, fields[0])
+                    journal.recovery.pack_recovered(itertools.count(next(self.counts) * 1000))
+                journal.recovery.recover_marks(position, fields[0])
             elif what == "batch":
                 destination, count, size, stamp, identity = fields
-                journal.recover_batch(
+                journal.recovery.recover_batch(
                     position,
                     destination,
                     count=count,
@@ -210,13 +210,13 @@ class History:
                     identity=identity,
                 )
             elif what == "lost":
-                journal.recover_lost(position, *fields)
+                journal.recovery.recover_lost(position, *fields)
             else:
-                journal.recover_torn(*fields)
+                journal.recovery.recover_torn(*fields)
         if self.disk:
-            journal.recovered_log()
+            journal.recovery.recovered_log()
         journal.released(self.segments[0])
-        journal.recovered(self.now, clock)
+        journal.recovery.recovered(self.now, clock)
 
     def crash(self) -> None:
         """The process is killed; what it had sent may arrive all the same."""
@@ -767,8 +767,8 @@ class History:
             case 0:
                 debt = m.Debt(f"lane-{rng.randrange(3)}", rng.randbytes(16), rng.randrange(100))
                 journal.begin_after(self.position, (debt,))
-            case 1 if journal.afters:
-                journal.paid(journal.afters[0].debts[0])
+            case 1 if journal.views.afters:
+                journal.paid(journal.views.afters[0].debts[0])
             case 2:
                 journal.disown(m.Resent("lane-0", f"{rng.randrange(3)}.rejected"))
             case _ if journal.views.resent:

@@ -16,6 +16,7 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.history import loss
 from kafkasafe.journal import groups
+from kafkasafe.journal.recovery import Recovery
 
 from .words import KNOWN, word
 
@@ -264,10 +265,21 @@ def recorded(kind: type[Any]) -> type[Any]:
         kind.__init__(self, j.Settings(newest_reading=newest_reading, **settings))
         self.units.__class__ = _UNITS
         self.units._tape = tape
+        self.recovery.__class__ = _RECOVERY
+        self.recovery._tape = tape
 
-    return type(kind.__name__, (kind,), {**_events("journal", kind, _VIEWS), "__init__": begin})
+    return type(
+        kind.__name__, (kind,), {**_events("journal", kind, _VIEWS), **_OF_RECOVERY, "__init__": begin}
+    )
 
 
+def _passed_on(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **options: getattr(self.recovery, name)(*args, **options)
+
+
+# A tape calls the journal and its recovery by one name.
+_RECOVERY = type("Recovery", (Recovery,), _events("journal", Recovery, frozenset()))
+_OF_RECOVERY = {name: _passed_on(name) for name in _events("journal", Recovery, frozenset())}
 _UNITS = type("Units", (u.Units,), _events("units", u.Units, _UNIT_VIEWS))
 
 

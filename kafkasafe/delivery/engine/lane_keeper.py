@@ -162,7 +162,7 @@ class LaneKeeper:
         """Take a lane that was read back into use."""
         lane, waiting = read.lane, read.waiting
         self._context.stats.corrupt.add(read.lost)
-        lane.journal.recovered(self._context.now(), self._context.moment())
+        lane.journal.recovery.recovered(self._context.now(), self._context.moment())
         if self._context.cluster_id is not None:
             lane.bind(self._context.cluster_id, self._context.cluster_id)
         self._open_rejected(lane)

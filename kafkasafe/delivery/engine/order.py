@@ -182,12 +182,12 @@ class Order:
     def _look_at(self, lane: Lane, unread: set[Path]) -> bool:
         journal = lane.journal
         unwritten = self._owed_by_dropped(lane) if lane.own else NEVER
-        if not journal.afters:
+        if not journal.views.afters:
             journal.hold_back({} if unwritten == NEVER else {None: unwritten})
             return unwritten < NEVER
         ours = {other.spool.lane_id: other.journal for other in self._context.lanes}
         owed: dict[m.Debt, frozenset[Address] | None] = {}
-        for debt in {debt for after in journal.afters for debt in after.debts}:
+        for debt in {debt for after in journal.views.afters for debt in after.debts}:
             carried = ours.get(debt.lane_id)
             if carried is not None:
                 owed[debt] = carried.views.owes(debt.before)
@@ -198,15 +198,15 @@ class Order:
                     unread,
                     fresh=lane.own,  # all others were read when its incarnation began
                 )
-        held = dict(holds(journal.afters, owed))
+        held = dict(holds(journal.views.afters, owed))
         if unwritten < NEVER:
             held[None] = min(held.get(None, NEVER), unwritten)
         for debt, addresses in owed.items():
             if addresses is not None and not addresses:
                 journal.paid(debt)
         journal.hold_back(held)
-        self._tell(lane, sorted({debt.lane for after in journal.afters for debt in after.debts}))
-        return bool(journal.afters) or unwritten < NEVER
+        self._tell(lane, sorted({debt.lane for after in journal.views.afters for debt in after.debts}))
+        return bool(journal.views.afters) or unwritten < NEVER
 
     def _owed_elsewhere(
         self, directory: Path, debt: m.Debt, unread: set[Path], *, fresh: bool

@@ -53,12 +53,12 @@ class Rereading:
     def end(self) -> None:
         """Finish after the last entry."""
         self._pack()
-        self._journal.recovered_log()
+        self._journal.recovery.recovered_log()
 
     def _pack(self) -> None:
         """Pack the batches read so far, between two groups."""
         if self._numbers is not None and self._unpacked > _PARCELS:
-            self._journal.pack_recovered(self._numbers)
+            self._journal.recovery.pack_recovered(self._numbers)
             self._unpacked = 0
 
 
