@@ -82,12 +82,17 @@ class Results:
             only: Raise only the error of this partition, even if it was raised before.
         """
         self._desk.work()
+        applied = False
         for tp, part in self._parts.items():
             if part.inquiry is None:
                 if part.at.activity is not Activity.IDLE:
                     part.mend()
             elif (finished := part.take()) is not None:
                 self._apply(tp, part, finished)
+                applied = True
+        if applied:
+            # `on_divergence`, or an event hook, may have sought a position. It is checked before the next fetch.
+            self._checking.begin()
         due = self._decisions.due(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
             self._reports.log.debug("%s partitions wait for a decision", len(due), event="undecided")
