@@ -1,0 +1,88 @@
+"""Seeded histories of a consumer in virtual time, and mutants that they must find: see world.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import world
+from mutation import listed, source
+
+from kafkasafe._consuming import position_table
+from kafkasafe._consuming.history import History
+from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.position_table import Action, Activity, PositionEvent
+from kafkasafe._consuming.responses import Responses
+from kafkasafe._consuming.results import Results
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_no_promise_is_broken(first):
+    play(range(first, first + 10))
+
+
+def test_a_seed_is_always_the_same_history():
+    assert world.play(14) == world.play(14)
+
+
+def play(seeds):
+    for seed in seeds:
+        world.play(seed)
+
+
+def row(activity, event, *actions, to=None):
+    """A change of one row of `ACTIVITY`: other actions, or another activity."""
+
+    def change(patch):
+        rows = position_table.ACTIVITY[activity]
+        former, _ = rows[event]
+        patch.setitem(rows, event, (to or former, actions))
+
+    return change
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    change: object
+    first: int
+
+
+MUTANTS = {
+    "a due check does not hold the partition": Mutant(
+        row(Activity.IDLE, PositionEvent.CHECK_DUE, Action.WALK), 0
+    ),
+    "a divergence is taken for agreement": Mutant(
+        row(Activity.WALKING, PositionEvent.DIFFERED, Action.RELEASE, to=Activity.IDLE), 0
+    ),
+    "a decision does not cut the history": Mutant(
+        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 0
+    ),
+    "a position is never due": Mutant(source(Part, "is_due", "return True", "return False"), 0),
+    "a sought position is fetched at once": Mutant(
+        source(Results, "carry_on", "applied = True", "applied = False"), 0
+    ),
+    "a reset is silent": Mutant(source(Results, "_apply_reset", "if reason is None:", "if True:"), 0),
+    "records that were read are not noted": Mutant(
+        source(
+            Responses,
+            "accept",
+            "contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)",
+            "contradicts = False",
+        ),
+        40,
+    ),
+    "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 40),
+}
+SEEDS = 20
+
+
+def test_the_list_is_complete():
+    assert list(MUTANTS) == listed("consumer")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name, monkeypatch):
+    mutant = MUTANTS[name]
+    mutant.change(monkeypatch)
+    with pytest.raises((world.Violation, position_table.IllegalEventError)):
+        play(range(mutant.first, mutant.first + SEEDS))

@@ -1,0 +1,662 @@
+"""A consumer's decisions in seeded histories, in virtual time: the objects of `kafkasafe._consuming` on the fake cluster.
+
+What decides is the product's own, `Reading` with all its objects, and so are kafka-python's subscription and states of
+partitions, through the product's own adapter. Only what has threads and sockets is replaced: the fetcher, the group's
+coordinator and the metadata are the small classes `Fetches`, `Group` and `Metadata`. `World.poll` does what
+kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
+
+`Book` checks what a consumer promises. `play` plays the history of a seed; `python tests/consumer/world.py 1000` plays
+many, and `python tests/consumer/world.py --seed 7` shows one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import logging
+import pkgutil
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka.consumer.subscription_state import SubscriptionState
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from kafkasafe import _consuming, events
+from kafkasafe._consuming.lineage_file import LineageMemory
+from kafkasafe._consuming.position_table import Activity, Standing
+from kafkasafe._consuming.reading import Reading
+from kafkasafe._consuming.reports import Reports
+from kafkasafe.cluster import inquiry, lookups
+from kafkasafe.cluster.api import Failure, ProduceRequest, RecordsFetched
+from kafkasafe.config import validate_consumer
+from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
+from kafkasafe.kafkapython.adapter import KafkaPython
+from kafkasafe.kafkapython.connect import announced
+from kafkasafe.kafkapython.subscription import Subscription
+from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.record import batch
+from kafkasafe.testing.fake import VirtualCluster
+from kafkasafe.testing.fake.checks import RefusedError
+
+__all__ = ["Violation", "World", "play"]
+
+TOPIC = "t"
+PLACES = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)]
+SERVERS = "consumer-world:9092"
+CALM_S = 120.0
+"""So long after the last fault, everything that can be read has been read."""
+
+
+class Violation(AssertionError):  # noqa: N818  # as the simulation of producers calls it
+    """A promise of a consumer is broken."""
+
+
+# -- what stands for kafka-python's threads ---------------------------------------------------------------------------
+
+
+class Metadata:
+    """kafka-python's metadata: what some moment of the past was, until they are refreshed.
+
+    Args:
+        world: Has the truth.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: dict[TopicPartition, tuple[int, int]] = {}
+        self._ids: dict[str, Any] = {}
+        self._due = False
+
+    def request_update(self) -> None:
+        if not self._due:
+            self._due = True
+            self._world.later(self._world.rng.choice([0.005, 0.05, 1.0]), self.refresh)
+
+    def refresh(self) -> None:
+        """Take what the brokers say now."""
+        self._due = False
+        found = self._world.truth()
+        known = found is not None and self._world.has_epochs
+        self._ids = {TOPIC: SimpleNamespace(bytes=found.id)} if known else {}
+        self._seen = {} if found is None else {tp: found.leader(tp) for tp in PLACES}
+
+    def leader_for_partition(self, tp: TopicPartition) -> int | None:
+        return self._seen.get(tp, (None, -1))[0]
+
+    def leader_epoch_for_partition(self, tp: TopicPartition) -> int | None:
+        return self._seen.get(tp, (None, None))[1] if self._world.has_epochs else None
+
+    def topic_id(self, topic: str) -> Any:
+        return self._ids.get(topic)
+
+
+class Group:
+    """The group's coordinator: the committed offsets, of which an answer may be lost."""
+
+    def __init__(self) -> None:
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.answers = True
+        self._offset_fetch_futures: dict[Any, Any] = {}
+        self._generation = SimpleNamespace(generation_id=1, member_id="me")
+
+    def fetch_committed_offsets(self, partitions: Any, timeout_ms: float | None = None) -> dict[Any, Any]:
+        if not self.answers:
+            raise kafka_errors.KafkaTimeoutError
+        return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
+
+
+class Fetches:
+    """kafka-python's fetcher: one request for each partition at a time, and the answers that have come."""
+
+    _isolation_level = 0
+    _reset_task = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._lost: set[int] = set()
+        self._asked: set[TopicPartition] = set()
+        self.arrived: deque[Any] = deque()
+
+    def take_lost_nodes(self) -> list[int]:
+        lost, self._lost = sorted(self._lost), set()
+        return lost
+
+    def _maybe_update_current_leader(self, tp: TopicPartition, data: Any) -> None:
+        pass  # the fake's answers name no leader here
+
+    def send(self, tp: TopicPartition, offset: int) -> None:
+        """Fetch from the leader of the metadata."""
+        if tp in self._asked:
+            return
+        leadership = self._world.port.leadership(tp)
+        if leadership is None:
+            self._world.metadata.request_update()
+            return
+        self._asked.add(tp)
+
+        def answered(reply: RecordsFetched | Failure) -> None:
+            self._asked.discard(tp)
+            if isinstance(reply, Failure):
+                self._lost.add(leadership[1])
+                self._world.metadata.request_update()
+                return
+            diverging = None
+            if reply.diverging is not None:
+                diverging = SimpleNamespace(epoch=reply.diverging[0], end_offset=reply.diverging[1])
+            data = SimpleNamespace(
+                error_code=reply.error_code,
+                records=bytes(reply.records),
+                diverging_epoch=diverging,
+                high_watermark=reply.high_watermark,
+                log_start_offset=reply.log_start_offset,
+            )
+            self.arrived.append(
+                SimpleNamespace(topic_partition=tp, partition_data=data, fetched_offset=offset)
+            )
+
+        epoch = leadership[2] if self._world.has_epochs else -1
+        self._world.fetcher_client.fetch_records(
+            tp.topic, tp.partition, offset, 1 << 20, answered, current_leader_epoch=epoch
+        )
+
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Place:
+    """What the application knows of one partition.
+
+    Attributes:
+        next: Offset of the next record; None until the first one, or after a reason for a move.
+        handed: The records that were returned, by offset, of the log that they are believed to be in.
+        undecided: A divergence about which the application has not decided.
+    """
+
+    next: int | None = None
+    undecided: events.LogDiverged | None = None
+    handed: dict[int, bytes] = dataclasses.field(default_factory=dict)
+
+
+class Book:
+    """What a consumer has promised, and whether it is kept.
+
+    - A position moves only to the record after the last one, or with an event, a decision or an assignment.
+    - No offset is committed above the records that were returned.
+    - Nothing is fetched while a position is unconfirmed (`World.poll`).
+    - Each record that was returned is in the log at the end, or its loss was reported.
+    - When the faults are over, everything is read to its end (`World.calm`).
+    """
+
+    def __init__(self) -> None:
+        self.places = {tp: Place() for tp in PLACES}
+        self.events: list[Any] = []
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+        tp = TopicPartition(event.topic, event.partition)
+        place = self.places[tp]
+        match event:
+            case events.LogDiverged(divergent_offset=first):
+                place.handed = {at: value for at, value in place.handed.items() if at < first}
+                place.undecided = event
+            case events.PositionReset(position=offset, previous=previous):
+                if place.next is not None and previous is not None and previous != place.next:
+                    raise Violation(f"{event}: the application is at {place.next}")
+                if event.reason == "beyond_end":
+                    place.handed = {at: value for at, value in place.handed.items() if at < offset}
+                elif event.reason == "recreated":
+                    place.handed.clear()
+                place.next = offset
+            case events.LossCheckInconclusive(position=position):
+                place.handed = {at: value for at, value in place.handed.items() if at >= position}
+            case _:
+                pass
+
+    def sought(self, tp: TopicPartition, offset: int) -> None:
+        self.places[tp].next, self.places[tp].undecided = offset, None
+
+    def assigned(self, tp: TopicPartition) -> None:
+        """The partition is assigned again: it begins at the group's offset, or where a reset says."""
+        self.places[tp].next = self.places[tp].undecided = None
+
+    def cannot_know(self, tp: TopicPartition) -> None:
+        """No client can find out that the records that were returned are no longer in the log."""
+        self.places[tp].handed.clear()
+
+    def returned(self, tp: TopicPartition, first: int, values: list[bytes]) -> None:
+        place = self.places[tp]
+        if place.undecided is not None:
+            raise Violation(
+                f"{tp}: records from {first} on are returned before a decision about {place.undecided}"
+            )
+        if place.next is not None and first != place.next:
+            raise Violation(f"{tp}: records from {first} on are returned after those before {place.next}")
+        place.handed.update(enumerate(values, first))
+        place.next = first + len(values)
+
+    def commits(self, tp: TopicPartition, offset: int) -> None:
+        place = self.places[tp]
+        if place.next is not None and offset > place.next:
+            raise Violation(f"{tp}: {offset} is committed, records before {place.next} were returned")
+        left = place.undecided
+        if left is not None and left.reason == "recreated" and offset > left.divergent_offset:
+            raise Violation(f"{tp}: {offset} is committed before a decision about {left}")
+
+    def compare(self, tp: TopicPartition, start: int, log: dict[int, bytes], position: int) -> None:
+        """At the end: each record that was returned is in the log, or was reported."""
+        for at, value in self.places[tp].handed.items():
+            if start <= at < position and log.get(at) != value:
+                raise Violation(
+                    f"{tp}: offset {at} has {log.get(at)!r}; {value!r} was returned, and no loss reported"
+                )
+
+
+# -- the world ---------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """One consumer, its group and its cluster.
+
+    Args:
+        seed: Of everything that is random.
+        show: Print what happens.
+    """
+
+    def __init__(self, seed: int, *, show: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.show = show
+        self.version = self.rng.choice(["4.3.0", "4.3.0", "2.8.2"])
+        self.policy = self.rng.choice(["raise", "seek"])
+        self.reset = self.rng.choice(["earliest", "earliest", "latest", "none"])
+        self.has_epochs = self.rng.random() < 0.8
+        self.cluster = VirtualCluster(3, self.version, {"auto.create.topics.enable": "false"})
+        self.time = self.cluster.time
+        self.book = Book()
+        self.number = 0
+        self.digest: list[str] = []
+        self._stack = contextlib.ExitStack()
+
+    def say(self, what: str) -> None:
+        line = f"{self.time.monotonic():10.3f} {what}"
+        self.digest.append(line)
+        if self.show:
+            print(line)
+
+    def later(self, seconds: float, work: Callable[[], None]) -> None:
+        self.time.call_later(seconds, work)
+
+    def truth(self) -> Any:
+        """The topic as it is; None if there is none."""
+        try:
+            topic = self.cluster._desk.centre.topic(TOPIC)
+        except (kafka_errors.KafkaError, RefusedError):
+            return None
+
+        def leader(tp: TopicPartition) -> tuple[int, int]:
+            state = topic.partitions[tp.partition]
+            return state.leader, state.leader_epoch
+
+        return SimpleNamespace(id=topic.topic_id.bytes, leader=leader)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[World]:
+        """The consumer, in virtual time."""
+        clock = SimpleNamespace(monotonic=self.time.monotonic)
+        modules = [inquiry, lookups] + [
+            importlib.import_module(each.name)
+            for each in pkgutil.iter_modules(_consuming.__path__, f"{_consuming.__name__}.")
+        ]
+        former = {module: module.time for module in modules if hasattr(module, "time")}
+        random.seed(self.rng.random())  # the lengths of pauses
+        try:
+            for module in former:
+                module.time = clock
+            with announced(SERVERS, lambda options: self._client()):
+                self._begin()
+                yield self
+        finally:
+            for module, real in former.items():
+                module.time = real
+
+    def _client(self) -> Any:
+        return self.cluster.connect(
+            {"bootstrap_servers": self.cluster.bootstrap_servers, "request_timeout_ms": 2000}
+        )
+
+    def _begin(self) -> None:
+        self.cluster.create_topic(TOPIC, len(PLACES), 3)
+        self.writer, self.fetcher_client = self._client(), self._client()
+        self.writer.start()
+        self.fetcher_client.start()
+        self.metadata, self.group, self.fetches = Metadata(self), Group(), Fetches(self)
+        self.metadata.refresh()
+        safe = validate_consumer(
+            {
+                "bootstrap_servers": SERVERS,
+                "group_id": "g",
+                "on_divergence": self.policy,
+                "on_event": self._on_event,
+                "auto_offset_reset": self.reset,
+            }
+        )
+        self.subscription = SubscriptionState(self.reset)
+        self.subscription.__class__ = Subscription
+        manager = SimpleNamespace(cluster=self.metadata, connection_delay=lambda _: 0, has_connection=True)
+        self.port = KafkaPython(self.subscription, self.fetches, self.group, manager)
+        config = {
+            "client_id": "world", "group_id": "g", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
+            "bootstrap_servers": SERVERS, "max_poll_interval_ms": 300_000,
+        }  # fmt: skip
+        self.reports = Reports("world", safe.on_event)
+        self.reading = Reading(
+            safe=safe,
+            config=config,
+            port=self.port,
+            tracker=EndOffsetTracker(None, hold_timeout_s=safe.offsets_hold_timeout_s),
+            memory=LineageMemory(None),
+            reports=self.reports,
+            seek=self.seek,
+            rewound=lambda: None,
+            is_closed=lambda: False,
+        )
+        self.subscription.commit_from(self.reading.commits.committable)
+        self.subscription.assign_from_user(PLACES)
+
+    def _on_event(self, event: Any) -> None:
+        self.say(f"event {event}")
+        try:
+            self.book.on_event(event)
+        except Violation as violation:
+            self.violation = violation  # hooks must not raise
+
+    violation: Violation | None = None
+
+    # -- the application -----------------------------------------------------------------------------------------------
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        self.say(f"seek {tp.partition} to {offset}")
+        self.subscription.seek(tp, offset)
+        self.reading.positions.sought(tp)
+        self.book.sought(tp, offset)
+
+    def poll(self) -> int:
+        """Do what KafkaConsumer's `poll` does, once. Returns how many records it returned."""
+        reading = self.reading
+        with reading.polls:
+            reading.positions.refresh_committed(100)
+            reading.positions.begin_resets()
+            reading.checking.begin()
+            reading.results.carry_on()
+            resting = reading.parts.resting(self.time.monotonic())
+            for tp in self.subscription.fetchable_partitions():
+                if tp not in resting:
+                    self._check_fetched(tp)
+                    self.fetches.send(tp, self.subscription.assignment[tp].position.offset)
+            count = 0
+            while self.fetches.arrived:
+                count += self._take(self.fetches.arrived.popleft())
+        return count
+
+    def _check_fetched(self, tp: TopicPartition) -> None:
+        part = self.reading.parts.get(tp)
+        if part is None or part.at.activity not in {Activity.IDLE, Activity.LOCATING}:
+            raise Violation(f"{tp} is fetched in the state {part and part.at}")
+        if part.at.standing is not Standing.VALID and part.history.lineage.entries:
+            raise Violation(f"{tp} is fetched while its position is {part.at.standing}")
+
+    def _take(self, completed: Any) -> int:
+        tp, offset = completed.topic_partition, completed.fetched_offset
+        if not self.reading.responses.accept(completed):
+            return 0
+        state = self.subscription.assignment.get(tp)
+        if state is None or not state.is_fetchable() or state.position.offset != offset:
+            return 0
+        values: list[bytes] = []
+        epoch = -1
+        for at, header in batch.iter_headers(completed.partition_data.records):
+            end = at + header.size_bytes
+            columns = batch.decode(completed.partition_data.records[at:end])
+            first = max(0, offset - header.base_offset)
+            values += columns.values[first:]
+            epoch = header.partition_leader_epoch
+        if not values:
+            return 0
+        self.say(f"returned {tp.partition} {offset}..{offset + len(values) - 1}")
+        self.book.returned(tp, offset, values)
+        state.position = OffsetAndMetadata(offset + len(values), "", epoch)
+        return len(values)
+
+    def step(self) -> int:
+        """One poll of an application that decides, at once or later, about everything that it is asked."""
+        try:
+            count = self.poll()
+        except LogDivergedError as error:
+            tp, offset = (
+                TopicPartition(error.event.topic, error.event.partition),
+                error.event.divergent_offset,
+            )
+            if self.rng.random() < 0.5:
+                self.seek(tp, offset)
+            else:
+                self.later(self.rng.uniform(0.05, 3), lambda: self._decide(tp, offset))
+            count = 0
+        except kafka_errors.OffsetOutOfRangeError as error:
+            for tp in error.args[0]:
+                self.seek(tp, self._start(tp))
+            count = 0
+        except kafka_errors.NoOffsetForPartitionError:
+            for tp in self.port.missing():
+                self.seek(tp, self._start(tp))
+            count = 0
+        except RemoteStorageNotReadyError:
+            count = 0
+        if self.violation is not None:
+            raise self.violation
+        return count
+
+    def _decide(self, tp: TopicPartition, offset: int) -> None:
+        if self.book.places[tp].undecided is not None and self.port.state(tp) is not None:
+            self.seek(tp, offset)
+
+    def _start(self, tp: TopicPartition) -> int:
+        if self.truth() is None:
+            return 0
+        return self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log.start_offset
+
+    # -- events of a history -------------------------------------------------------------------------------------------
+
+    def do_write(self, tp: TopicPartition) -> None:
+        values = [b"%d" % (self.number + n) for n in range(self.rng.randint(1, 20))]
+        self.number += len(values)
+        request = ProduceRequest(
+            0,
+            tp.topic,
+            tp.partition,
+            batch.encode(None, values, timestamps=[self.time.wall_ms()] * len(values)),
+        )
+        self.writer.produce([request], 1, 1000, lambda *_: None)
+
+    def do_fail_over(self, tp: TopicPartition) -> None:
+        self.cluster.unclean_failover(tp, during=lambda: (self.do_write(tp), self.run(0.5)))
+
+    def do_move_leader(self, tp: TopicPartition) -> None:
+        with contextlib.suppress(Exception):
+            self.cluster.move_leader(tp)
+
+    def do_delete_records(self, tp: TopicPartition) -> None:
+        log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        if log.high_watermark > log.start_offset:
+            self.cluster.delete_records(tp, before=self.rng.randint(log.start_offset, log.high_watermark))
+
+    def do_recreate(self, tp: TopicPartition) -> None:
+        self.cluster.delete_topic(TOPIC)
+        self.run(self.rng.choice([0.0, 0.2, 3.0]))
+        if self.truth() is None:
+            self.cluster.create_topic(TOPIC, len(PLACES), 3)
+
+    def do_lose_log(self, tp: TopicPartition) -> None:
+        epoch = self.cluster.partition_state(tp).leader_epoch
+        self.cluster.lose_log(tp)
+        if self.cluster.partition_state(tp).leader_epoch == epoch:
+            # A log that is written again under the same leader epoch looks like the former one (docs/limits.md).
+            self.book.cannot_know(tp)
+
+    def do_lose_answers(self, tp: TopicPartition) -> None:
+        node = self.rng.choice(self.cluster.brokers)
+        self.cluster.drop_responses(node=node)
+        self.later(self.rng.uniform(0.1, 5), lambda: self.cluster.drop_responses(on=False, node=node))
+
+    def do_cut(self, tp: TopicPartition) -> None:
+        self.cluster.cut(node=self.rng.choice(self.cluster.brokers))
+
+    def do_restart(self, tp: TopicPartition) -> None:
+        self.cluster.restart(self.rng.choice(self.cluster.brokers))
+
+    def do_commit(self, tp: TopicPartition) -> None:
+        offsets = self.reading.commits.described(self.port.committable())
+        for at, offset in offsets.items():
+            self.book.commits(at, offset.offset)
+        self.group.committed.update(offsets)
+        self.say(f"committed { ({at.partition: each.offset for at, each in offsets.items()}) }")
+
+    def do_lose_commits(self, tp: TopicPartition) -> None:
+        self.group.answers = False
+        self.later(self.rng.uniform(0.1, 3), lambda: setattr(self.group, "answers", True))
+
+    def do_rebalance(self, tp: TopicPartition) -> None:
+        """The partition goes to another member and comes back."""
+        others = [each for each in PLACES if each != tp]
+        self.subscription.assign_from_user(others)
+        self.run(self.rng.choice([0.0, 0.5]))
+        self.book.assigned(tp)
+        self.subscription.assign_from_user(PLACES)
+
+    def do_seek(self, tp: TopicPartition) -> None:
+        if self.port.state(tp) is None or self.truth() is None:
+            return
+        found = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        self.seek(tp, self.rng.randint(found.start_offset, max(found.start_offset, found.high_watermark)))
+
+    def do_pause(self, tp: TopicPartition) -> None:
+        if self.port.state(tp) is not None:
+            self.subscription.pause(tp)
+            self.later(self.rng.uniform(0.1, 3), lambda: self._resume(tp))
+
+    def _resume(self, tp: TopicPartition) -> None:
+        if self.port.state(tp) is not None:
+            self.subscription.resume(tp)
+
+    def do_refresh(self, tp: TopicPartition) -> None:
+        self.metadata.refresh()
+
+    def do_stale(self, tp: TopicPartition) -> None:
+        """The program does not poll for a while."""
+        self.time.run_for(self.rng.uniform(0.5, 10))
+
+    # -- a history -----------------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Poll for so long."""
+        end = self.time.monotonic() + seconds
+        while self.time.monotonic() < end:
+            self.step()
+            self.time.run_for(min(0.02, max(0.001, end - self.time.monotonic())))
+
+    def calm(self) -> None:
+        """No more faults: everything is read to its end."""
+        self.say("calm")
+        self.cluster.restore()
+        self.group.answers = True
+        end = self.time.monotonic() + CALM_S
+        while self.time.monotonic() < end:
+            self.metadata.request_update()  # as kafka-python does, when metadata are old
+            for tp in PLACES:
+                self._resume(tp)
+            self.run(1.0)
+            if all(self._is_read(tp) for tp in PLACES):
+                break
+        else:
+            rest = {
+                tp.partition: (self.port.state(tp).position, self.reading.parts.of(tp).at) for tp in PLACES
+            }
+            raise Violation(f"Not everything was read: {rest}")
+        self.run(3.0)
+        for tp in PLACES:
+            log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+            values: dict[int, bytes] = {}
+            for columns in self.cluster.records(tp):
+                values.update(enumerate(columns.values, columns.header.base_offset))
+            self.book.compare(tp, log.start_offset, values, self.port.state(tp).position.offset)
+
+    def _is_read(self, tp: TopicPartition) -> bool:
+        state = self.port.state(tp)
+        log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        part = self.reading.parts.get(tp)
+        return (
+            state.position is not None
+            and state.position.offset == log.high_watermark
+            and part is not None
+            and part.at.activity is Activity.IDLE
+        )
+
+
+KINDS = {
+    "write": 30, "fail_over": 4, "move_leader": 6, "delete_records": 3, "recreate": 2, "lose_log": 1, "lose_answers": 4,
+    "cut": 4, "restart": 3, "commit": 8, "lose_commits": 2, "rebalance": 4, "seek": 3, "pause": 3, "refresh": 3, "stale": 4,
+}  # fmt: skip
+"""Events of a history, by weight."""
+
+
+def play(seed: int, *, show: bool = False) -> list[str]:
+    """Play the history of a seed. Returns what happened.
+
+    Raises:
+        Violation: A promise is broken.
+    """
+    world = World(seed, show=show)
+    with world.open():
+        for _ in range(world.rng.randint(5, 40)):
+            kind = world.rng.choices(list(KINDS), list(KINDS.values()))[0]
+            place = world.rng.choice(PLACES)
+            world.say(f"- {kind} {place.partition}")
+            getattr(world, f"do_{kind}")(place)
+            world.run(world.rng.choice([0.0, 0.02, 0.3, 2.0]))
+        world.calm()
+    return world.digest
+
+
+def main() -> int:
+    """Play many histories, or show one."""
+    parser = argparse.ArgumentParser(description="Seeded histories of a consumer, in virtual time.")
+    parser.add_argument("seeds", nargs="?", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="only this one, with all that happens")
+    options = parser.parse_args()
+    logging.disable()
+    if options.seed is not None:
+        play(options.seed, show=True)
+        return 0
+    broken = 0
+    for seed in range(options.first, options.first + options.seeds):
+        try:
+            play(seed)
+        except Violation as violation:
+            broken += 1
+            print(f"seed {seed}: {violation}")
+        except Exception as error:
+            broken += 1
+            print(f"seed {seed}: {error!r}")
+    print(f"{options.seeds} histories, {broken} violations")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
