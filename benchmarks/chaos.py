@@ -75,7 +75,7 @@ class Program(threading.Thread):
         role: Of chaos_clients.py.
         folder: Its books and its spool.
         servers: The address that it is given.
-        dice: Its own.
+        rng: Its own.
         until: When it is not started any more, `time.monotonic()`.
         options: More of the command line.
 
@@ -89,7 +89,7 @@ class Program(threading.Thread):
         role: str,
         folder: Path,
         servers: Sequence[str],
-        dice: random.Random,
+        rng: random.Random,
         until: float,
         *options: str,
     ) -> None:
@@ -98,7 +98,7 @@ class Program(threading.Thread):
         self.lives: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
         self.failure: BaseException | None = None
-        self._dice, self._options = dice, options
+        self._rng, self._options = rng, options
         self._made = itertools.count(1)
         folder.mkdir()
         for topic in TOPICS.get(role, ()):
@@ -121,19 +121,19 @@ class Program(threading.Thread):
     # --- one life -----------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        how = self._dice.choice(ENDS)
-        seconds = self._dice.uniform(1, 15)
+        how = self._rng.choice(ENDS)
+        seconds = self._rng.uniform(1, 15)
         child = self._start(*(("--seconds", str(seconds + 5)) if how == "leave" else ()))
         began = time.monotonic()
         old = None
         try:
-            if self._dice.random() < 0.25:
-                time.sleep(self._dice.uniform(1, 5))
+            if self._rng.random() < 0.25:
+                time.sleep(self._rng.uniform(1, 5))
                 old = self._disturb(child)
-            if self._dice.random() < 0.2:
+            if self._rng.random() < 0.2:
                 self.lives["paused"] += 1
                 child.send_signal(signal.SIGSTOP)
-                time.sleep(self._dice.uniform(0, 10))
+                time.sleep(self._rng.uniform(0, 10))
                 child.send_signal(signal.SIGCONT)
             if how != "leave":
                 time.sleep(max(0.0, seconds - (time.monotonic() - began)))
@@ -147,7 +147,7 @@ class Program(threading.Thread):
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(CLIENTS), self.role, "--folder", str(self.folder)]
-        command += ["--servers", ",".join(self.servers), "--seed", str(self._dice.getrandbits(31))]
+        command += ["--servers", ",".join(self.servers), "--seed", str(self._rng.getrandbits(31))]
         with (self.folder / "lives.log").open("ab") as output:
             return subprocess.Popen([*command, *self._options, *options], stdout=output, stderr=output)
 
@@ -175,7 +175,7 @@ class Program(threading.Thread):
 
     def _disturb(self, child: subprocess.Popen[bytes]) -> Path | None:
         """Disturbs the spool's directory and waits until all is durable again; returns the old one of a switch."""
-        kind = self._dice.choice(OF_DIRECTORIES)
+        kind = self._rng.choice(OF_DIRECTORIES)
         if self.role == "mover":
             # At the first contact with the other cluster its producer ends, and its process goes on. What is deleted
             # then is lost, as whatever is deleted while no producer is there.
@@ -268,31 +268,29 @@ class Faults(ClusterFaults):
 
     def kill_all_brokers(self) -> None:
         self.cluster.kill_all()
-        time.sleep(self.dice.uniform(0, 5))
+        time.sleep(self.rng.uniform(0, 5))
         self.cluster.start_all()
 
     def move_leader(self) -> None:
-        self.cluster.move_leader(
-            self.dice.choice((*STEADY, *STAGED, DERIVED)), self.dice.randrange(PARTITIONS)
-        )
+        self.cluster.move_leader(self.rng.choice((*STEADY, *STAGED, DERIVED)), self.rng.randrange(PARTITIONS))
 
     def lose_answers(self) -> None:
         self.drop_answers(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"), 8)
 
     def forbid(self) -> None:
         """The right to write comes and goes, with or without Metadata that say so."""
-        topic = self.dice.choice((*STEADY, "staged"))
+        topic = self.rng.choice((*STEADY, "staged"))
         rules = [self.proxy.on("Produce", topic=topic).answer_without_forwarding(29)]
-        if self.dice.random() < 0.5:
+        if self.rng.random() < 0.5:
             rules.append(self.proxy.on("Metadata", topic=topic).answer(29, level="topic"))
-        time.sleep(self.dice.uniform(0.2, 4))
+        time.sleep(self.rng.uniform(0.2, 4))
         for rule in rules:
             rule.remove()
 
     def recreate(self) -> None:
         with self.cluster.admin() as admin:
             admin.delete_topics([RECREATED])
-        time.sleep(self.dice.uniform(0, 3))
+        time.sleep(self.rng.uniform(0, 3))
         # A producer with records for it may have had the broker make it already.
         with contextlib.suppress(TopicAlreadyExistsError):
             self.cluster.create_topic(RECREATED, PARTITIONS, 3)
@@ -302,10 +300,10 @@ class Switch(threading.Thread):
     """The address of `mover` leads to one of two clusters, and their brokers restart now and then."""
 
     def __init__(
-        self, address: TcpProxy, clusters: Sequence[KafkaCluster], dice: random.Random, until: float
+        self, address: TcpProxy, clusters: Sequence[KafkaCluster], rng: random.Random, until: float
     ) -> None:
         super().__init__(name="switch")
-        self.address, self.clusters, self.dice, self.until = address, clusters, dice, until
+        self.address, self.clusters, self.rng, self.until = address, clusters, rng, until
         self.done: collections.Counter[str] = collections.Counter()
         self.failure: BaseException | None = None
         self.lead_to(0)
@@ -319,12 +317,12 @@ class Switch(threading.Thread):
     def run(self) -> None:
         try:
             while time.monotonic() < self.until:
-                time.sleep(self.dice.uniform(2, 25))
-                if self.dice.random() < 0.5:
+                time.sleep(self.rng.uniform(2, 25))
+                if self.rng.random() < 0.5:
                     self.lead_to(1 - self.here)
                     self.done["switched"] += 1
                 else:
-                    self.clusters[self.dice.randrange(2)].restart(1, hard=self.dice.random() < 0.5)
+                    self.clusters[self.rng.randrange(2)].restart(1, hard=self.rng.random() < 0.5)
                     self.done["restarted"] += 1
         except BaseException as error:
             self.failure = error

@@ -42,7 +42,7 @@ def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
     """A producer with settings drawn by the seed."""
     from kafkasafe import SafeProducer
 
-    dice = random.Random(options.seed)
+    rng = random.Random(options.seed)
     return SafeProducer(
         bootstrap_servers=options.servers.split(","),
         spool_dir=spool,
@@ -50,9 +50,9 @@ def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
         spool_segment_bytes=2 * 1024 * 1024,
         request_timeout_ms=5000,
         max_block_ms=5000,
-        batch_size=dice.choice((2000, 20_000, 1_000_000)),
-        linger_ms=dice.choice((0, 1, 5)),
-        compression_type=dice.choice((None, "gzip", "snappy", "lz4", "zstd")),
+        batch_size=rng.choice((2000, 20_000, 1_000_000)),
+        linger_ms=rng.choice((0, 1, 5)),
+        compression_type=rng.choice((None, "gzip", "snappy", "lz4", "zstd")),
         transaction_timeout_ms=20_000,
         on_data_loss="event",
         **more,
@@ -104,7 +104,7 @@ def produce(options: argparse.Namespace) -> None:
 
     folder = Path(options.folder)
     books = {topic: Ledger(folder / topic) for topic in TOPICS[options.role]}
-    dice = random.Random(options.seed)
+    rng = random.Random(options.seed)
     delivery = {"delivery": "transactional"} if options.role == "staged" else {}
     producer = open_producer(options, folder / "spool", **delivery)
     end_on_signals(producer)
@@ -118,7 +118,7 @@ def produce(options: argparse.Namespace) -> None:
             number = numbers[topic]
             numbers[topic] = number + 1
             book["attempted"][number] = 1
-            value = b"%012d" % number + b"." * dice.choice((0, 20, 90))
+            value = b"%012d" % number + b"." * rng.choice((0, 20, 90))
             try:
                 future = producer.send(topic, value, b"k%d" % (number % 31))
             except KafkaError:
@@ -146,8 +146,8 @@ def produce(options: argparse.Namespace) -> None:
     while time.monotonic() < until or is_disturbed(folder):
         fault = number_in(folder / "fault")
         for topic, book in books.items():
-            (send_together if topic == "pair" else send)(topic, book, dice.randint(1, options.burst))
-        if dice.random() < 0.3 or fault != number_in(folder / "seen"):
+            (send_together if topic == "pair" else send)(topic, book, rng.randint(1, options.burst))
+        if rng.random() < 0.3 or fault != number_in(folder / "seen"):
             with contextlib.suppress(KafkaError):
                 producer.durable(30)
                 for topic, book in books.items():
@@ -155,7 +155,7 @@ def produce(options: argparse.Namespace) -> None:
                     book["durable"][mine] = book["accepted"][mine]
                     promised[topic] = numbers[topic]
                 (folder / "seen").write_text(str(fault))
-        time.sleep(dice.random() * 0.04)
+        time.sleep(rng.random() * 0.04)
     if options.drain:
         producer.flush(SETTLE_S if options.role != "mover" else 60)
         producer.close()
@@ -169,18 +169,18 @@ def transform(options: argparse.Namespace) -> None:
     from kafkasafe.errors import BatchDroppedError
 
     folder = Path(options.folder)
-    dice = random.Random(options.seed)
+    rng = random.Random(options.seed)
     producer = open_producer(options, folder / "spool")
     consumer = SafeConsumer(
         SOURCE,
         bootstrap_servers=options.servers.split(","),
         group_id=GROUP,
-        group_instance_id=dice.choice((None, f"static-{folder.name}")),
+        group_instance_id=rng.choice((None, f"static-{folder.name}")),
         client_id=folder.name,
         isolation_level="read_committed",
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        max_poll_records=dice.choice((50, 500, 2000)),
+        max_poll_records=rng.choice((50, 500, 2000)),
         session_timeout_ms=6000,
         heartbeat_interval_ms=1000,
     )

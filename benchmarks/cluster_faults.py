@@ -21,7 +21,7 @@ class ClusterFaults(threading.Thread, ABC):
     Args:
         cluster: Its brokers are disturbed.
         proxy: Stands between clients and brokers.
-        dice: Its own.
+        rng: Its own.
         until: When it ends, `time.monotonic()`.
 
     Attributes:
@@ -37,9 +37,9 @@ class ClusterFaults(threading.Thread, ABC):
     START_S = 60.0
     """How long a broker may take to start."""
 
-    def __init__(self, cluster: KafkaCluster, proxy: FaultProxy, dice: random.Random, until: float) -> None:
+    def __init__(self, cluster: KafkaCluster, proxy: FaultProxy, rng: random.Random, until: float) -> None:
         super().__init__(name="faults", daemon=True)
-        self.cluster, self.proxy, self.dice, self.until = cluster, proxy, dice, until
+        self.cluster, self.proxy, self.rng, self.until = cluster, proxy, rng, until
         self.done: collections.Counter[str] = collections.Counter()
         self.failure: BaseException | None = None
 
@@ -51,8 +51,8 @@ class ClusterFaults(threading.Thread, ABC):
     def run(self) -> None:
         try:
             while time.monotonic() < self.until:
-                time.sleep(self.dice.uniform(0, self.PAUSE_S))
-                kind = self.dice.choice(self.kinds)
+                time.sleep(self.rng.uniform(0, self.PAUSE_S))
+                kind = self.rng.choice(self.kinds)
                 try:
                     kind()
                 finally:
@@ -62,27 +62,27 @@ class ClusterFaults(threading.Thread, ABC):
             self.failure = error
 
     def kill_broker(self) -> None:
-        node = self.dice.choice(self.cluster.brokers)
+        node = self.rng.choice(self.cluster.brokers)
         self.cluster.kill(node)
-        time.sleep(self.dice.uniform(0, 4))
+        time.sleep(self.rng.uniform(0, 4))
         self.cluster.start(node, timeout_s=self.START_S)
 
     def pause_broker(self) -> None:
-        node = self.dice.choice(self.cluster.brokers)
+        node = self.rng.choice(self.cluster.brokers)
         self.cluster.pause(node)
-        time.sleep(self.dice.uniform(0, self.HANG_S))
+        time.sleep(self.rng.uniform(0, self.HANG_S))
         self.cluster.resume(node)
 
     def drop_answers(self, apis: Sequence[str], most: int) -> None:
         """Answers of one API are lost, after the broker has done what was asked."""
-        rule = self.proxy.on(self.dice.choice(apis)).drop(times=self.dice.randint(1, most))
-        time.sleep(self.dice.uniform(0.5, 3))
+        rule = self.proxy.on(self.rng.choice(apis)).drop(times=self.rng.randint(1, most))
+        time.sleep(self.rng.uniform(0.5, 3))
         rule.remove()
 
     def cut(self) -> None:
-        for _ in range(self.dice.randint(1, self.CUTS)):
+        for _ in range(self.rng.randint(1, self.CUTS)):
             self.proxy.cut()
-            time.sleep(self.dice.uniform(0, 0.5))
+            time.sleep(self.rng.uniform(0, 0.5))
 
 
 def read_values(

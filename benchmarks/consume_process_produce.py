@@ -70,14 +70,14 @@ class Slot(threading.Thread):
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], faults: Sequence[str], dice: random.Random, until: float
+        self, folder: Path, command: Sequence[str], faults: Sequence[str], rng: random.Random, until: float
     ) -> None:
         super().__init__(name=folder.name, daemon=True)
         self.folder, self.until = folder, until
         self.done: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
         self.failure: BaseException | None = None
-        self._command, self._faults, self._dice = [*command, "--folder", str(folder)], faults, dice
+        self._command, self._faults, self._rng = [*command, "--folder", str(folder)], faults, rng
         folder.mkdir()
 
     def run(self) -> None:
@@ -90,27 +90,27 @@ class Slot(threading.Thread):
     def _live(self) -> None:
         child = self.start_member(*self._faults)
         try:
-            self._rest(self._dice.uniform(2, 15))
-            if self._dice.random() < 0.25:
+            self._rest(self._rng.uniform(2, 15))
+            if self._rng.random() < 0.25:
                 self.done["stopped for longer than its session"] += 1
                 child.send_signal(signal.SIGSTOP)
-                time.sleep(self._dice.uniform(SESSION_S + 1, SESSION_S + 4))
+                time.sleep(self._rng.uniform(SESSION_S + 1, SESSION_S + 4))
                 child.send_signal(signal.SIGCONT)
-                self._rest(self._dice.uniform(0, 4))
-            self.end_member(child, self._dice.choice(ENDS))
+                self._rest(self._rng.uniform(0, 4))
+            self.end_member(child, self._rng.choice(ENDS))
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-        if self._dice.random() < 0.4:
-            self._rest(self._dice.uniform(0, 8))
+        if self._rng.random() < 0.4:
+            self._rest(self._rng.uniform(0, 8))
 
     def _rest(self, seconds: float) -> None:
         time.sleep(max(0.0, min(seconds, self.until - time.monotonic())))
 
     def start_member(self, *options: str) -> subprocess.Popen[bytes]:
         """Another process of it."""
-        seed = str(self._dice.getrandbits(31))
+        seed = str(self._rng.getrandbits(31))
         with (self.folder / "log").open("ab") as output:
             return subprocess.Popen([*self._command, "--seed", seed, *options], stdout=output, stderr=output)
 
@@ -201,8 +201,8 @@ class Faults(ClusterFaults):
         return (*own, self.move_leader, self.move_leader) if len(self.cluster.brokers) > 1 else own
 
     def move_leader(self) -> None:
-        topic = self.dice.choice((SOURCE, OUT, AUDIT))
-        self.cluster.move_leader(topic, self.dice.randrange(PARTITIONS[topic]))
+        topic = self.rng.choice((SOURCE, OUT, AUDIT))
+        self.cluster.move_leader(topic, self.rng.randrange(PARTITIONS[topic]))
 
     def lose_answers(self) -> None:
         names = (
@@ -219,17 +219,17 @@ class Faults(ClusterFaults):
 
     def refuse_offsets(self) -> None:
         """As of a member that is none any more, or of a former generation: the batch is dropped."""
-        code = self.dice.choice((22, 25))
+        code = self.rng.choice((22, 25))
         rule = self.proxy.on("TxnOffsetCommit", topic=SOURCE).answer_without_forwarding(
-            code, times=self.dice.randint(1, 3)
+            code, times=self.rng.randint(1, 3)
         )
-        time.sleep(self.dice.uniform(0.3, 1.5))
+        time.sleep(self.rng.uniform(0.3, 1.5))
         rule.remove()
 
     def forbid(self) -> None:
         """The right to write goes away for a moment."""
-        rule = self.proxy.on("Produce", topic=self.dice.choice((OUT, AUDIT))).answer_without_forwarding(29)
-        time.sleep(self.dice.uniform(0.2, 2))
+        rule = self.proxy.on("Produce", topic=self.rng.choice((OUT, AUDIT))).answer_without_forwarding(29)
+        time.sleep(self.rng.uniform(0.2, 2))
         rule.remove()
 
 
@@ -401,8 +401,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As a shell starts jobs in the background. A member would not notice a signal before it has its handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    dice = random.Random(f"{options.seed} run")
-    assignor = options.assignor or dice.choice(ASSIGNORS)
+    rng = random.Random(f"{options.seed} run")
+    assignor = options.assignor or rng.choice(ASSIGNORS)
     brokers = tuple(range(1, options.brokers + 1))
     config = {
         "group.min.session.timeout.ms": 1000,

@@ -39,13 +39,13 @@ class Member:
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder = Path(options.folder)
         self.options = options
-        self.dice = random.Random(options.seed)
+        self.rng = random.Random(options.seed)
         self.servers = options.servers.split(",")
         self.until = time.monotonic() + options.seconds
-        self.depth = self.dice.choice((1, DEPTH, DEPTH, DEPTH))
-        self.collects = self.dice.choice((1, 1, 400, 2000))
+        self.depth = self.rng.choice((1, DEPTH, DEPTH, DEPTH))
+        self.collects = self.rng.choice((1, 1, 400, 2000))
         """It makes a batch when it has so many records, or when no more come."""
-        self.most = self.dice.choice((20, 100, 500))
+        self.most = self.rng.choice((20, 100, 500))
         self.ending = False
         self.generation = -2
         self.consumer: Any = None
@@ -117,9 +117,9 @@ class Member:
             "spool_segment_bytes": 2 * 1024 * 1024,
             "request_timeout_ms": 5000,
             "max_block_ms": 5000,
-            "linger_ms": self.dice.choice((0, 1, 5)),
-            "compression_type": self.dice.choice((None, "gzip", "lz4")),
-            "spool": self.dice.choice(("always", "on_error")),
+            "linger_ms": self.rng.choice((0, 1, 5)),
+            "compression_type": self.rng.choice((None, "gzip", "lz4")),
+            "spool": self.rng.choice(("always", "on_error")),
             "transaction_timeout_ms": 10_000,
         }
 
@@ -136,7 +136,7 @@ class Member:
         for partition, numbers in runs.items():
             note = b"%d %s" % (partition, b" ".join(b"%d" % number for number in numbers))
             batch.send(AUDIT, note, headers=[("by", by.encode())])
-        if self.options.poison and self.dice.random() < self.options.poison:
+        if self.options.poison and self.rng.random() < self.options.poison:
             batch.send(OUT, os.urandom(LARGE), b"large")  # no codec makes it small
             self.note("too large")
 
@@ -154,10 +154,10 @@ class Member:
 
     def pause_some(self, consumer: Any) -> None:
         """Now and then a partition is paused, and sooner resumed."""
-        if self.dice.random() < 0.02 and (assigned := consumer.assignment()):
-            consumer.pause(self.dice.choice(sorted(assigned)))
+        if self.rng.random() < 0.02 and (assigned := consumer.assignment()):
+            consumer.pause(self.rng.choice(sorted(assigned)))
             self.note("paused")
-        if self.dice.random() < 0.1:
+        if self.rng.random() < 0.1:
             consumer.resume(*consumer.paused())
 
     def note_refused(self, error: Any, records: Sequence[Any]) -> None:
@@ -205,7 +205,7 @@ def threaded(member: Member) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     outcomes: collections.deque[Any] = collections.deque()
     collected: list[Any] = []
-    dice = member.dice
+    rng = member.rng
     try:
         while not member.ending and time.monotonic() < member.until:
             records = [each for some in consumer.poll(100).values() for each in some]
@@ -230,9 +230,9 @@ def threaded(member: Member) -> None:
                 else:
                     member.note_outcome(outcome)
             member.pause_some(consumer)
-            if dice.random() < member.options.reopen:
+            if rng.random() < member.options.reopen:
                 # What it leaves in the spool the next one delivers, and tells nobody here.
-                producer.close(timeout=dice.choice((0, 0.05, 2)))
+                producer.close(timeout=rng.choice((0, 0.05, 2)))
                 outcomes.clear()
                 member.trace("closed its producer")
                 producer = SafeProducer(**member.of_producer())
@@ -242,7 +242,7 @@ def threaded(member: Member) -> None:
         member.note("interrupted")
         producer.close(timeout=5)
         sys.exit(0)
-    for each in dice.sample((consumer, producer), 2):
+    for each in rng.sample((consumer, producer), 2):
         each.close(timeout=10)
 
 
@@ -257,7 +257,7 @@ async def looped(member: Member) -> None:
         member.ending = True
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
-    dice = member.dice
+    rng = member.rng
     outcomes: collections.deque[Any] = collections.deque()
     collected: list[Any] = []
     producer = SafeProducer(**member.of_producer())
@@ -269,13 +269,13 @@ async def looped(member: Member) -> None:
         """The next records: many at once, or one after the other. What is cancelled takes none."""
         found: list[Any] = []
         with contextlib.suppress(TimeoutError):
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
                 got = await asyncio.wait_for(
-                    consumer.getmany(timeout_ms=100, max_records=member.most), dice.choice((0.02, 5))
+                    consumer.getmany(timeout_ms=100, max_records=member.most), rng.choice((0.02, 5))
                 )
                 found = [each for records in got.values() for each in records]
             else:
-                for _ in range(dice.randint(1, member.most)):
+                for _ in range(rng.randint(1, member.most)):
                     found.append(await asyncio.wait_for(consumer.getone(), 0.05))
         return found
 
@@ -283,9 +283,9 @@ async def looped(member: Member) -> None:
         batch = producer.batch()
         member.fill(batch, records)
         await batch.send_offsets(consumer)
-        if dice.random() < 0.1:
+        if rng.random() < 0.1:
             try:
-                await asyncio.wait_for(batch.commit(), dice.choice((0.0001, 0.001)))
+                await asyncio.wait_for(batch.commit(), rng.choice((0.0001, 0.001)))
             except TimeoutError:
                 try:
                     batch.outcome  # noqa: B018
@@ -318,15 +318,15 @@ async def looped(member: Member) -> None:
             else:
                 member.note_outcome(outcome)
         member.pause_some(consumer)
-        if dice.random() < member.options.reopen:
-            await producer.close(timeout=dice.choice((0, 0.05, 2)))
+        if rng.random() < member.options.reopen:
+            await producer.close(timeout=rng.choice((0, 0.05, 2)))
             outcomes.clear()
             member.trace("closed its producer")
             producer = SafeProducer(**member.of_producer())
             await producer.start()
             member.note("reopened")
             member.trace("opened another producer")
-    for each in dice.sample((consumer, producer), 2):
+    for each in rng.sample((consumer, producer), 2):
         await each.close(timeout=10)
 
 

@@ -97,7 +97,7 @@ def drive(settings: dict) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    servers, topic, dice = settings["servers"], settings["topic"], random.Random(settings["life"])
+    servers, topic, rng = settings["servers"], settings["topic"], random.Random(settings["life"])
     stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(settings["source"])
     columns = ["value AS key", "value"] if settings["keyed"] else ["value"]
     if settings["sink"] == "exact":
@@ -110,8 +110,8 @@ def drive(settings: dict) -> None:
     def write(df, batch_id) -> None:
         print("start", batch_id, flush=True)
         if settings["sink"] == "exact":
-            df = df.repartition(dice.randint(1, 5)).sortWithinPartitions(
-                f.hash(f.col("value"), f.lit(dice.random()))
+            df = df.repartition(rng.randint(1, 5)).sortWithinPartitions(
+                f.hash(f.col("value"), f.lit(rng.random()))
             )
             sink(df.selectExpr(*columns), batch_id)
             print("outcome", sink.last.name, sink.last.restarts, flush=True)
@@ -126,7 +126,7 @@ def drive(settings: dict) -> None:
         spark.dataSource.register(TellingSource)
         spark.streams.addListener(telling())
         # Whatever the tasks of each life are given differs.
-        stream = stream.repartition(dice.randint(1, 5), f.hash(f.col("value"), f.lit(dice.random())))
+        stream = stream.repartition(rng.randint(1, 5), f.hash(f.col("value"), f.lit(rng.random())))
         writer = stream.selectExpr(*columns).writeStream.format("telling")
         writer = writer.options(
             **{
@@ -134,7 +134,7 @@ def drive(settings: dict) -> None:
                 "topic": topic,
                 "kafka.compression.type": "lz4",
                 # A batch of one life is staged, that of another goes with the messages, of a third some of each.
-                "inlineBytes": str(dice.choice([0, 200_000, 10_000_000])),
+                "inlineBytes": str(rng.choice([0, 200_000, 10_000_000])),
             }
         )
         print("start", -1, flush=True)
@@ -279,12 +279,12 @@ class Growth:
 
 
 def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Path) -> dict:
-    dice = random.Random(seed)  # the same kills for each sink
+    rng = random.Random(seed)  # the same kills for each sink
     topic = f"{sink}-{seed}"
     cluster.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
     servers = ",".join(cluster.bootstrap_servers)
     kills = ["driver", "worker", "broker"] * options.kills
-    dice.shuffle(kills)
+    rng.shuffle(kills)
     if sink == "jvm":  # which has no Python workers
         kills = [kill for kill in kills if kill != "worker"]
     settings = {
@@ -333,16 +333,16 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     # are left than kills, none may be missed.
                     few = len(kills) >= options.files - outcomes.total()
                     if few and sink != "writer":  # which cannot be missed: it says where it is
-                        hit_at = time.monotonic() + dice.uniform(0, 0.1)
-                    elif dice.random() < 0.7:
+                        hit_at = time.monotonic() + rng.uniform(0, 0.1)
+                    elif rng.random() < 0.7:
                         before = growth.ends()
                         commits.unlink(missing_ok=True)
                     else:
-                        hit_at = time.monotonic() + dice.uniform(0, options.within)
+                        hit_at = time.monotonic() + rng.uniform(0, options.within)
                 elif before is not None and not line and sending(before):
                     # A fraction of a second later all of the batch is sent.
                     soon = 0.5 if sink == "writer" else 0.1
-                    before, hit_at = None, time.monotonic() + dice.uniform(0, soon)
+                    before, hit_at = None, time.monotonic() + rng.uniform(0, soon)
                 elif line[:1] == ["outcome"]:
                     before = None
                     outcomes[line[1]] += 1
@@ -353,7 +353,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     hit_at = None
                     what = kills[-1]
                     if what == "driver":
-                        alone = dice.random() < 0.5
+                        alone = rng.random() < 0.5
                         # Its workers are of process groups of their own; without it they end what they do.
                         others = life.workers() if sink == "writer" and not alone else []
                         life.kill(alone=alone)
@@ -361,9 +361,9 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                             with contextlib.suppress(ProcessLookupError):
                                 os.kill(worker, signal.SIGKILL)
                     elif what == "broker":
-                        node = dice.randint(1, 3)
+                        node = rng.randint(1, 3)
                         cluster.kill(node)
-                        down = node, time.monotonic() + dice.uniform(1, 4)
+                        down = node, time.monotonic() + rng.uniform(1, 4)
                     else:
                         workers = life.workers()
                         if not workers:
@@ -371,7 +371,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                             continue
                         # Rather the process of `commit` than another one.
                         committing = int(commits.read_text()) if commits.exists() else -1
-                        chosen = committing if committing in workers else dice.choice(workers)
+                        chosen = committing if committing in workers else rng.choice(workers)
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(chosen, signal.SIGKILL)
                     kills.pop()

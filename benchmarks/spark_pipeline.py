@@ -28,8 +28,8 @@ KINDS = ("plain", "keyed")
 
 def fill(servers: str, topic: str, rows: int, *, keyed: bool, partitions: int) -> None:
     """JSON values of about 100 bytes, numbered."""
-    dice = random.Random(7)
-    texts = [f"{dice.getrandbits(4 * dice.randrange(30, 90)):x}" for _ in range(1024)]
+    rng = random.Random(7)
+    texts = [f"{rng.getrandbits(4 * rng.randrange(30, 90)):x}" for _ in range(1024)]
 
     def records() -> Iterator[tuple[str | None, bytes]]:
         for number in range(rows):

@@ -38,10 +38,10 @@ TOPICS = ("plain", "keyed")
 def write(servers: str, topic: str, count: int, partitions: int) -> None:
     """Not all the same, not compressible to nothing."""
     noise = os.urandom(200_000)
-    dice = random.Random(7)
+    rng = random.Random(7)
     keyed = topic == "keyed"
-    places = [dice.randrange(100_000) for _ in range(1024)]
-    values = [noise[at : at + (dice.randrange(60, 141) if keyed else 100)] for at in places]
+    places = [rng.randrange(100_000) for _ in range(1024)]
+    values = [noise[at : at + (rng.randrange(60, 141) if keyed else 100)] for at in places]
     keys = (b"customer-%06d" % (number * 7919 % KEYS) if keyed else None for number in range(count))
     produce(servers, topic, ((key, values[number & 1023]) for number, key in enumerate(keys)), partitions)
 

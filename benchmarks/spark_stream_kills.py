@@ -307,7 +307,7 @@ class Load:
 
     def __init__(self, servers: str, orders: str, payments: str, seed: int, rate: float) -> None:
         self._orders, self._payments = orders, payments
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._rate = rate
         self._stop = threading.Event()
         self.written = 0
@@ -332,14 +332,14 @@ class Load:
         self._producer.flush(60)
 
     def _order(self, ms: int) -> None:
-        number, dice = self.written, self._dice
+        number, rng = self.written, self._rng
         self.written += 1
-        order = json.dumps({"id": number, "user": f"u{dice.randrange(USERS)}", "ms": ms}).encode()
-        for _ in range(2 if dice.random() < TWICE else 1):
-            self._producer.produce(self._orders, order, partition=dice.randrange(PARTITIONS))
-        if dice.random() < PAID:
-            payment = json.dumps({"id": number, "amount": dice.randrange(100), "ms": ms + dice.randrange(50)})
-            self._producer.produce(self._payments, payment.encode(), partition=dice.randrange(PARTITIONS))
+        order = json.dumps({"id": number, "user": f"u{rng.randrange(USERS)}", "ms": ms}).encode()
+        for _ in range(2 if rng.random() < TWICE else 1):
+            self._producer.produce(self._orders, order, partition=rng.randrange(PARTITIONS))
+        if rng.random() < PAID:
+            payment = json.dumps({"id": number, "amount": rng.randrange(100), "ms": ms + rng.randrange(50)})
+            self._producer.produce(self._payments, payment.encode(), partition=rng.randrange(PARTITIONS))
 
     def stop(self) -> int:
         """Returns the event time, ms, from which on the later ones are."""
@@ -471,7 +471,7 @@ class Run:
         self.settings, self.executors, self.options = settings, executors, options
         self.folder = Path(settings["folder"])
         self.hold = self.folder / "hold"
-        self.dice = random.Random(options.seed)
+        self.rng = random.Random(options.seed)
         self.growth = Growth(settings["servers"], settings["target"])
         self.done: collections.Counter[str] = collections.Counter()
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -492,7 +492,7 @@ class Run:
         self.lives += 1
         assert self.lives < 200, self.failures[-3:]
         # Rows have keys in some lives: then they go through an exchange before they are sent.
-        settings = {**self.settings, "keyed": self.dice.random() < 0.5}
+        settings = {**self.settings, "keyed": self.rng.random() < 0.5}
         self.driver = Driver(settings, self.folder / "driver.log")
         return self.driver
 
@@ -518,13 +518,13 @@ class Run:
         driver = self._committed() if aim == "between" else self._writing()
         batch = -1 if driver.begun is None else driver.begun
         if what == "driver":
-            driver.kill(alone=self.dice.random() < 0.3)
+            driver.kill(alone=self.rng.random() < 0.3)
             driver.process.wait(60)
         else:
             while not (processes := self.executors()):
                 self.check()
                 time.sleep(0.05)
-            chosen = processes if self.dice.random() < 0.3 else [self.dice.choice(processes)]
+            chosen = processes if self.rng.random() < 0.3 else [self.rng.choice(processes)]
             for process in chosen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -566,7 +566,7 @@ class Run:
             while driver.lives and driver.begun == batch and driver.committed != batch:
                 self.check()
                 if self.growth.total() > before + 2 * PARTITIONS:
-                    time.sleep(self.dice.uniform(0, 0.1))
+                    time.sleep(self.rng.uniform(0, 0.1))
                     return driver
             # Nothing was written in this one.
 
@@ -632,7 +632,7 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 # Drivers and executors begin with different ones, so that one kill of each is one of either kind.
                 aims = {"driver": ("between", "writing"), "executor": ("writing", "between")}
                 plan = [(what, aims[what][number % 2]) for what, number in kills]
-                running.dice.shuffle(plan)
+                running.rng.shuffle(plan)
                 if ("driver", "between") in plan:  # in the very first micro-batch
                     plan.remove(("driver", "between"))
                     plan.insert(0, ("driver", "between"))

@@ -201,7 +201,7 @@ def live(life: Life, tell: Connection, answers: Connection) -> None:
     if life.step != "random":
         _stop_at(life, said, answers)
     orders, audit = life.topics
-    dice = random.Random(life.first)
+    rng = random.Random(life.first)
     producer = SafeProducer(**life.options)
     number = life.first
     fresh: deque[tuple[int, Any]] = deque()
@@ -209,12 +209,12 @@ def live(life: Life, tell: Connection, answers: Connection) -> None:
     end = time.monotonic() + 2 * STUCK_AFTER_S
     while time.monotonic() < end:
         if len(delivered) < MOST_OPEN:
-            if dice.randrange(life.atomic):
-                where = dice.randrange(PARTITIONS)
+            if rng.randrange(life.atomic):
+                where = rng.randrange(PARTITIONS)
                 said(f"A {number} {where}")
                 fresh.append((number, producer.send(orders, b"%d" % number, partition=where)))
             else:
-                some = dice.sample(range(PARTITIONS), dice.randrange(1, PARTITIONS + 1))
+                some = rng.sample(range(PARTITIONS), rng.randrange(1, PARTITIONS + 1))
                 said(f"A {number} {','.join(map(str, [*some, AUDIT]))}")
                 with producer.batch() as batch:
                     for where in some:
@@ -239,7 +239,7 @@ def live(life: Life, tell: Connection, answers: Connection) -> None:
                 said(f"X {first}: {error!r}".replace("\n", " ")[:400])
             else:
                 said(f"G {first}")
-        time.sleep(dice.random() * 0.01)
+        time.sleep(rng.random() * 0.01)
 
 
 def _done(future: Any) -> bool:
@@ -389,8 +389,8 @@ class Course:
 
     def __init__(self, cluster: KafkaCluster, delivery: str, spool: str, directory: Path, seed: int) -> None:
         self.cluster, self.delivery, self.spool = cluster, delivery, spool
-        self.dice = random.Random(f"{seed} {delivery} {spool}")
-        tag = f"{delivery}-{spool}-{self.dice.randrange(10**6)}"
+        self.rng = random.Random(f"{seed} {delivery} {spool}")
+        tag = f"{delivery}-{spool}-{self.rng.randrange(10**6)}"
         self.topics = (f"orders-{tag}", f"audit-{tag}")
         cluster.create_topic(self.topics[0], partitions=PARTITIONS)
         cluster.create_topic(self.topics[1], partitions=1)
@@ -433,7 +433,7 @@ class Course:
             self.topics,
             self.number,
             step,
-            self.dice.randrange(1, 6),
+            self.rng.randrange(1, 6),
             alone,
             3 if self.delivery == "transactional" else 6,
         )
@@ -448,7 +448,7 @@ class Course:
         down: list[int] = []
         try:
             # A random moment: from within its recovery to long after that.
-            deadline = time.monotonic() + (self.dice.uniform(0.2, 2) if step == "random" else 20)
+            deadline = time.monotonic() + (self.rng.uniform(0.2, 2) if step == "random" else 20)
             stop = self._listen(lines, deadline, until_stop=True)
             row.steps[step if stop else "random"] += 1
             row.counts["kills"] += 1
@@ -456,7 +456,7 @@ class Course:
                 process.kill()
             elif victim == "all":
                 down = [1, 2, 3]
-                if self.dice.random() < 0.5:
+                if self.rng.random() < 0.5:
                     process.kill()
                 self.cluster.kill_all()
                 process.kill()
@@ -480,9 +480,9 @@ class Course:
 
     def _outlive(self, row: Row, process: Any, lines: _Lines, node: int) -> None:
         """A broker is down: the process is killed as well, or it has to deliver what it accepts from now on."""
-        restart = time.monotonic() + self.dice.uniform(0, 3)
-        lives = self.dice.random() < 0.6
-        end = time.monotonic() + (STUCK_AFTER_S if lives else self.dice.uniform(0, 2))
+        restart = time.monotonic() + self.rng.uniform(0, 3)
+        lives = self.rng.random() < 0.6
+        end = time.monotonic() + (STUCK_AFTER_S if lives else self.rng.uniform(0, 2))
         mark = max(self.accepted, default=-1)
         while time.monotonic() < end and not (lives and self.got > mark):
             self._listen(lines, time.monotonic() + 0.1)
@@ -508,7 +508,7 @@ class Course:
             self._time_out(row)
         elif victim == "commit":
             self._commit(row)
-        if self.dice.random() < 0.3:
+        if self.rng.random() < 0.3:
             # What some partitions have is decided: the others get it without any help of ours.
             end = time.monotonic() + STUCK_AFTER_S
             while (halves := self.seen.still_half()) and time.monotonic() < end:
@@ -559,10 +559,10 @@ class Course:
 
     def _node(self, victim: str, stop: list[str] | None) -> int:
         """Whom it is about to hear from, or has just heard from."""
-        name, topic, partition = stop or ("-", self.topics[0], str(self.dice.randrange(PARTITIONS)))
+        name, topic, partition = stop or ("-", self.topics[0], str(self.rng.randrange(PARTITIONS)))
         if victim == "leader":
             return self.cluster.leader(topic, int(partition))
-        number = _java_hash(name) % 3 if name != "-" else self.dice.randrange(3)
+        number = _java_hash(name) % 3 if name != "-" else self.rng.randrange(3)
         return self.cluster.leader("__transaction_state", number)
 
     def _listen(self, lines: _Lines, deadline: float, *, until_stop: bool = False) -> list[str] | None:

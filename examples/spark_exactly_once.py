@@ -92,10 +92,10 @@ def pipeline(servers: str, checkpoint: str) -> None:
 
 def produce(servers: list[str], spool: str, clicks: int) -> collections.Counter:
     """Writes clicks. Returns the number of clicks for each minute and page."""
-    dice, expected = random.Random(6), collections.Counter()
+    rng, expected = random.Random(6), collections.Counter()
     with SafeProducer(bootstrap_servers=servers, spool_dir=spool) as producer:
         for number in range(clicks):
-            at, page = BEGIN_S + number * MINUTES * 60 // clicks, dice.choice(PAGES)
+            at, page = BEGIN_S + number * MINUTES * 60 // clicks, rng.choice(PAGES)
             expected[at // 60 * 60, page] += 1
             producer.send(CLICKS, json.dumps({"at": at, "page": page}).encode())
         # One much later click moves the watermark, so that Spark completes all minutes before it.

@@ -24,14 +24,14 @@ from kafka import TopicPartition
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.delivery import Delivery
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import Parts
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.delivery.engine.parcels import Parcel, leaves
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.delivery.readings import Claim
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
@@ -93,11 +93,11 @@ class BatchOutcome(metaclass=Tidy):
         cancelled = Absent(NEVER_CANCELLED)
 
     def __init__(self, producer: SafeProducer, head: Parcel, batch: AtomicBatch) -> None:
-        self.batch_id = "" if head.slip is None else head.slip.unit_id.hex()
+        self.batch_id = "" if head.unit_handle is None else head.unit_handle.unit_id.hex()
         self._producer = producer
         self._parts = batch._parts
         self._head = head
-        self._unit = _Unit(head, batch._chunks, batch._fate, batch._parts.delivery)
+        self._unit = _Unit(head, batch._open_batches, batch._fate, batch._parts.delivery)
 
     def __repr__(self) -> str:
         if self.is_done:
@@ -231,7 +231,7 @@ class _Unit:
 
     Args:
         head: The parcel that stands for the whole batch.
-        chunks: The chunks of its records.
+        open_batches: The open batches of its records.
         fate: The batch's `_fate`.
         delivery: Has the thread that calls back.
 
@@ -243,12 +243,12 @@ class _Unit:
     def __init__(
         self,
         head: Parcel,
-        chunks: list[Chunk],
+        open_batches: list[OpenBatch],
         fate: dict[str, _Unit | None],
         delivery: Delivery,
     ) -> None:
         self.head = head
-        self.chunks = chunks
+        self.open_batches = open_batches
         self.parcels: list[Parcel] = []
         self.callbacks: list[tuple[bool, Callable[[Any], object]]] = []
         self._delivery = delivery
@@ -281,8 +281,8 @@ class _Unit:
     def handed_over(self) -> None:
         """Record that the batch was handed to the pump, which decides about it from now on."""
         self._fate = None
-        for chunk in self.chunks:
-            chunk.unguard()
+        for open_batch in self.open_batches:
+            open_batch.unguard()
 
     def settle_empty(self) -> None:
         """Mark an empty batch as durable and committed."""
@@ -326,8 +326,8 @@ class _Unit:
             last = parcel.base_offset + parcel.count - 1 if parcel.base_offset >= 0 else -1
             found[at] = found.get(at, (parcel.base_offset, -1))[0], last
             records += parcel.count
-        slip = self.head.slip
-        return BatchMetadata("" if slip is None else slip.unit_id.hex(), found, records)
+        unit_handle = self.head.unit_handle
+        return BatchMetadata("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
 
 
 class AtomicBatch:
@@ -348,8 +348,8 @@ class AtomicBatch:
         self._plain = _parts.form.plain
         self._new_future = _future
         self._transactional_id = _text("transactional_id", transactional_id)
-        self._chunks: list[Chunk] = []
-        self._open: dict[str, Chunk] = {}
+        self._open_batches: list[OpenBatch] = []
+        self._open: dict[str, OpenBatch] = {}
         self._offsets: dict[str, m.GroupOffsets] = {}
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
@@ -431,7 +431,7 @@ class AtomicBatch:
         """
         if self._fate:
             self._check_fate(None)
-        chunk: Chunk | None = None
+        open_batch: OpenBatch | None = None
         index = -1
         # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
         if (
@@ -446,24 +446,24 @@ class AtomicBatch:
             if key is not None:
                 size += len(key)
             try:
-                chunk = self._open[topic]
-                left = chunk.left - size
-                if left >= 0 and size <= self._room and chunk.open:
-                    index = next(chunk.numbers)
+                open_batch = self._open[topic]
+                left = open_batch.left - size
+                if left >= 0 and size <= self._room and open_batch.open:
+                    index = next(open_batch.numbers)
                     if key is not None:
-                        chunk.keys[index] = key
-                    chunk.values[index] = value
-                    chunk.left = left
+                        open_batch.keys[index] = key
+                    open_batch.values[index] = value
+                    open_batch.left = left
                     self._room -= size
                     future: RecordFuture = self._new_future()
                     future._producer = self._producer
-                    future._chunk = chunk
+                    future._open_batch = open_batch
                     future._index = index
                     future._first = True
                     return future
             except LookupError:
                 pass
-        return self._add(topic, value, key, headers, partition, timestamp_ms, chunk, index)
+        return self._add(topic, value, key, headers, partition, timestamp_ms, open_batch, index)
 
     def _add(
         self,
@@ -473,12 +473,12 @@ class AtomicBatch:
         headers: list[tuple[str, bytes | None]] | None,
         partition: int | None,
         timestamp_ms: int | None,
-        chunk: Chunk | None,
+        open_batch: OpenBatch | None,
         index: int,
     ) -> RecordFuture:
         """Finish `send` for a record that needs more than the fast path.
 
-        If `index` is not negative, the record has this number in `chunk` already, but no list entry yet.
+        If `index` is not negative, the record has this number in `open_batch` already, but no list entry yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -493,18 +493,18 @@ class AtomicBatch:
                 " Commit the batch without it, or raise spool_segment_bytes"
             )
         if index < 0:
-            chunk = self._open.get(topic)
-            if chunk is not None and chunk.open and chunk.left >= size:
-                index = next(chunk.numbers)
-        if chunk is None or not 0 <= index < chunk.most - 1:
-            chunk = parts.admission.chunk_apart(topic, self._cannot_wait)
-            # The order matters: a Ctrl-C in between leaves an empty chunk, not a forgotten one.
-            self._chunks.append(chunk)
-            self._open[topic] = chunk
-            index = next(chunk.numbers)
-        chunk.left -= size
-        chunk.put(index, key, value, special)
-        future: RecordFuture = self._new_future._of(self._producer, chunk, index)
+            open_batch = self._open.get(topic)
+            if open_batch is not None and open_batch.open and open_batch.left >= size:
+                index = next(open_batch.numbers)
+        if open_batch is None or not 0 <= index < open_batch.most - 1:
+            open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
+            # The order matters: a Ctrl-C in between leaves an empty open batch, not a forgotten one.
+            self._open_batches.append(open_batch)
+            self._open[topic] = open_batch
+            index = next(open_batch.numbers)
+        open_batch.left -= size
+        open_batch.put(index, key, value, special)
+        future: RecordFuture = self._new_future._of(self._producer, open_batch, index)
         self._room -= size
         return future
 
@@ -620,12 +620,12 @@ class AtomicBatch:
                 "The consumer whose offsets are in this batch went back to an earlier offset or lost its partitions, so"
                 " its records will be read again. Nothing of this batch is sent"
             )
-        slip = Slip(
+        unit_handle = UnitHandle(
             transactional_id=self._transactional_id,
             offsets=tuple(self._offsets.values()),
             readings=dict(self._readings),
         )
-        head = Parcel("", -1, None, 0, 0, 0, slip=slip)
+        head = Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)
         outcome = BatchOutcome(self._producer, head, self)
         self._attempts[outcome._unit] = outcome
         self._parts.admission.submit_unit(outcome._unit, self._most - self._room)
@@ -642,7 +642,7 @@ class AtomicBatch:
             raise UsageError("This batch was committed already")
         # Break the reference cycle: it would keep this batch and the producer alive until the next garbage collection.
         self._open.clear()
-        self._chunks.clear()
+        self._open_batches.clear()
 
     def _check_open(self) -> None:
         if self._fate:

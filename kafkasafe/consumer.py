@@ -283,7 +283,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         if self._is_closed():
             return
         # Ignore answers from now on: the objects that they would wake are about to be closed.
-        self._reading.desk.retire()
+        self._reading.runner.retire()
         self._reading.parts.cancel()
         parent: Any = super()
         try:
@@ -564,7 +564,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
                 return None if state.position is None else int(state.position.offset)
-            reading.desk.wait(min(left_s, 0.1))
+            reading.runner.wait(min(left_s, 0.1))
 
     def health(self) -> ConsumerHealth:
         """Return whether the program polls and all its partitions are read; separately, whether a broker is connected.

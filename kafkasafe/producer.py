@@ -18,8 +18,8 @@ import kafka.errors as kafka_errors
 from kafka.producer.future import FutureRecordMetadata, RecordMetadata
 from kafka.structs import TopicPartition
 
-from kafkasafe._producing.chunk import Chunk, Special
 from kafkasafe._producing.delivery import safely
+from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import Parts, opened
 from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
@@ -55,13 +55,13 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     are named as in asyncio. A future computes its state only when the program asks for it, so unused futures are cheap.
     """
 
-    __slots__ = ("_chunk", "_first", "_index", "_producer")
+    __slots__ = ("_first", "_index", "_open_batch", "_producer")
 
     # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
     # itself, which saves a Python call for each record.
     __init__ = object.__init__
     _producer: SafeProducer
-    _chunk: Chunk
+    _open_batch: OpenBatch
     _index: int
     _first: bool
     """The thread that adds the record's first callback deletes this attribute. If two threads try at the same time, one
@@ -82,21 +82,21 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancelled = Absent(NEVER_CANCELLED)
 
     @classmethod
-    def _of(cls, producer: SafeProducer, chunk: Chunk, index: int) -> Self:
-        """Return a future of record `index` of a chunk. `send` does the same without a call."""
+    def _of(cls, producer: SafeProducer, open_batch: OpenBatch, index: int) -> Self:
+        """Return a future of record `index` of an open batch. `send` does the same without a call."""
         future: Self = cls()
-        future._producer, future._chunk, future._index, future._first = producer, chunk, index, True
+        future._producer, future._open_batch, future._index, future._first = producer, open_batch, index, True
         return future
 
     def _parcel(self) -> Parcel | None:
-        return None if self._chunk.parcels is None else self._chunk.locate(self._index)[0]
+        return None if self._open_batch.parcels is None else self._open_batch.locate(self._index)[0]
 
     # kafka-python assigns the next three attributes. This class computes them on access.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
-        chunk = self._chunk
-        return chunk.parcels is not None and chunk.locate(self._index)[0].done
+        open_batch = self._open_batch
+        return open_batch.parcels is not None and open_batch.locate(self._index)[0].done
 
     @property
     def value(self) -> RecordMetadata | None:  # type: ignore[override]
@@ -126,7 +126,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        self._producer._parts.accumulator.seal_one(self._chunk)
+        self._producer._parts.accumulator.seal_one(self._open_batch)
         self._producer._pump.wait(self._durable_or_never, timeout)
         return self._made_durable(timeout)
 
@@ -181,10 +181,10 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
                 record is delivered when its own cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
-        self._producer._parts.accumulator.seal_one(self._chunk)
+        self._producer._parts.accumulator.seal_one(self._open_batch)
         self._producer._pump.wait(self._done_or_never, timeout, choosy=True)
         if self.is_done:
-            self._producer._parts.delivery.called(self._chunk, deadline)
+            self._producer._parts.delivery.called(self._open_batch, deadline)
         return self._result(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -195,11 +195,11 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not self.is_done:
             import asyncio  # the program that awaits has imported it
 
-            if self._chunk.parcels is None:
-                # Let the pump's thread seal the chunk: choosing partitions and encoding records would block the event
-                # loop.
-                self._chunk.hurry()
-                self._producer._pump.poke()
+            if self._open_batch.parcels is None:
+                # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
+                # event loop.
+                self._open_batch.make_due()
+                self._producer._pump.wake()
             waits = LoopWaits.of(self._producer._pump.ledger.waiters, asyncio.get_running_loop())
             yield from self._wait_in_loop(waits)
         return self._result(None)
@@ -208,12 +208,12 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False
     ) -> Any:
         """Return an awaitable that ends when `_result` (or `_made_durable`) can return a result or raise an error."""
-        chunk, producer = self._chunk, self._producer
+        open_batch, producer = self._open_batch, self._producer
         ledger, kept = producer._pump.ledger, durable and not producer._config.in_memory
         return waits.until(
-            (chunk, True) if kept else chunk,
+            (open_batch, True) if kept else open_batch,
             self._index,
-            lambda: Fates(chunk, ledger, durable=kept),
+            lambda: Fates(open_batch, ledger, durable=kept),
             timeout_s,
         )
 
@@ -239,10 +239,10 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._metadata()
 
     def _because(self) -> str:
-        return because(self._producer._pump.refused(self._chunk.topic))
+        return because(self._producer._pump.refused(self._open_batch.topic))
 
     def _metadata(self) -> RecordMetadata:
-        return self._chunk.metadata(self._index)
+        return self._open_batch.metadata(self._index)
 
     def succeeded(self) -> bool:
         """Return whether the record was acknowledged."""
@@ -265,50 +265,53 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """
         if args or kwargs:
             f = functools.partial(f, *args, **kwargs)
-        chunk = self._chunk
-        if chunk.open:
-            # The common case needs no lock (see `Chunk`): store the callback, then check that the chunk is still open.
-            # `firsts` has one place for each record. Only one caller gets it: deleting `_first` succeeds only once.
+        open_batch = self._open_batch
+        if open_batch.open:
+            # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
+            # open. `firsts` has one place for each record. Only one caller gets it: deleting `_first` succeeds only
+            # once.
             try:
                 del self._first
-                chunk.firsts[self._index] = f
+                open_batch.firsts[self._index] = f
             except AttributeError:
                 return self._add_callback(f)
             except IndexError:
-                chunk.put_first(self._index, f)
-            if chunk.open:
+                open_batch.put_first(self._index, f)
+            if open_batch.open:
                 return self
-            firsts = chunk.first_calls()
+            firsts = open_batch.first_calls()
             if self._index < len(firsts) and firsts[self._index] is not None:
-                if chunk.parcels is not None:
-                    chunk.watch((chunk.locate(self._index)[0],))
+                if open_batch.parcels is not None:
+                    open_batch.watch((open_batch.locate(self._index)[0],))
                 return self
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback the slow way: for later callbacks of a record, and for chunks that may be sealed already."""
-        if not self._enlisted(self._chunk.callbacks, call) and self.succeeded():
+        """Add a callback the slow way: for later callbacks of a record, and for open batches that may be sealed
+        already.
+        """
+        if not self._enlisted(self._open_batch.callbacks, call) and self.succeeded():
             safely(lambda: call(self._metadata()))
         return self
 
     def add_errback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `f(*args, exception, **kwargs)` when the record is rejected or dropped."""
         call = functools.partial(f, *args, **kwargs) if args or kwargs else f
-        if not self._enlisted(self._chunk.errbacks, call) and self.failed():
+        if not self._enlisted(self._open_batch.errbacks, call) and self.failed():
             safely(lambda: call(self.exception))
         return self
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
         """Return True if the callback thread will make the call; False if the record's result is final already."""
-        chunk = self._chunk
-        if chunk.parcels is not None and self.is_done:
+        open_batch = self._open_batch
+        if open_batch.parcels is not None and self.is_done:
             return False
         if not calls:
-            chunk.thread.start()
+            open_batch.thread.start()
         calls += (self._index, call)
-        # Look at `parcels` only after adding the call: the chunk is sealed before the callback thread reads the list.
-        if chunk.parcels is not None:
-            chunk.watch((chunk.locate(self._index)[0],))
+        # Look at `parcels` only after adding the call: the batch is sealed before the callback thread reads the list.
+        if open_batch.parcels is not None:
+            open_batch.watch((open_batch.locate(self._index)[0],))
         return True
 
     def add_both(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
@@ -323,7 +326,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
     def __repr__(self) -> str:
         if not self.is_done:
-            return f"<RecordFuture {self._chunk.topic} pending{', durable' if self._is_durable() else ''}>"
+            return (
+                f"<RecordFuture {self._open_batch.topic} pending{', durable' if self._is_durable() else ''}>"
+            )
         return f"<RecordFuture {self.exception or self._metadata()}>"
 
 
@@ -413,7 +418,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._pump = parts.delivery.pump
         # `send` looks at these two. They spare it a step for each record.
         self._plain = parts.form.plain and self._transactions is None
-        self._chunks = parts.accumulator.chunks
+        self._open_batches = parts.accumulator.open_batches
         self._parts = parts
         if config.prometheus:
             from kafkasafe.metrics import install
@@ -492,31 +497,31 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             key, value, special, size = self._parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
-        # No lock here: it would cost more than all the rest. See `Chunk`.
-        chunk: Chunk | None = None
+        # No lock here: it would cost more than all the rest. See `OpenBatch`.
+        open_batch: OpenBatch | None = None
         index = -1
         try:
-            chunk = self._chunks[topic]
-            chunk.left = left = chunk.left - size
+            open_batch = self._open_batches[topic]
+            open_batch.left = left = open_batch.left - size
             if left >= 0:
-                index = next(chunk.numbers)
+                index = next(open_batch.numbers)
                 if key is not None:
-                    chunk.keys[index] = key
+                    open_batch.keys[index] = key
                 if special is not None:
-                    chunk.special[index] = special
+                    open_batch.special[index] = special
                 # Create the future before the record is accepted: if the stack is exhausted, this call raises.
                 future: RecordFuture = RecordFuture()
-                chunk.values[index] = value
-                if chunk.open:
+                open_batch.values[index] = value
+                if open_batch.open:
                     # Four single assignments: a tuple assignment takes twice as long.
                     future._producer = self
-                    future._chunk = chunk
+                    future._open_batch = open_batch
                     future._index = index
                     future._first = True
                     return future
         except LookupError:
             pass
-        return self._parts.admission.accept(self._future, topic, key, value, special, size, chunk, index)
+        return self._parts.admission.accept(self._future, topic, key, value, special, size, open_batch, index)
 
     def batch(self, *, transactional_id: str = "") -> AtomicBatch:
         """Open an atomic batch: records of any topics and partitions, delivered together or not at all.
@@ -536,8 +541,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._parts.lifecycle.raise_closed()
         return AtomicBatch(self, transactional_id, self._parts, RecordFuture)
 
-    def _future(self, chunk: Chunk, index: int) -> RecordFuture:
-        future: RecordFuture = RecordFuture._of(self, chunk, index)
+    def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
+        future: RecordFuture = RecordFuture._of(self, open_batch, index)
         return future
 
     def flush(self, timeout: float | None = None) -> None:
@@ -811,9 +816,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return f"<SafeProducer {self._config.client_id} {state} spool={where}>"
 
 
-def future_of(producer: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
-    """Return a future of record `index` of a chunk."""
-    return producer._future(chunk, index)
+def future_of(producer: SafeProducer, open_batch: OpenBatch, index: int) -> RecordFuture:
+    """Return a future of record `index` of an open batch."""
+    return producer._future(open_batch, index)
 
 
 def parts_of(producer: SafeProducer) -> Parts:

@@ -71,13 +71,13 @@ class Times:
         clock: Returns monotonic seconds.
         sleep: Sleeps for this many seconds.
         async_sleep: Sleeps for this many seconds in a task.
-        dice: Returns a number in [0, 1).
+        random_fraction: Returns a number in [0, 1).
     """
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
     async_sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    dice: Callable[[], float] = random.random
+    random_fraction: Callable[[], float] = random.random
 
 
 _REAL: Final = Times()
@@ -182,7 +182,9 @@ class RetryPolicy:
             raise ConfigError(
                 "deadline_ms and attempts are both None: a call would be repeated forever; set one"
             )
-        self._wait = wait or Backoff(self._first_s, self._max_s, least_s=self._least_s, dice=_times.dice)
+        self._wait = wait or Backoff(
+            self._first_s, self._max_s, least_s=self._least_s, random_fraction=_times.random_fraction
+        )
         # Check the name here, so that a wrong one does not wait for the first error.
         self._api = classify(0, api).api
         self._on_retry = on_retry

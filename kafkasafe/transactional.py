@@ -34,7 +34,7 @@ __all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
 
 log = EventLog("producer")
 
-_MEET_S: Final = 1.0
+_METADATA_WAIT_S: Final = 1.0
 _FENCED: Final = frozenset({47, 90})
 _NOT_A_MEMBER: Final = frozenset({22, 25, 82})
 
@@ -101,7 +101,7 @@ class TransactionFuture(RecordFuture):
         """
         self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self._chunk.topic, self._partition)
+            at = TopicPartition(self._open_batch.topic, self._partition)
             return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
         return super().get(timeout)
 
@@ -133,7 +133,7 @@ class TransactionFuture(RecordFuture):
 
     def __repr__(self) -> str:
         if self._transaction.aborted:
-            return f"<TransactionFuture {self._chunk.topic} aborted>"
+            return f"<TransactionFuture {self._open_batch.topic} aborted>"
         return super().__repr__()
 
 
@@ -150,17 +150,17 @@ class _Transaction(AtomicBatch):
 
     def abort(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""
-        chunks = list(self._chunks)  # `drop` clears the list
+        open_batches = list(self._open_batches)  # `drop` clears the list
         self.drop()
         self.aborted = True
-        for chunk in chunks:
-            calls = list(zip(chunk.errbacks[::2], chunk.errbacks[1::2], strict=False))
+        for open_batch in open_batches:
+            calls = list(zip(open_batch.errbacks[::2], open_batch.errbacks[1::2], strict=False))
             if calls:
                 functions = [call for _, call in calls]
                 errors = [kafka_errors.TransactionAbortedError() for _ in calls]
                 callbacks = self._parts.delivery.callbacks
                 callbacks.put(_later(callbacks, functions, errors))
-            chunk.forget()
+            open_batch.forget()
 
 
 def _later(
@@ -184,11 +184,13 @@ class Transactions:
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.open.values()
-            if head.slip is not None and head.slip.transactional_id == self._id and not head.count
+            if head.unit_handle is not None
+            and head.unit_handle.transactional_id == self._id
+            and not head.count
         ]
         self._ended = pump.earlier(self._id)
         self._asked = False
-        self._met: set[str] = set()
+        self._checked_topics: set[str] = set()
         """Topics whose partitions were looked up. `send` looks up a topic at its first record with a `partition`
         argument."""
 
@@ -242,11 +244,11 @@ class Transactions:
             error = None if committed else BatchDroppedError(mark.reason)
             last = LastTransaction(unit.unit_id.hex(), committed, _by_group(unit.offsets), error)
         for head in self._earlier:
-            slip = head.slip
-            if slip is None:
+            unit_handle = head.unit_handle
+            if unit_handle is None:
                 continue
-            offsets = _by_group(slip.offsets)
-            last = LastTransaction(slip.unit_id.hex(), head.error is None, offsets, head.error)
+            offsets = _by_group(unit_handle.offsets)
+            last = LastTransaction(unit_handle.unit_id.hex(), head.error is None, offsets, head.error)
             if last.committed:
                 self._log.info(
                     "%s: the transaction %s, which an earlier producer had decided to commit, is committed",
@@ -297,17 +299,17 @@ class Transactions:
         if self._state is not State.IN_TRANSACTION or batch is None:
             raise kafka_errors.IllegalStateError(f"Cannot call send in state {self._state.value}")
         if type(partition) is int:
-            self._meet(topic, partition)
+            self._check_partition_exists(topic, partition)
         accepted = batch.send(topic, value, key, headers, partition, timestamp_ms)
-        future: TransactionFuture = TransactionFuture._of(producer, accepted._chunk, accepted._index)
+        future: TransactionFuture = TransactionFuture._of(producer, accepted._open_batch, accepted._index)
         future._transaction, future._partition = batch, -1 if partition is None else partition
         return future
 
-    def _meet(self, topic: str, partition: int) -> None:
+    def _check_partition_exists(self, topic: str, partition: int) -> None:
         """Refuse a partition that the topic does not have: a commit would wait for it, and could not be undone."""
         parts = self._parts
         parts.admission.check_topic(topic)
-        if topic in self._met or parts.partitioning.knows(topic) or not parts.cluster.connected:
+        if topic in self._checked_topics or parts.partitioning.knows(topic) or not parts.cluster.connected:
             return
         cluster = parts.cluster
 
@@ -317,11 +319,13 @@ class Transactions:
 
         if not partitions():
             parts.delivery.pump.refresh_topic(topic)
-            parts.delivery.pump.wait(lambda: bool(partitions()), min(_MEET_S, parts.config.max_block_s))
+            parts.delivery.pump.wait(
+                lambda: bool(partitions()), min(_METADATA_WAIT_S, parts.config.max_block_s)
+            )
         known = partitions()
         if known and partition not in known:
             raise ValueError(f"Unrecognized partition {partition} for topic {topic}: it has {len(known)}")
-        self._met.add(topic)
+        self._checked_topics.add(topic)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, Any], group: Any) -> None:
         """See `SafeProducer.send_offsets_to_transaction`."""
@@ -362,7 +366,7 @@ class Transactions:
         if batch is None:
             raise AssertionError("There is no transaction")
         if batch.is_open:
-            if not batch._chunks and not batch._offsets:
+            if not batch._open_batches and not batch._offsets:
                 self._state, self._open = State.READY, None
                 return
             batch.commit()
@@ -398,7 +402,7 @@ class Transactions:
         """Abort an open transaction."""
         batch, self._open = self._open, None
         if batch is not None and batch.is_open:
-            if batch._chunks or batch._offsets:
+            if batch._open_batches or batch._offsets:
                 self._log.warning(
                     "%s: the producer was closed with an open transaction. It is aborted, and none of its records was"
                     " sent",

@@ -60,20 +60,24 @@ def test_no_other_module_reckons_a_pause():
     max_s=st.floats(0.001, 50),
     least_s=st.floats(0, 1),
     jitter=st.floats(0, 1),
-    dice=st.floats(0, 1, exclude_max=True),
+    random_fraction=st.floats(0, 1, exclude_max=True),
     failures=st.integers(1, 10_000),
 )
-def test_a_pause_is_between_the_least_and_the_bound(first_s, max_s, least_s, jitter, dice, failures):
-    pause_s = Backoff(first_s, max_s, least_s=least_s, jitter=jitter, dice=lambda: dice).pause_s(failures)
+def test_a_pause_is_between_the_least_and_the_bound(
+    first_s, max_s, least_s, jitter, random_fraction, failures
+):
+    pause_s = Backoff(
+        first_s, max_s, least_s=least_s, jitter=jitter, random_fraction=lambda: random_fraction
+    ).pause_s(failures)
     bound_s = min(first_s * 2.0 ** min(failures - 1, 60), max_s)
     assert least_s * 0.999 <= pause_s <= max(least_s, bound_s) * 1.001
     assert pause_s >= bound_s * (1 - jitter) * 0.999
 
 
-@pytest.mark.parametrize(("dice", "share"), [(0.0, 0.8), (0.5, 1.0), (0.999999, 1.2)])
-def test_reconnects_are_off_by_a_fifth_at_most(mocker, dice, share):
+@pytest.mark.parametrize(("random_fraction", "share"), [(0.0, 0.8), (0.5, 1.0), (0.999999, 1.2)])
+def test_reconnects_are_off_by_a_fifth_at_most(mocker, random_fraction, share):
     backoff = Backoff.around(0.05, 1.0)
-    mocker.patch.object(backoff, "_dice", return_value=dice)
+    mocker.patch.object(backoff, "_random_fraction", return_value=random_fraction)
     expected = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert [backoff.pause_s(n) for n in range(1, 8)] == pytest.approx([s * share for s in expected], rel=1e-4)
 

@@ -81,8 +81,8 @@ def world(request):
     events = []
 
     def policy(**options):
-        dice = options.pop("dice", lambda: 0.5)
-        times = Times(clock, clock.sleep, clock.async_sleep, dice)
+        random_fraction = options.pop("random_fraction", lambda: 0.5)
+        times = Times(clock, clock.sleep, clock.async_sleep, random_fraction)
         return RetryPolicy(**{"_times": times, "on_retry": events.append, **options})
 
     def call(decorate, broker, *arguments):
@@ -138,7 +138,7 @@ def test_any_wait_of_tenacitys_may_take_the_place_of_the_pauses(world):
 def test_the_dice_may_say_nothing_and_the_rate_holds_all_the_same(world):
     clock, policy, call, _ = world
     broker = Broker(clock, 20)
-    call(policy(dice=lambda: 0.0, rate_per_s=10), broker)
+    call(policy(random_fraction=lambda: 0.0, rate_per_s=10), broker)
     assert clock.pauses == [0.1] * 20
 
 
@@ -352,17 +352,17 @@ def test_partitions_that_nobody_asks_for_any_more_are_forgotten(monkeypatch):
 
 @given(
     outcomes=st.lists(st.booleans(), min_size=1, max_size=60),
-    dice=st.floats(0, 1, exclude_max=True),
+    random_fraction=st.floats(0, 1, exclude_max=True),
     takes_s=st.floats(0, 2),
     first_ms=st.floats(1, 5000),
 )
-def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, dice, takes_s, first_ms):
+def test_no_luck_and_no_timing_breaks_rate_or_deadline(outcomes, random_fraction, takes_s, first_ms):
     clock = Clock()
     policy = RetryPolicy(
         deadline_ms=20_000,
         first_ms=first_ms,
         rate_per_s=10,
-        _times=Times(clock, clock.sleep, dice=lambda: dice),
+        _times=Times(clock, clock.sleep, random_fraction=lambda: random_fraction),
     )
     begun = []
     failed = [False]
@@ -453,7 +453,7 @@ def test_a_cancelled_task_is_not_held_up():
             raise OffsetNotAvailableError
 
         task = asyncio.create_task(
-            RetryPolicy(first_ms=30_000, max_ms=30_000, _times=Times(dice=lambda: 0.9)).call(ask)
+            RetryPolicy(first_ms=30_000, max_ms=30_000, _times=Times(random_fraction=lambda: 0.9)).call(ask)
         )
         await asyncio.sleep(0.05)
         task.cancel()
@@ -541,7 +541,7 @@ def test_its_repr_says_what_fails():
 
 def test_what_is_for_tests_alone_is_no_part_of_the_signature():
     shown = [name for name in inspect.signature(RetryPolicy).parameters if name[0] != "_"]
-    assert not {"clock", "sleep", "async_sleep", "dice"} & set(shown)
+    assert not {"clock", "sleep", "async_sleep", "random_fraction"} & set(shown)
     assert len(shown) == 11
 
 

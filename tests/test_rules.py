@@ -127,7 +127,7 @@ TESTS = {
     "A time-out says nothing about a slow link": "test_a_slow_uplink_delivers_and_sends_hardly_anything_twice",
     "A kernel goes on sending": "test_what_the_kernel_has_not_sent_goes_with_its_connection",
     "Bytes in a socket's queue": "test_what_is_in_a_sockets_queue_is_not_written_to",
-    "A chunk that was sealed before its topic": "test_what_was_sealed_before_its_topic_was_known_is_not_overtaken",
+    "A batch that was sealed before its topic": "test_what_was_sealed_before_its_topic_was_known_is_not_overtaken",
     "A forgotten destination keeps": (
         "test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences"
     ),
@@ -174,7 +174,7 @@ TESTS = {
     "A mark of new ids concerns": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
     "ENDED does not say where": "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
-    "`close()` refuses new chunks": "test_close_refuses_new_records_before_it_seals_what_it_has",
+    "`close()` refuses new open batches": "test_close_refuses_new_records_before_it_seals_what_it_has",
     "A thread that computes has the interpreter": "test_who_commits_without_a_pause_lets_the_pump_work",
 }
 """How a rule begins, and the test of it."""

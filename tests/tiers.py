@@ -10,7 +10,7 @@ seen once on real brokers.
 
 A fast test that is not `real` waits for nothing and talks to nothing outside its process (`outside.py`): `time.sleep`
 on its thread raises, but for a moment of the product's between two looks at a condition, and so does a connection to
-anything that does not listen in this process. A `FakeCluster`'s door
+anything that does not listen in this process. A `FakeCluster`'s sockets
 for clients (`fake_kafka`) does: its sockets are of 127.0.0.1, but nobody else is at the other end. What has a fixture or
 a marker of real brokers is `real` by rule; what must sleep or knock at a closed port has the marker `real`.
 """

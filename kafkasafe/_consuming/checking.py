@@ -6,7 +6,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Leadership, Part
+from kafkasafe._consuming.partition import AssignedPartition, Leadership
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Activity, PositionEvent
@@ -60,7 +60,7 @@ class Checking:
             elif part.is_due(leadership):
                 self.check(tp, part, leadership)
 
-    def check(self, tp: TopicPartition, part: Part, leadership: Leadership) -> None:
+    def check(self, tp: TopicPartition, part: AssignedPartition, leadership: Leadership) -> None:
         """Check the position of a partition, which no procedure is about."""
         position = part.state.position.offset
         part.looked()
@@ -77,7 +77,7 @@ class Checking:
         if is_another and position > 0:
             self._begin_at_its_start(tp, part, position)
 
-    def _begin_at_its_start(self, tp: TopicPartition, part: Part, position: int) -> None:
+    def _begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
         """Go to the start of a recreated topic, if nothing was read of the former one.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.

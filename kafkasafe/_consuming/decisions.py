@@ -6,7 +6,7 @@ import time
 
 from kafka.structs import TopicPartition
 
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
@@ -28,7 +28,7 @@ class Decisions:
         self._port = port
         self._parts = parts
 
-    def due(self, only: TopicPartition | None = None) -> list[Part]:
+    def due(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
         """Return partitions that wait for the application's decision; with `only`, at most this one."""
         found = []
         for tp, part in self._parts.items():
@@ -45,7 +45,7 @@ class Decisions:
         return found
 
     @staticmethod
-    def error(due: list[Part]) -> Exception:
+    def error(due: list[AssignedPartition]) -> Exception:
         """Return the error that was raised least recently. The caller raises it."""
         part = min(due, key=lambda part: part.raised_at)
         part.raised(time.monotonic())

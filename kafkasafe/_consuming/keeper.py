@@ -10,7 +10,7 @@ from typing import Any, Final
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.lineage_file import LineageMemory
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.reports import Reports, log
 from kafkasafe.history.memory import Remembered
 
@@ -49,7 +49,7 @@ class HistoryKeeper:
         """Return the history of an earlier assignment, or of an earlier incarnation."""
         return self._memory.get(tp.topic, tp.partition)
 
-    def keep(self, tp: TopicPartition, part: Part, least: int = 0) -> None:
+    def keep(self, tp: TopicPartition, part: AssignedPartition, least: int = 0) -> None:
         """Keep the history of a partition, up to its position.
 
         Args:
@@ -64,7 +64,7 @@ class HistoryKeeper:
 
     def save(
         self,
-        parts: Iterable[tuple[TopicPartition, Part]],
+        parts: Iterable[tuple[TopicPartition, AssignedPartition]],
         records: Mapping[TopicPartition, list[Any]],
     ) -> None:
         """Write the file. It is durable on return.
@@ -83,7 +83,7 @@ class HistoryKeeper:
 
     def save_if_possible(
         self,
-        parts: Iterable[tuple[TopicPartition, Part]],
+        parts: Iterable[tuple[TopicPartition, AssignedPartition]],
         records: Mapping[TopicPartition, list[Any]],
     ) -> None:
         """Write the file, and log the error if that fails."""

@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.headers import headers
 from kafkasafe._consuming.history import Read
-from kafkasafe._consuming.partition import Local, Ranged, ResetReason, ResetTo, Walked
+from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.classification import Verdict
@@ -29,7 +29,7 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
-from kafkasafe.cluster.inquiry import insist, pause_s
+from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.codes.verdicts import classify_code
@@ -114,18 +114,18 @@ class LogChecks:
                     return lowered.offset
             yield Pause(_SETTLE_S)
 
-    def local(self, tp: TopicPartition) -> Procedure[Local]:
+    def local(self, tp: TopicPartition) -> Procedure[LocalStart]:
         """Look up where the leader's own part of the log begins."""
-        return Local((yield from self._lookups.local_start(*tp)))
+        return LocalStart((yield from self._lookups.local_start(*tp)))
 
-    def examine_range(self, tp: TopicPartition, read: Read, position: int) -> Procedure[Ranged]:
+    def examine_range(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogRange]:
         """Look up the bounds of the log. If it ends before the position, compare it with what was read."""
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
         if position > end and read.lineage.entries and read.lineage.start_offset < position:
             walked = yield from self.walk(tp, read, position)
-        return Ranged(start, end, walked)
+        return LogRange(start, end, walked)
 
     def _start(self, tp: TopicPartition) -> Procedure[int]:
         """Look up where the leader's log begins now, without regard to earlier answers."""
@@ -134,7 +134,7 @@ class LogChecks:
     def _end(self, tp: TopicPartition, note: Note) -> Procedure[int]:
         return (yield from self._lookups.end(*tp, note)).offset
 
-    def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[Walked]:
+    def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with what was read before a position."""
         topic_id = read.topic_id
         tries = 0
@@ -155,7 +155,7 @@ class LogChecks:
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)
                     epoch = UNDEFINED if leader is None else leader.leader_epoch
-                    walked = Walked(_all_gone(read.lineage, position, end), epoch, 0, recreated=True)
+                    walked = LogCompared(_all_gone(read.lineage, position, end), epoch, 0, recreated=True)
                 else:
                     current = self._newest_epoch(tp)
                     walked = yield from self._walk_one_leader(tp, read, position, current)
@@ -184,7 +184,7 @@ class LogChecks:
 
     def _walk_one_leader(
         self, tp: TopicPartition, read: Read, position: int, current: int
-    ) -> Procedure[Walked]:
+    ) -> Procedure[LogCompared]:
         lineage = read.lineage
         start = yield from self._start(tp)
         walk = EpochWalk(lineage, position=position, log_start_offset=start)
@@ -208,9 +208,9 @@ class LogChecks:
                     found.divergent_offset <= by_epochs.divergent_offset
                 ):
                     epochs = by_epochs.rolled_back_epochs
-                    return Walked(dataclasses.replace(found, rolled_back_epochs=epochs), current, rounds)
+                    return LogCompared(dataclasses.replace(found, rolled_back_epochs=epochs), current, rounds)
                 case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
-                    return Walked(found, current, rounds)
+                    return LogCompared(found, current, rounds)
                 case _:
                     pass  # keep the result of the epochs
         if isinstance(outcome, Unknown) and walk.steps:
@@ -219,14 +219,16 @@ class LogChecks:
             if 0 <= current < ours.newest_epoch:
                 # The leader's own epoch is older than the epochs that were read. Epochs never decrease in one topic.
                 end = yield from self._log_end(tp)
-                return Walked(_all_gone(lineage, position, end), current, walk.round_trips, recreated=True)
+                return LogCompared(
+                    _all_gone(lineage, position, end), current, walk.round_trips, recreated=True
+                )
         if isinstance(outcome, Diverged):
             end = yield from self._log_end(tp)
             again = EpochWalk(lineage, position=position, log_start_offset=start, log_end_offset=end)
             for step in walk.steps:
                 again.answer(step.reply_epoch, step.reply_end_offset)
             outcome = again.outcome
-        return Walked(outcome or _NOTHING, current, walk.round_trips)
+        return LogCompared(outcome or _NOTHING, current, walk.round_trips)
 
     def _compare(
         self, tp: TopicPartition, read: Read, position: int, start: int, current: int
@@ -258,7 +260,7 @@ class LogChecks:
             if verdict.code in _OTHER_LEADER or verdict.code == OUT_OF_RANGE:
                 raise LeaderChangedError
 
-        answer: RecordsFetched = yield from insist(
+        answer: RecordsFetched = yield from ask_until_answered(
             transport, tp.topic, "fetch", send, failed, stats=self._reports.stats
         )
         return answer
@@ -269,7 +271,7 @@ class LogChecks:
         def send(reply: Reply[Any]) -> None:
             transport.log_end_offset(tp.topic, tp.partition, reply)
 
-        answer: OffsetListed = yield from insist(
+        answer: OffsetListed = yield from ask_until_answered(
             transport, tp.topic, "list_offsets", send, stats=self._reports.stats
         )
         return answer.offset

@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._consuming.reports import Reports, log
-from kafkasafe.cluster.inquiry import Desk, Inquiry
+from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner
 from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
@@ -116,17 +116,18 @@ class OffsetLookUps:
         """
         timeout_s = seconds_of(self._timeout_ms if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
-        # Each call has its own `Desk`, which runs the look-ups, because several threads may call at the same time.
-        desk = Desk()
-        troubles = {tp: _Trouble(tp, desk, self._lookups) for tp in procedures}
-        begun = desk.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
+        # Each call has its own `ProcedureRunner`, which runs the look-ups, because several threads may call at the same
+        # time.
+        runner = ProcedureRunner()
+        troubles = {tp: _Trouble(tp, runner, self._lookups) for tp in procedures}
+        begun = runner.begin_all(make(troubles[tp].note) for tp, make in procedures.items())
         inquiries = dict(zip(procedures, begun, strict=True))
         while not all(inquiry.done for inquiry in inquiries.values()):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            desk.wait(left_s)
-            desk.work()
+            runner.wait(left_s)
+            runner.work()
         answered: dict[TopicPartition, Any] = {}
         missing: dict[TopicPartition, Exception] = {}
         for tp, inquiry in inquiries.items():
@@ -168,11 +169,11 @@ class _Trouble:
     whether the log has a remote part.
     """
 
-    __slots__ = ("_asked_at", "_desk", "_last", "_lookups", "_remote", "_tp")
+    __slots__ = ("_asked_at", "_last", "_lookups", "_remote", "_runner", "_tp")
 
-    def __init__(self, tp: TopicPartition, desk: Desk, lookups: LookUps) -> None:
+    def __init__(self, tp: TopicPartition, runner: ProcedureRunner, lookups: LookUps) -> None:
         self._tp = tp
-        self._desk = desk
+        self._runner = runner
         self._lookups = lookups
         self._last: Exception | None = None
         self._remote: Inquiry[bool | None] | None = None
@@ -188,7 +189,7 @@ class _Trouble:
             now = time.monotonic()
             if now - self._asked_at >= _REMOTE_AGAIN_S:
                 self._asked_at = now
-                self._remote = self._desk.begin(self._lookups.has_remote_part(*self._tp))
+                self._remote = self._runner.begin(self._lookups.has_remote_part(*self._tp))
 
     def too_late(self, timeout_s: float) -> Exception:
         """Return the error of a look-up that timed out."""

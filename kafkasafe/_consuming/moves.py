@@ -9,10 +9,10 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.log_checks import LogChecks
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import Action, PositionEvent
-from kafkasafe.cluster.inquiry import Desk, pause_s
+from kafkasafe.cluster.inquiry import ProcedureRunner, pause_s
 from kafkasafe.cluster.procedures import Procedure
 
 __all__ = ["Moves"]
@@ -23,19 +23,25 @@ class Moves:
 
     Args:
         port: What fetches.
-        desk: Runs the procedures.
+        runner: Runs the procedures.
         checks: The procedures.
     """
 
-    __slots__ = ("_checks", "_desk", "_port")
+    __slots__ = ("_checks", "_port", "_runner")
 
-    def __init__(self, port: Port, desk: Desk, checks: LogChecks) -> None:
+    def __init__(self, port: Port, runner: ProcedureRunner, checks: LogChecks) -> None:
         self._port = port
-        self._desk = desk
+        self._runner = runner
         self._checks = checks
 
     def on(
-        self, tp: TopicPartition, part: Part, event: PositionEvent, *, offset: int = 0, strategy: int = 0
+        self,
+        tp: TopicPartition,
+        part: AssignedPartition,
+        event: PositionEvent,
+        *,
+        offset: int = 0,
+        strategy: int = 0,
     ) -> None:
         """Something happened to the position of a partition.
 
@@ -49,9 +55,9 @@ class Moves:
         self.carry_out(tp, part, part.on(event, offset), strategy=strategy)
 
     def carry_out(
-        self, tp: TopicPartition, part: Part, actions: Iterable[Action], *, strategy: int = 0
+        self, tp: TopicPartition, part: AssignedPartition, actions: Iterable[Action], *, strategy: int = 0
     ) -> None:
-        """Carry out what `Part` leaves to others."""
+        """Carry out what `AssignedPartition` leaves to others."""
         for action in actions:
             match action:
                 case Action.HOLD:
@@ -67,9 +73,9 @@ class Moves:
                 case Action.REPOSITION:
                     self._port.reposition(part.state, part.position)
                 case _:
-                    part.begin(self._desk.begin(self._procedure(tp, part, action)))
+                    part.begin(self._runner.begin(self._procedure(tp, part, action)))
 
-    def _procedure(self, tp: TopicPartition, part: Part, action: Action) -> Procedure[Any]:
+    def _procedure(self, tp: TopicPartition, part: AssignedPartition, action: Action) -> Procedure[Any]:
         match action:
             case Action.WALK:
                 return self._checks.walk(tp, part.history.read(), part.position)
@@ -79,5 +85,5 @@ class Moves:
                 return self._checks.local(tp)
             case Action.FIND_RESET:
                 return self._checks.reset(tp, part.state.reset_strategy, part.reset)
-            case _:  # pragma: no cover - `Part.on` carries out all others
+            case _:  # pragma: no cover - `AssignedPartition.on` carries out all others
                 raise RuntimeError(f"{action.name} begins no procedure")

@@ -13,7 +13,16 @@ from kafkasafe.events import LogDiverged
 from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
 
-__all__ = ["Leadership", "Local", "Part", "Ranged", "ResetReason", "ResetTo", "Undecided", "Walked"]
+__all__ = [
+    "AssignedPartition",
+    "Leadership",
+    "LocalStart",
+    "LogCompared",
+    "LogRange",
+    "ResetReason",
+    "ResetTo",
+    "Undecided",
+]
 
 Leadership = tuple[bytes | None, int, int]
 """Topic id, leader and leader epoch, from the metadata."""
@@ -24,7 +33,7 @@ _RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATI
 _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
-class Walked:
+class LogCompared:
     """The result of a walk.
 
     Attributes:
@@ -55,9 +64,9 @@ class Walked:
         self.topic_id = topic_id
         self.leadership = leadership
 
-    def of(self, topic_id: bytes | None, leadership: Leadership | None) -> Walked:
+    def of(self, topic_id: bytes | None, leadership: Leadership | None) -> LogCompared:
         """Return this result, of a topic and a leadership."""
-        return Walked(
+        return LogCompared(
             self.outcome,
             self.epoch,
             self.round_trips,
@@ -67,18 +76,18 @@ class Walked:
         )
 
 
-class Ranged:
+class LogRange:
     """The result of checking an offset out of range: the bounds of the log, and the walk if there was one."""
 
     __slots__ = ("end", "start", "walked")
 
-    def __init__(self, start: int, end: int, walked: Walked | None) -> None:
+    def __init__(self, start: int, end: int, walked: LogCompared | None) -> None:
         self.start = start
         self.end = end
         self.walked = walked
 
 
-class Local:
+class LocalStart:
     """The start of the leader's local part of the log; None if the log has no remote part."""
 
     __slots__ = ("start",)
@@ -126,7 +135,7 @@ class Undecided:
         return offset > self.event.divergent_offset and not self.is_known_by_epochs
 
 
-class Part:
+class AssignedPartition:
     """The state of an assigned partition. Its methods change it, on the polling thread.
 
     Attributes:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.keeper import HistoryKeeper
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.port import Port
 
 __all__ = ["Parts"]
 
 
 class Parts:
-    """A `Part` for each assigned partition. The polling thread changes them; any thread may read.
+    """An `AssignedPartition` for each assigned partition. The polling thread changes them; any thread may read.
 
     Args:
         port: Gives the assignment.
@@ -26,21 +26,21 @@ class Parts:
     def __init__(self, port: Port, keeper: HistoryKeeper) -> None:
         self._port = port
         self._keeper = keeper
-        self._parts: dict[TopicPartition, Part] = {}
+        self._parts: dict[TopicPartition, AssignedPartition] = {}
 
-    def get(self, tp: TopicPartition) -> Part | None:
+    def get(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return what is known of a partition, which may be revoked meanwhile. Any thread may call it."""
         return self._parts.get(tp)
 
-    def items(self) -> list[tuple[TopicPartition, Part]]:
+    def items(self) -> list[tuple[TopicPartition, AssignedPartition]]:
         """Return all of them. Any thread may call it."""
         return list(self._parts.items())
 
-    def values(self) -> list[Part]:
+    def values(self) -> list[AssignedPartition]:
         """Return what is known of all of them. Any thread may call it."""
         return list(self._parts.values())
 
-    def of(self, tp: TopicPartition) -> Part | None:
+    def of(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the part of a partition's present assignment; None if it is not assigned."""
         state = self._port.state(tp)
         part = self._parts.get(tp)
@@ -51,7 +51,7 @@ class Parts:
                 del self._parts[tp]
             if state is None:
                 return None
-            part = self._parts[tp] = Part(state, self._keeper.known(tp))
+            part = self._parts[tp] = AssignedPartition(state, self._keeper.known(tp))
         return part
 
     def drop_revoked(self, assigned: Iterable[TopicPartition]) -> None:

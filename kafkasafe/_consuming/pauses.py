@@ -8,7 +8,7 @@ from typing import Final
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.inquiry import pause_s
@@ -41,14 +41,14 @@ class Pauses:
         self._reports = reports
         self._remote_timeout_s = remote_storage_timeout_s
 
-    def ended(self, tp: TopicPartition, part: Part) -> None:
+    def ended(self, tp: TopicPartition, part: AssignedPartition) -> None:
         """A fetch has succeeded after failures."""
         failures = part.failures
         event = PartitionReady(tp.topic, tp.partition, time.monotonic() - failures.since, failures.count)
         failures.ended()
         self._reports.emit(event)
 
-    def begin(self, tp: TopicPartition, part: Part, code: int, name: str, reason: str) -> None:
+    def begin(self, tp: TopicPartition, part: AssignedPartition, code: int, name: str, reason: str) -> None:
         """A fetch has failed: fetch from this partition again after a pause.
 
         Raises:
@@ -86,14 +86,14 @@ class Pauses:
                 code=code,
             )
 
-    def located(self, tp: TopicPartition, part: Part, *, remote: bool) -> None:
+    def located(self, tp: TopicPartition, part: AssignedPartition, *, remote: bool) -> None:
         """The leader has answered whether the position is in remote storage."""
         failures = part.failures
         failures.located(remote=remote)
         if remote and failures.count and failures.reported_code != failures.code:
             self._report(tp, part)
 
-    def _report(self, tp: TopicPartition, part: Part) -> None:
+    def _report(self, tp: TopicPartition, part: AssignedPartition) -> None:
         failures = part.failures
         failures.reported()
         self._reports.emit(

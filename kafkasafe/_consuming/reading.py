@@ -27,7 +27,7 @@ from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 from kafkasafe._consuming.status import Status
-from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
 from kafkasafe.kafkapython.adapter import KafkaPython
@@ -56,7 +56,7 @@ class Reading:
         port: kafka-python.
         reports: Takes events.
         polls: The program's polls.
-        desk: Runs the procedures.
+        runner: Runs the procedures.
         followers: Decides which partitions are read from followers.
         parts: The assigned partitions.
         connections: Our own connections.
@@ -89,7 +89,7 @@ class Reading:
         self.port = port
         self.reports = reports
         self.polls = Polls()
-        self.desk = Desk(port.wake)
+        self.runner = ProcedureRunner(port.wake)
         self.followers = Following(config["fetch_max_wait_ms"] / 1000)
         # Do not pass the detected broker version on: brokers may be upgraded while this runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
@@ -119,14 +119,14 @@ class Reading:
         self.commits = Commits(port, self.parts)
         self.decisions = Decisions(port, self.parts)
         self.rereading = Rereading(port, reports.emit, rewound, config["request_timeout_ms"])
-        moves = Moves(port, self.desk, checks)
+        moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
         self.checking = Checking(port, self.parts, moves)
         self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
         self.responses = Responses(port, self.parts, moves, pauses, self.followers)
         self.results = Results(
             port=port,
-            desk=self.desk,
+            runner=self.runner,
             parts=self.parts,
             moves=moves,
             pauses=pauses,
@@ -153,5 +153,5 @@ class Reading:
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]
         rests = [until - now for until in untils if until > now]
-        rests += [due for due in (self.desk.due_s(), self.followers.due_s(now)) if due is not None]
+        rests += [due for due in (self.runner.due_s(), self.followers.due_s(now)) if due is not None]
         return min(rests, default=None)

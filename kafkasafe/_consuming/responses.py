@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
 from kafkasafe._consuming.port import Port
@@ -68,7 +68,7 @@ class Responses:
             self._moves.on(tp, part, PositionEvent.CONTRADICTED)
         return not contradicts
 
-    def _on_failed(self, tp: TopicPartition, part: Part, data: Any) -> None:
+    def _on_failed(self, tp: TopicPartition, part: AssignedPartition, data: Any) -> None:
         code: int = data.error_code
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
@@ -94,6 +94,6 @@ class Responses:
         self._pauses.begin(tp, part, code, verdict.name, verdict.explanation)
 
 
-def _is_outdated(part: Part, completed: Any) -> bool:
+def _is_outdated(part: AssignedPartition, completed: Any) -> bool:
     """Return whether a response is not about the position any more, or nothing is fetched from the partition."""
     return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

@@ -12,7 +12,14 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.checking import Checking
 from kafkasafe._consuming.decisions import Decisions
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Undecided, Walked
+from kafkasafe._consuming.partition import (
+    AssignedPartition,
+    LocalStart,
+    LogCompared,
+    LogRange,
+    ResetTo,
+    Undecided,
+)
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.port import Port
@@ -20,7 +27,7 @@ from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
-from kafkasafe.cluster.inquiry import Desk, Inquiry
+from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner
 from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
@@ -36,7 +43,7 @@ class Results:
 
     Args:
         port: What fetches.
-        desk: Runs the procedures.
+        runner: Runs the procedures.
         parts: The assigned partitions.
         moves: Moves positions.
         pauses: Pauses partitions.
@@ -52,7 +59,7 @@ class Results:
         self,
         *,
         port: Port,
-        desk: Desk,
+        runner: ProcedureRunner,
         parts: Parts,
         moves: Moves,
         pauses: Pauses,
@@ -64,7 +71,7 @@ class Results:
         seek: Callable[[TopicPartition, int], None],
     ) -> None:
         self._port = port
-        self._desk = desk
+        self._runner = runner
         self._parts = parts
         self._moves = moves
         self._pauses = pauses
@@ -81,7 +88,7 @@ class Results:
         Args:
             only: Raise only the error of this partition, even if it was raised before.
         """
-        self._desk.work()
+        self._runner.work()
         applied = False
         for tp, part in self._parts.items():
             if part.inquiry is None:
@@ -99,7 +106,7 @@ class Results:
         if due:
             raise self._decisions.error(due)
 
-    def _apply(self, tp: TopicPartition, part: Part, inquiry: Inquiry[Any]) -> None:
+    def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: Inquiry[Any]) -> None:
         result = inquiry.result
         is_closed = isinstance(inquiry.error, kafka_errors.IllegalStateError)
         if is_closed or self._port.state(tp) is not part.state:
@@ -112,15 +119,15 @@ class Results:
             self._apply_reset(tp, part, result)
         elif part.state.position is None or part.state.position.offset != part.position:
             part.on(PositionEvent.MOVED)  # the result is about a former position
-        elif isinstance(result, Local):
+        elif isinstance(result, LocalStart):
             part.on(PositionEvent.LOCATED)
             self._pauses.located(tp, part, remote=result.start is not None and part.position < result.start)
-        elif isinstance(result, Ranged):
+        elif isinstance(result, LogRange):
             self._apply_range(tp, part, result)
-        elif isinstance(result, Walked):
+        elif isinstance(result, LogCompared):
             self._apply_walk(tp, part, result)
 
-    def _on_failed(self, tp: TopicPartition, part: Part, error: Exception) -> None:
+    def _on_failed(self, tp: TopicPartition, part: AssignedPartition, error: Exception) -> None:
         if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
             part.on(PositionEvent.ENDED)
             raise error
@@ -140,7 +147,7 @@ class Results:
             error=type(error).__name__,
         )
 
-    def _apply_reset(self, tp: TopicPartition, part: Part, to: ResetTo) -> None:
+    def _apply_reset(self, tp: TopicPartition, part: AssignedPartition, to: ResetTo) -> None:
         state = part.state
         if not state.awaiting_reset or state.reset_strategy != to.strategy:
             part.on(PositionEvent.ENDED)
@@ -164,7 +171,7 @@ class Results:
             PositionReset(tp.topic, tp.partition, why, _STRATEGY[to.strategy], previous, to.offset, skipped)
         )
 
-    def _apply_range(self, tp: TopicPartition, part: Part, ranged: Ranged) -> None:
+    def _apply_range(self, tp: TopicPartition, part: AssignedPartition, ranged: LogRange) -> None:
         if ranged.walked is not None and isinstance(ranged.walked.outcome, Diverged):
             self._apply_walk(tp, part, ranged.walked)
             return
@@ -190,7 +197,7 @@ class Results:
             part.resets(("beyond_end", part.position))
             self._moves.on(tp, part, PositionEvent.AFTER_END, offset=ranged.end, strategy=strategy)
 
-    def _apply_walk(self, tp: TopicPartition, part: Part, walked: Walked) -> None:
+    def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
         # If the leader has changed since then, `Checking` finds a newer leadership than this one.
         seen = walked.leadership
@@ -205,7 +212,7 @@ class Results:
         self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
         self._explain(tp, part, outcome, walked.epoch)
 
-    def _explain(self, tp: TopicPartition, part: Part, outcome: Outcome, epoch: int) -> None:
+    def _explain(self, tp: TopicPartition, part: AssignedPartition, outcome: Outcome, epoch: int) -> None:
         """Report that a walk could not compare everything."""
         if not isinstance(outcome, Unknown):
             return
@@ -229,7 +236,9 @@ class Results:
                 LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)
             )
 
-    def _on_diverged(self, tp: TopicPartition, part: Part, walked: Walked, outcome: Diverged) -> None:
+    def _on_diverged(
+        self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared, outcome: Diverged
+    ) -> None:
         event = LogDiverged(
             topic=tp.topic,
             partition=tp.partition,

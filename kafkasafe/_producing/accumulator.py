@@ -14,14 +14,14 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from kafkasafe._producing.chunk import Chunk
-from kafkasafe._producing.chunk_room import MOST_BYTES, room_for
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.open_batch import OpenBatch
+from kafkasafe._producing.open_batch_room import MOST_BYTES, room_for
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import SpoolWriteError
 from kafkasafe.logs import EventLog
@@ -32,7 +32,7 @@ __all__ = ["NEVER", "Accumulator", "Unit"]
 log = EventLog("producer")
 
 NEVER: Final = float("inf")
-_ROOM_AND_LEFT: Final[Callable[[Chunk], tuple[int, int]]] = attrgetter("room", "left")
+_ROOM_AND_LEFT: Final[Callable[[OpenBatch], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
 """If memory is short, the producer's thread tries again to encode after this time, seconds."""
 
@@ -45,8 +45,8 @@ class Unit(Protocol):
         """The parcel that stands for the whole batch."""
 
     @property
-    def chunks(self) -> Sequence[Chunk]:
-        """The chunks of its records. No other thread adds to them."""
+    def open_batches(self) -> Sequence[OpenBatch]:
+        """The open batches of its records. No other thread adds to them."""
 
     @property
     def parcels(self) -> list[Parcel]:
@@ -83,7 +83,7 @@ class Accumulator:
     """Open batches, the lock under which they are sealed, and atomic batches on their way to the pump.
 
     Take `lock` only by `with`. It is reentrant: a signal handler may interrupt a call of this producer and call the
-    producer on the same thread (see `Chunk`, `released`).
+    producer on the same thread (see `OpenBatch`, `released`).
 
     Args:
         config: Options.
@@ -92,25 +92,26 @@ class Accumulator:
         pump: Takes sealed batches.
 
     Attributes:
-        chunks: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
+        open_batches: The open batches, by topic. `send` looks here without a lock. The dict itself stays the same.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        chunk_bytes: Usual room of a new batch, and the largest size of the batches into which it is divided, bytes.
-        most_room: Limit of larger rooms, and of what all open batches together have beyond `chunk_bytes`, bytes.
+        open_batch_bytes: Usual room of a new batch, and the largest size of the batches into which it is divided,
+            bytes.
+        most_room: Limit of larger rooms, and of what all open batches together have beyond `open_batch_bytes`, bytes.
     """
 
     def __init__(
         self, config: ProducerConfig, lifecycle: Lifecycle, partitioning: Partitioning, pump: Pump
     ) -> None:
-        self.chunks: dict[str, Chunk] = {}
+        self.open_batches: dict[str, OpenBatch] = {}
         self.lock = threading.RLock()
         self.max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
-        self.chunk_bytes = min(config.batch_bytes, self.max_record_bytes)
+        self.open_batch_bytes = min(config.batch_bytes, self.max_record_bytes)
         self.most_room = _most_room(config)
         self._config = config
         self._lifecycle = lifecycle
         self._pump = pump
-        self._encoder = Encoder(partitioning, config.compression, self.chunk_bytes)
+        self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._spread: dict[str, int] = {}
         """By topic: among how many partitions the last open batch was divided; only those of more than one."""
         self._units: dict[Unit, None] = {}
@@ -126,7 +127,7 @@ class Accumulator:
         The lock is another one: a thread that does not exist here may have held it.
         """
         self.lock = threading.RLock()
-        self.chunks.clear()
+        self.open_batches.clear()
         self._units.clear()
 
     def refuse_units(self) -> None:
@@ -140,18 +141,18 @@ class Accumulator:
         A signal handler may raise anywhere in here (Ctrl-C), or wait, or close the producer. Before the step nothing
         has happened. After it the batch is in `_units` until any thread hands it to the pump.
         """
-        slip = unit.head.slip
+        unit_handle = unit.head.unit_handle
         with self.lock:
-            for topic in dict.fromkeys(chunk.topic for chunk in unit.chunks):
-                earlier = self.chunks.get(topic)
+            for topic in dict.fromkeys(open_batch.topic for open_batch in unit.open_batches):
+                earlier = self.open_batches.get(topic)
                 if earlier is not None:
                     self.seal(earlier)
             parcels: list[Parcel] = []
-            for chunk in unit.chunks:
-                chunk.shut()
-                parcels += chunk.keep(chunk.encoded or self._encoder.encoded(chunk)).parcels
+            for open_batch in unit.open_batches:
+                open_batch.shut()
+                parcels += open_batch.keep(open_batch.encoded or self._encoder.encoded(open_batch)).parcels
             for parcel in parcels:
-                parcel.slip = slip
+                parcel.unit_handle = unit_handle
             unit.carry(parcels)
             try:
                 self._units[unit] = None
@@ -180,32 +181,32 @@ class Accumulator:
         head, parcels = unit.head, unit.parcels
         if unit.callbacks:
             unit.watch()
-        if parcels or (head.slip is not None and head.slip.offsets):
+        if parcels or (head.unit_handle is not None and head.unit_handle.offsets):
             self._pump.submit([head, *parcels])
         elif not head.done:
             unit.settle_empty()
-        for chunk in unit.chunks:
-            if chunk.parcels is None and chunk.encoded is not None:
-                chunk.submitted(chunk.encoded.parcels)
-            chunk.forget()
-            if chunk.firsts or chunk.callbacks or chunk.errbacks:
-                chunk.watch(chunk.parcels or ())
+        for open_batch in unit.open_batches:
+            if open_batch.parcels is None and open_batch.encoded is not None:
+                open_batch.submitted(open_batch.encoded.parcels)
+            open_batch.forget()
+            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
+                open_batch.watch(open_batch.parcels or ())
 
     def seal_due(self, now: float) -> float:
-        """Seal chunks that are due, on the pump's thread. Return when the next one is due."""
-        if not self.chunks and not self._units:
+        """Seal open batches that are due, on the pump's thread. Return when the next one is due."""
+        if not self.open_batches and not self._units:
             return NEVER
-        # If another thread holds the lock, it seals chunks or waits for room, and there is nothing to do here.
+        # If another thread holds the lock, it seals open batches or waits for room, and there is nothing to do here.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
             due = NEVER
             self.hand_over_units()
-            for chunk in list(self.chunks.values()):
-                # A Ctrl-C may leave a chunk without a record. Seal it, too.
-                if chunk.due > now:
-                    due = min(due, chunk.due)
-                elif not self.seal_or_leave(chunk):
+            for open_batch in list(self.open_batches.values()):
+                # A Ctrl-C may leave an open batch without a record. Seal it, too.
+                if open_batch.due > now:
+                    due = min(due, open_batch.due)
+                elif not self.seal_or_leave(open_batch):
                     due = min(due, now + _NO_MEMORY_S)
             return due
         finally:
@@ -216,7 +217,8 @@ class Accumulator:
         """Release this thread's locks for a while, in a signal handler that interrupted another call.
 
         The handler waits for other threads, which need these locks. The interrupted call goes on later in the middle of
-        its work, so all open chunks are sealed before other threads can see them. The call notices this (`Chunk.open`).
+        its work, so all open batches are sealed before other threads can see them. The call notices this
+        (`OpenBatch.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
@@ -231,123 +233,123 @@ class Accumulator:
             for lock in reversed(held):
                 lock.acquire()
 
-    def seal_one(self, chunk: Chunk) -> None:
-        """Seal a chunk, for a caller that waits for its records.
+    def seal_one(self, open_batch: OpenBatch) -> None:
+        """Seal an open batch, for a caller that waits for its records.
 
         Raises:
-            UsageError: The chunk belongs to an atomic batch that is open or was dropped.
+            UsageError: The open batch belongs to an atomic batch that is open or was dropped.
             SpoolWriteError: There is not enough memory to encode.
         """
-        if chunk.parcels is None:
-            guard = chunk.guard
+        if open_batch.parcels is None:
+            guard = open_batch.guard
             if guard is not None:
                 guard()
             with self.lock:
-                if chunk.parcels is None:
-                    self.seal(chunk)
+                if open_batch.parcels is None:
+                    self.seal(open_batch)
 
     def seal_all(self) -> None:
-        """Seal all open chunks, and pass accepted atomic batches to the pump.
+        """Seal all open batches, and pass accepted atomic batches to the pump.
 
         Raises:
             SpoolWriteError: There is not enough memory to encode.
         """
         with self.lock:
             self.hand_over_units()
-            for chunk in list(self.chunks.values()):
-                self.seal(chunk)
+            for open_batch in list(self.open_batches.values()):
+                self.seal(open_batch)
 
-    def seal_or_leave(self, chunk: Chunk) -> bool:
-        """Seal a chunk, or leave it to the next call if memory or stack is short. Return whether it is sealed.
+    def seal_or_leave(self, open_batch: OpenBatch) -> bool:
+        """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
         Called with the lock held, for accepted records. It must not raise: the error does not concern the caller's own
         record, and a program that sends its record again after an error would have it twice.
         """
         try:
-            self.seal(chunk)
+            self.seal(open_batch)
         except (SpoolWriteError, MemoryError, RecursionError) as error:
             log.limited(
                 logging.WARNING,
                 "not_encoded",
-                chunk.topic,
+                open_batch.topic,
                 "Accepted records of topic %s wait in memory, to be encoded by the next call or in a moment: %s",
-                chunk.topic,
+                open_batch.topic,
                 error,
                 client_id=self._config.client_id,
-                topic=chunk.topic,
+                topic=open_batch.topic,
                 error=type(error).__name__,
             )
-        return chunk.parcels is not None
+        return open_batch.parcels is not None
 
     def unsealed(self) -> int:
         """Return how many accepted records are not encoded."""
-        return sum(chunk.waiting for chunk in list(self.chunks.values()))
+        return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def needed_bytes(self) -> int:
-        """Return how many bytes a new chunk and the open chunks may need.
+        """Return how many bytes a new open batch and the open batches may need.
 
-        A program that meets thousands of topics has thousands of open chunks, and this is called for each of them.
+        A program that meets thousands of topics has thousands of open batches, and this is called for each of them.
         """
-        pairs, usual = map(_ROOM_AND_LEFT, list(self.chunks.values())), self.chunk_bytes
-        # Room beyond the usual one counts even while it is empty: the chunk keeps it, whatever is accepted meanwhile.
-        # If a record did not fit, `left` is negative.
+        pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
+        # Room beyond the usual one counts even while it is empty: the open batch keeps it, whatever is accepted
+        # meanwhile. If a record did not fit, `left` is negative.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
     def next_room(self, topic: str) -> int:
         """Return the room of the topic's next open batch, bytes, if the spool has space for it."""
-        usual, most = self.chunk_bytes, self.most_room
+        usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
             return usual  # its records may wait for their partitions, all in one batch
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
-            beyond = sum(chunk.room - usual for chunk in list(self.chunks.values()))
+            beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))
             room = max(usual, min(room, usual + most - beyond))
         return room
 
-    def seal(self, chunk: Chunk) -> None:
+    def seal(self, open_batch: OpenBatch) -> None:
         """Choose partitions and encode. Called with the lock held: order of sealing is order of delivery.
 
         A signal handler may raise anywhere in here (Ctrl-C), and so may Python, if memory or stack is short. Then the
-        chunk is still in `chunks`, accepts no more records, and the next call goes on: no accepted record is
+        open batch is still in `open_batches`, accepts no more records, and the next call goes on: no accepted record is
         forgotten, and none is submitted twice. A handler may also call this method while it interrupts the method
         itself, or `send`. Then the first encoding counts.
         """
-        chunk.shut()
+        open_batch.shut()
         if self._units:
             self.hand_over_units()  # batches accepted by an interrupted commit come first
-        if chunk.parcels is None:
-            encoded = chunk.encoded
+        if open_batch.parcels is None:
+            encoded = open_batch.encoded
             if encoded is None:
-                encoded = self._encoder.encoded(chunk)
-                # A handler that sealed the chunk meanwhile has submitted its parcels, with a head of their own.
-                own = chunk.encoded is None
+                encoded = self._encoder.encoded(open_batch)
+                # A handler that sealed the open batch meanwhile has submitted its parcels, with a head of their own.
+                own = open_batch.encoded is None
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
-                encoded = chunk.keep(encoded)
-            # Submit the parcels before other threads can see them in `chunk.parcels` and wait for them.
+                encoded = open_batch.keep(encoded)
+            # Submit the parcels before other threads can see them in `open_batch.parcels` and wait for them.
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
-            chunk.submitted(parcels)
+            open_batch.submitted(parcels)
             # Count partitions: several batches of one partition are no reason for more room.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
-                self._spread[chunk.topic] = spread
+                self._spread[open_batch.topic] = spread
             else:
-                self._spread.pop(chunk.topic, None)
+                self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                self._pump.nudge()  # done already: wake waiting callers, which could not see these parcels before
-            chunk.forget()
-        if chunk.firsts or chunk.callbacks or chunk.errbacks:
-            chunk.watch(chunk.parcels or ())
-        if self.chunks.get(chunk.topic) is chunk:
-            other = self.chunks.pop(chunk.topic, None)
+                self._pump.notify_waiters()  # done already: wake callers, which could not see these parcels before
+            open_batch.forget()
+        if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
+            open_batch.watch(open_batch.parcels or ())
+        if self.open_batches.get(open_batch.topic) is open_batch:
+            other = self.open_batches.pop(open_batch.topic, None)
             if (
                 other is not None
-                and other is not chunk
-                and self.chunks.setdefault(chunk.topic, other) is not other
+                and other is not open_batch
+                and self.open_batches.setdefault(open_batch.topic, other) is not other
             ):
-                # A signal handler came just now, and another thread opened this chunk while the handler waited.
+                # A signal handler came just now, and another thread opened this batch while the handler waited.
                 self.seal(other)
 
 
@@ -365,7 +367,7 @@ def _most_room(config: ProducerConfig) -> int:
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
     """Join parcels into one unit (`delivery="transactional"`). Return the parcel that stands for the unit."""
-    slip = Slip(joins=parcels[0].topic)
+    unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:
-        parcel.slip = slip
-    return Parcel("", -1, None, 0, 0, 0, slip=slip)
+        parcel.unit_handle = unit_handle
+    return Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)

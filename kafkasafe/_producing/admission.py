@@ -13,10 +13,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import kafka.errors as kafka_errors
 
 from kafkasafe._producing.accumulator import NEVER, Accumulator, Unit
-from kafkasafe._producing.chunk import Chunk, Special
-from kafkasafe._producing.chunk_room import rooms_records
 from kafkasafe._producing.delivery import Delivery
 from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.open_batch import OpenBatch, Special
+from kafkasafe._producing.open_batch_room import rooms_records
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
 from kafkasafe.errors import SpoolFullError, WaitTimeoutError
@@ -128,33 +128,34 @@ class Admission:
 
     def accept(
         self,
-        new_future: Callable[[Chunk, int], Future],
+        new_future: Callable[[OpenBatch, int], Future],
         topic: str,
         key: bytes | None,
         value: bytes | None,
         special: Special | None,
         size: int,
-        chunk: Chunk | None = None,
+        open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> Future:
-        """Finish `send` if the chunk is missing or full, was sealed meanwhile, or has no list entry for the record yet.
+        """Finish `send` if the open batch is missing or full, was sealed meanwhile, or has no list entry for the record
+        yet.
 
         Args:
-            new_future: Makes the future of record `index` of a chunk. It is called before the record is accepted.
+            new_future: Makes the future of record `index` of an open batch. It is called before the record is accepted.
             topic: Topic of the record.
             key: Bytes or None.
             value: Bytes or None.
             special: The record's own partition, headers and timestamp, if it has any.
             size: See `RecordForm.prepare`.
-            chunk: The chunk that `send` tried, if there is one.
+            open_batch: The open batch that `send` tried, if there is one.
             index: The record's number in it; negative if it got none.
         """
         self.check_size(size)
-        if chunk is not None and index >= 0 and not chunk.open:
-            future = new_future(chunk, index)
+        if open_batch is not None and index >= 0 and not open_batch.open:
+            future = new_future(open_batch, index)
             with self._accumulator.lock:
-                self._accumulator.seal_or_leave(chunk)
-            if chunk.took(index):
+                self._accumulator.seal_or_leave(open_batch)
+            if open_batch.took(index):
                 return future
         # If the stack is nearly exhausted, raise now, before the record is accepted.
         _probe(_FRAMES)
@@ -165,22 +166,22 @@ class Admission:
         while True:
             # Use `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay locked.
             with self._accumulator.lock:
-                if chunk is None or index < 0 or not chunk.open:
-                    chunk = self._accumulator.chunks.get(topic)
-                    if chunk is None or not chunk.open or chunk.left < size:
-                        chunk = None if may_wait else self.open_chunk(topic)
-                    if chunk is not None:
-                        index = chunk.enter(size)
-                if chunk is not None:
-                    future = new_future(chunk, index)
-                    if index < chunk.most:
-                        chunk.put(index, key, value, special)
-                    if index >= chunk.most - 1 or not chunk.open:
-                        self._accumulator.seal_or_leave(chunk)
-                    if chunk.open or chunk.took(index):
+                if open_batch is None or index < 0 or not open_batch.open:
+                    open_batch = self._accumulator.open_batches.get(topic)
+                    if open_batch is None or not open_batch.open or open_batch.left < size:
+                        open_batch = None if may_wait else self.add_open_batch(topic)
+                    if open_batch is not None:
+                        index = open_batch.enter(size)
+                if open_batch is not None:
+                    future = new_future(open_batch, index)
+                    if index < open_batch.most:
+                        open_batch.put(index, key, value, special)
+                    if index >= open_batch.most - 1 or not open_batch.open:
+                        self._accumulator.seal_or_leave(open_batch)
+                    if open_batch.open or open_batch.took(index):
                         return future
-                    # A signal handler interrupted this and sealed the chunk without this record.
-                    chunk = None
+                    # A signal handler interrupted this and sealed the open batch without this record.
+                    open_batch = None
                     continue
             if may_wait:
                 may_wait = False
@@ -190,7 +191,7 @@ class Admission:
 
     def _send_apart(
         self,
-        new_future: Callable[[Chunk, int], Future],
+        new_future: Callable[[OpenBatch, int], Future],
         topic: str,
         key: bytes | None,
         value: bytes | None,
@@ -198,63 +199,65 @@ class Admission:
     ) -> Future:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        The state of that call's work on the open chunk is unknown. So the open chunk is sealed as it is, and the record
-        gets a chunk of its own after it, which is sealed at once. The interrupted call notices this (`Chunk.open`).
+        The state of that call's work on the open batch is unknown. So the open batch is sealed as it is, and the record
+        gets an open batch of its own after it, which is sealed at once. The interrupted call notices this
+        (`OpenBatch.open`).
         """
         deadline: float | None = None
         while True:
             with self._accumulator.lock:
-                chunk = self._new_chunk(topic)
-                if chunk is not None:
-                    future = new_future(chunk, 0)
-                    chunk.put(next(chunk.numbers), key, value, special)
-                    self._accumulator.seal(chunk)
+                open_batch = self._new_open_batch(topic)
+                if open_batch is not None:
+                    future = new_future(open_batch, 0)
+                    open_batch.put(next(open_batch.numbers), key, value, special)
+                    self._accumulator.seal(open_batch)
                     return future
             deadline = self._wait_for_room(deadline)
 
-    def open_chunk(self, topic: str) -> Chunk | None:
-        """Open a chunk. Return None while the spool has no room. Called with the lock held."""
-        while (chunk := self._new_chunk(topic)) is not None:
-            # Fails if a signal handler came just now, and another thread opened a chunk while it waited. Then repeat.
-            if self._accumulator.chunks.setdefault(topic, chunk) is chunk:
+    def add_open_batch(self, topic: str) -> OpenBatch | None:
+        """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
+        while (open_batch := self._new_open_batch(topic)) is not None:
+            # Fails if a signal handler came just now, and another thread began an open batch while it waited. Then
+            # repeat.
+            if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
-                    self._accumulator.seal(chunk)
+                    self._accumulator.seal(open_batch)
                     self._lifecycle.raise_closed()
-                self._pump.poke()
+                self._pump.wake()
                 break
-        return chunk
+        return open_batch
 
-    def begin_chunk(self, topic: str) -> Chunk | None:
-        """Open a chunk for a topic that had none a moment ago. Return None while the spool has no room.
+    def add_open_batch_now(self, topic: str) -> OpenBatch | None:
+        """Begin an open batch for a topic that had none a moment ago. Return None while the spool has no room.
 
-        This takes no lock and does not wait. It is safe: a former chunk was submitted before it was removed from the
-        open ones, and threads that open a chunk at the same time get the same one.
+        This takes no lock and does not wait. It is safe: a former open batch was submitted before it was removed from
+        the open ones, and threads that begin an open batch at the same time get the same one.
         """
         self.check(topic)
-        chunk = self._made_chunk(topic)
-        if chunk is None:
+        open_batch = self._make_open_batch(topic)
+        if open_batch is None:
             return None
-        chunk = self._accumulator.chunks.setdefault(topic, chunk)
+        open_batch = self._accumulator.open_batches.setdefault(topic, open_batch)
         if self._lifecycle.closed is not None:
-            self._accumulator.seal_one(chunk)
+            self._accumulator.seal_one(open_batch)
             self._lifecycle.raise_closed()
-        self._pump.poke()
-        return chunk
+        self._pump.wake()
+        return open_batch
 
-    def _new_chunk(self, topic: str) -> Chunk | None:
-        """Seal the topic's open chunk and make a new one. Return None while the spool has no room."""
+    def _new_open_batch(self, topic: str) -> OpenBatch | None:
+        """Seal the topic's open batch and make a new one. Return None while the spool has no room."""
         self.check(topic)
-        chunk = self._accumulator.chunks.get(topic)
-        if chunk is not None:
-            self._accumulator.seal(chunk)
-        return self._made_chunk(topic)
+        open_batch = self._accumulator.open_batches.get(topic)
+        if open_batch is not None:
+            self._accumulator.seal(open_batch)
+        return self._make_open_batch(topic)
 
-    def _made_chunk(self, topic: str) -> Chunk | None:
-        """Make a new chunk. Return None while the spool has no room."""
+    def _make_open_batch(self, topic: str) -> OpenBatch | None:
+        """Make a new open batch. Return None while the spool has no room."""
         if self._delivery.callbacks.full():
             return None
         needed, ledger = self._accumulator.needed_bytes(), self._pump.ledger
-        usual, room = self._accumulator.chunk_bytes, self._accumulator.next_room(topic)
+        usual, room = self._accumulator.open_batch_bytes, self._accumulator.next_room(topic)
         with ledger.lock:
             if not ledger.room(needed):
                 return None
@@ -263,15 +266,15 @@ class Admission:
         self.check_topic(topic)
         due = time.monotonic() + self._config.linger_s
         most = rooms_records(usual, room)
-        return Chunk(topic, time.time_ns() // 1_000_000, due, room, self._delivery.callbacks, most=most)
+        return OpenBatch(topic, time.time_ns() // 1_000_000, due, room, self._delivery.callbacks, most=most)
 
-    def chunk_apart(self, topic: str, guard: Callable[..., None]) -> Chunk:
-        """Make a chunk of an atomic batch: no other thread adds to it, and only the commit has it sealed."""
-        return Chunk(
+    def make_separate_batch(self, topic: str, guard: Callable[..., None]) -> OpenBatch:
+        """Make an open batch of an atomic batch: no other thread adds to it, and only the commit has it sealed."""
+        return OpenBatch(
             topic,
             time.time_ns() // 1_000_000,
             NEVER,
-            self._accumulator.chunk_bytes,
+            self._accumulator.open_batch_bytes,
             self._delivery.callbacks,
             guard,
         )
@@ -279,7 +282,7 @@ class Admission:
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
         """Wait a while for room in the spool, without the lock. Return the deadline, to be passed to the next call.
 
-        `size` is the size of an atomic batch, in addition to the open chunks.
+        `size` is the size of an atomic batch, in addition to the open batches.
         """
         now = time.monotonic()
         if deadline is None:
@@ -308,8 +311,8 @@ class Admission:
             return
         with self._accumulator.lock:
             # Seal the open batches: the cluster may have nothing else to do.
-            for chunk in list(self._accumulator.chunks.values()):
-                self._accumulator.seal_or_leave(chunk)
+            for open_batch in list(self._accumulator.open_batches.values()):
+                self._accumulator.seal_or_leave(open_batch)
         end = time.monotonic() + self._config.max_block_s
         while (left := end - time.monotonic()) > 0:
             if pump.wait(lambda: ledger.ahead.has_eased, min(STEP_S, left), choosy=True):
@@ -323,10 +326,10 @@ class Admission:
         """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
         self._lifecycle.check_fork()
         pump = self._pump
-        if pump.crowded() and not pump.is_current_thread():
+        if pump.is_backlogged() and not pump.is_current_thread():
             # Otherwise a program that commits without a pause takes nearly all of the interpreter's time, and no batch
             # is delivered.
-            pump.wait(lambda: not pump.crowded(), min(_GIVE_WAY_S, self._config.max_block_s))
+            pump.wait(lambda: not pump.is_backlogged(), min(_GIVE_WAY_S, self._config.max_block_s))
         if pump.ledger.ahead.is_far:
             self._wait_for_deliveries()
         deadline: float | None = None

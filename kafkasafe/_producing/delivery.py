@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kafkasafe._producing.accumulator import Accumulator
-from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.lifecycle import Lifecycle
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe.cluster.api import Cluster, in_words
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.callbacks import CallbackThread
@@ -128,13 +128,13 @@ class Delivery:
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def called(self, chunk: Chunk | None, deadline: float | None) -> bool:
-        """Wait for due callbacks, of this chunk or of all. Return False if the deadline passed first."""
-        if chunk is not None:
-            if chunk.firsts or chunk.callbacks or chunk.errbacks:
-                # Another thread sealed the chunk, and may not have watched it yet.
-                chunk.watch(chunk.parcels or ())
-            if not chunk.watched:
+    def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
+        """Wait for due callbacks, of this open batch or of all. Return False if the deadline passed first."""
+        if open_batch is not None:
+            if open_batch.firsts or open_batch.callbacks or open_batch.errbacks:
+                # Another thread sealed the open batch, and may not have watched it yet.
+                open_batch.watch(open_batch.parcels or ())
+            if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():
             return True
@@ -298,7 +298,7 @@ class Delivery:
 
 def _callback_thread(config: ProducerConfig, pump: Pump) -> CallbackThread:
     return CallbackThread(
-        f"kafkasafe-callbacks-{config.client_id}", wake_senders=pump.nudge, ended=pump.ended
+        f"kafkasafe-callbacks-{config.client_id}", wake_senders=pump.notify_waiters, ended=pump.ended
     )
 
 

@@ -1,4 +1,4 @@
-"""Encode the records of a chunk into parcels, each for one partition.
+"""Encode the records of an open batch into parcels, each for one partition.
 
 Encoding has no side effects and does not wait, so it may be repeated after a Ctrl-C, or after memory was short.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kafkasafe._producing.chunk import ABSENT, Chunk, Encoded, Headers, Sizes, Special, headers_bytes
-from kafkasafe._producing.chunk_room import fitting_edges
+from kafkasafe._producing.open_batch import ABSENT, Encoded, Headers, OpenBatch, Sizes, Special, headers_bytes
+from kafkasafe._producing.open_batch_room import fitting_edges
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.delivery.engine.parcels import UNCHOSEN, Indexes, Parcel, seems_given
 from kafkasafe.errors import SpoolWriteError
@@ -27,33 +27,33 @@ class Encoder:
     Attributes:
         partitioning: Chooses the partitions.
         compression: Of each batch.
-        batch_bytes: Largest size of a batch before compression, if the chunk has more room than that.
+        batch_bytes: Largest size of a batch before compression, if the open batch has more room than that.
     """
 
     partitioning: Partitioning
     compression: codec.Compression
     batch_bytes: int
 
-    def encoded(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk. Encoding has no side effects, so it may be repeated.
+    def encoded(self, open_batch: OpenBatch) -> Encoded:
+        """Encode an open batch. Encoding has no side effects, so it may be repeated.
 
         Raises:
             SpoolWriteError: There is not enough memory.
         """
         try:
-            return self._encode(chunk)
+            return self._encode(open_batch)
         except (MemoryError, OSError) as error:
             # The codecs of pyarrow raise OSError for lack of memory. No file is used here.
             raise SpoolWriteError(
-                f"There is no memory to encode records of topic {chunk.topic} ({type(error).__name__}: {error})."
+                f"There is no memory to encode records of topic {open_batch.topic} ({type(error).__name__}: {error})."
                 " While this producer is open, no accepted record is lost: the next call, or the producer's own thread,"
                 " encodes them. Free memory, and call again"
             ) from error
 
-    def _encode(self, chunk: Chunk) -> Encoded:
-        values, keys = chunk.close(), chunk.keys
-        if chunk.encoded is not None:
-            return chunk.encoded
+    def _encode(self, open_batch: OpenBatch) -> Encoded:
+        values, keys = open_batch.close(), open_batch.keys
+        if open_batch.encoded is not None:
+            return open_batch.encoded
         count = len(values)
         if not count:
             return Encoded([])
@@ -63,16 +63,16 @@ class Encoder:
         absent: frozenset[int] = frozenset()
         if sizes[1] == -1 or (isinstance(sizes[1], list) and -1 in sizes[1]):
             absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
-        special = chunk.special.copy() if chunk.special else {}  # late senders may still add to it
+        special = open_batch.special.copy() if open_batch.special else {}  # late senders may still add to it
         if not absent:
             special = {i: given for i, given in special.items() if i < count}
-            return replace(self._encoded_all(chunk, keys, values, special), count=count, sizes=sizes)
+            return replace(self._encoded_all(open_batch, keys, values, special), count=count, sizes=sizes)
         # Some senders took a number but stored no record: a signal handler or Ctrl-C interrupted `send`.
         present = [i for i in range(count) if i not in absent]
         if not present:
             return Encoded([], None, count, absent, sizes)
         encoded = self._encoded_all(
-            chunk,
+            open_batch,
             [keys[i] for i in present] if keys else [],
             [values[i] for i in present],
             {at: special[i] for at, i in enumerate(present) if i in special},
@@ -84,34 +84,36 @@ class Encoder:
 
     def _encoded_all(
         self,
-        chunk: Chunk,
+        open_batch: OpenBatch,
         keys: list[bytes | None],
         values: list[bytes | None],
         special: dict[int, Special],
     ) -> Encoded:
         """Encode records without gaps. `keys` is empty if no record has a key."""
-        partitions = self.partitioning.count(chunk.topic)
+        partitions = self.partitioning.count(open_batch.topic)
         chosen = sum(partition is not None for partition, _, _ in special.values())
         if not partitions and chosen < len(values):
-            self.partitioning.leave_open(chunk.topic)
-        if not partitions and chosen and self.partitioning.left_open(chunk.topic):
+            self.partitioning.leave_open(open_batch.topic)
+        if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
             # Some records wait for the choice of their partition. Records with a given one must not overtake these.
-            return Encoded([self._parcel(chunk, UNCHOSEN, keys or None, values, special, None)])
-        if chosen or (partitions > 1 and (keys or self.partitioning.asks)) or self._may_divide(chunk):
-            return self._encoded_scattered(chunk, keys or [None] * len(values), values, special, partitions)
+            return Encoded([self._parcel(open_batch, UNCHOSEN, keys or None, values, special, None)])
+        if chosen or (partitions > 1 and (keys or self.partitioning.asks)) or self._may_divide(open_batch):
+            return self._encoded_scattered(
+                open_batch, keys or [None] * len(values), values, special, partitions
+            )
         partition = self.partitioning.next_partition(partitions) if partitions else UNCHOSEN
-        return Encoded([self._parcel(chunk, partition, keys or None, values, special, None)])
+        return Encoded([self._parcel(open_batch, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
         self,
-        chunk: Chunk,
+        open_batch: OpenBatch,
         keys: list[bytes | None],
         values: list[bytes | None],
         special: dict[int, Special],
         partitions: int,
     ) -> Encoded:
         chosen = (
-            self.partitioning.choose(chunk.topic, partitions, keys, values)
+            self.partitioning.choose(open_batch.topic, partitions, keys, values)
             if partitions
             else np.full(len(values), UNCHOSEN, np.int64)
         )
@@ -120,7 +122,7 @@ class Encoder:
                 chosen[index] = partition
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
-        sizes = _weights(keys, values, special)[order] if self._may_divide(chunk) else None
+        sizes = _weights(keys, values, special)[order] if self._may_divide(open_batch) else None
         edges = fitting_edges(ordered, sizes, self.batch_bytes)
         parcels = []
         parcel_of = np.empty(len(values), np.int64)
@@ -131,7 +133,7 @@ class Encoder:
             picked = indexes.tolist()
             parcels.append(
                 self._parcel(
-                    chunk,
+                    open_batch,
                     int(chosen[indexes[0]]),
                     [keys[i] for i in picked],
                     [values[i] for i in picked],
@@ -141,20 +143,20 @@ class Encoder:
             )
         return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
 
-    def _may_divide(self, chunk: Chunk) -> bool:
+    def _may_divide(self, open_batch: OpenBatch) -> bool:
         """Return whether the records of one partition may be too many for a batch."""
-        return chunk.room > self.batch_bytes
+        return open_batch.room > self.batch_bytes
 
     def _parcel(
         self,
-        chunk: Chunk,
+        open_batch: OpenBatch,
         partition: int,
         keys: list[bytes | None] | None,
         values: list[bytes | None],
         own: dict[int, Special],
         picked: list[int] | None,
     ) -> Parcel:
-        timestamps: int | list[int] = chunk.timestamp_ms
+        timestamps: int | list[int] = open_batch.timestamp_ms
         headers: dict[int, Headers] | None = None
         given: tuple[tuple[int, int, int], ...] | None = None
         if own:
@@ -167,7 +169,7 @@ class Encoder:
                     given = runs
             headers = headers or None
             if any(special[2] is not None for _, special in found):
-                timestamps = [chunk.timestamp_ms] * len(indexes)
+                timestamps = [open_batch.timestamp_ms] * len(indexes)
                 for at, special in found:
                     if special[2] is not None:
                         timestamps[at] = special[2]
@@ -175,7 +177,7 @@ class Encoder:
             keys, values, timestamps=timestamps, headers=headers, compression=self.compression
         )
         newest = timestamps if isinstance(timestamps, int) else max(timestamps)
-        return Parcel(chunk.topic, partition, data, len(data), len(values), newest, given=given)
+        return Parcel(open_batch.topic, partition, data, len(data), len(values), newest, given=given)
 
 
 def _sizes(items: list[bytes | None]) -> Sizes:

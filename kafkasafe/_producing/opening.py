@@ -168,7 +168,7 @@ def _pumped(
         choose=partitioning.choose,
         seal_due=lambda now: accumulator.seal_due(now),  # noqa: PLW0108  # assigned below
         on_topic=partitioning.learned,
-        let_go=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
+        released=lambda: accumulator.released(),  # noqa: PLW0108  # assigned below
     )
     accumulator = Accumulator(config, lifecycle, partitioning, pump)
     return pump, accumulator

@@ -1,6 +1,6 @@
 """The partition of a record: a given one, the choice of the application's partitioner, or KafkaProducer's.
 
-Nothing here seals a chunk or waits.
+Nothing here seals an open batch or waits.
 """
 
 from __future__ import annotations

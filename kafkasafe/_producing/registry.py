@@ -74,7 +74,7 @@ def await_dropped(spool_dir: os.PathLike[str]) -> None:
     for pump, directory in list(DROPPED.items()):
         if directory == path and not pump.is_current_thread():
             SUCCEEDED.add(pump)
-            pump.hurry(Patience(DROPPED_IDLE_S, 0.0), _DROPPED_MOST_S)
+            pump.set_patience(Patience(DROPPED_IDLE_S, 0.0), _DROPPED_MOST_S)
 
 
 @atexit.register

@@ -141,7 +141,7 @@ class Shutdown:
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
         LIVE.pop(pump, None)
-        # Set this first: from now on no chunk is opened, and records that other threads still add are sealed below.
+        # Set this first: from now on no open batch is begun, and records that other threads still add are sealed below.
         self._lifecycle.end(
             ProducerClosedError(
                 "The producer is closed. Records accepted before close() are delivered or on disk"
@@ -171,7 +171,7 @@ class Shutdown:
             finally:
                 pump.stop(10.0, deadline)
                 self._closed_down(deadline)
-                self._tell_left()
+                self._log_undelivered()
         loss = pump.ledger.losses_left()
         try:
             if loss is not None:
@@ -182,7 +182,7 @@ class Shutdown:
             self._raise_unsealed()
 
     def _seal_for_good(self) -> None:
-        """Seal the open chunks. If memory is short, try a few times, then seal as many as possible."""
+        """Seal the open batches. If memory is short, try a few times, then seal as many as possible."""
         for attempt in range(_SEAL_TRIES):
             try:
                 self._accumulator.seal_all()
@@ -191,8 +191,8 @@ class Shutdown:
             else:
                 return
         with self._accumulator.lock:
-            for chunk in list(self._accumulator.chunks.values()):
-                self._accumulator.seal_or_leave(chunk)
+            for open_batch in list(self._accumulator.open_batches.values()):
+                self._accumulator.seal_or_leave(open_batch)
 
     def _raise_unsealed(self) -> None:
         """Raise SpoolWriteError for records that could not be encoded: they are lost with this producer."""
@@ -229,7 +229,7 @@ class Shutdown:
             ):
                 return
 
-    def _tell_left(self) -> None:
+    def _log_undelivered(self) -> None:
         """Log which records are undelivered, and which partitions may have lost acknowledged records."""
         doubted = self._delivery.doubted(self._pump.left_doubted)
         if doubted:
@@ -318,7 +318,7 @@ class Shutdown:
         if self._kept is None:
             return  # finished before
         if self._pump not in SUCCEEDED:
-            self._tell_left()
+            self._log_undelivered()
         try:
             self._raise_unsealed()
         except SpoolWriteError as error:

@@ -217,7 +217,7 @@ class AtomicBatch:
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
         future: RecordFuture = RecordFuture()
-        future._owner, future._chunk, future._index = self._owner, record._chunk, record._index
+        future._owner, future._open_batch, future._index = self._owner, record._open_batch, record._index
         return future
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:

@@ -46,11 +46,11 @@ class RecordFuture(metaclass=Tidy):
     to the loop on which its producer was started; it is not thread-safe.
     """
 
-    __slots__ = ("__weakref__", "_chunk", "_index", "_owner")
+    __slots__ = ("__weakref__", "_index", "_open_batch", "_owner")
 
     __init__ = object.__init__
     _owner: SafeProducer
-    _chunk: Any
+    _open_batch: Any
     _index: int
     __dir__ = tidy_dir
 
@@ -66,7 +66,7 @@ class RecordFuture(metaclass=Tidy):
         add_both = Absent(ADD_DONE_CALLBACK)
 
     def _record(self) -> threads.RecordFuture:
-        return threads.future_of(self._owner._opened, self._chunk, self._index)
+        return threads.future_of(self._owner._opened, self._open_batch, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -80,21 +80,21 @@ class RecordFuture(metaclass=Tidy):
             WrongClusterError: See `kafkasafe.RecordFuture.get`.
             SpoolError: An error ended the producer.
         """
-        chunk = self._chunk
-        acked = chunk.acked
+        open_batch = self._open_batch
+        acked = open_batch.acked
         if acked is not None:
             topic, partition, place, base, stamp, keys, values = acked
             fields = topic, partition, place, base + self._index, stamp, None, keys, values, -1
             return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
-        if chunk.parcels is not None:
-            parcel, _ = chunk.locate(self._index)
+        if open_batch.parcels is not None:
+            parcel, _ = open_batch.locate(self._index)
             if parcel.done and parcel.error is None:
-                metadata: RecordMetadata = chunk.metadata(self._index)
+                metadata: RecordMetadata = open_batch.metadata(self._index)
                 return metadata
         record = self._record()
         if not record.is_done:
             owner = self._owner
-            owner._seal_soon(chunk)
+            owner._seal_soon(open_batch)
             yield from record._wait_in_loop(owner._waits_here())
         return record._result(None)
 
@@ -115,7 +115,7 @@ class RecordFuture(metaclass=Tidy):
             timeout = timeout_of(timeout)
         record = self._record()
         if not record._durable_or_never():
-            self._owner._seal_soon(self._chunk)
+            self._owner._seal_soon(self._open_batch)
             await record._wait_in_loop(self._owner._waits_here(), timeout, durable=True)
         record._made_durable(timeout)
         return self

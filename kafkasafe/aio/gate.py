@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe._producing.admission import STEP_S
-from kafkasafe._producing.chunk import Chunk
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.futures import RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
@@ -29,7 +29,7 @@ from kafkasafe.aio.threads import Worker, place_of
 if TYPE_CHECKING:
     from kafkasafe.aio.producer import SafeProducer
 
-__all__ = ["Gate"]
+__all__ = ["SendGate"]
 
 _QUOTA: Final = 512
 _ROOM_S: Final = 0.25
@@ -83,7 +83,7 @@ class _Line:
                 self.awake += 1
 
 
-class Gate:
+class SendGate:
     """Accepts records in turn; see the module. Its methods run on the loop's own thread.
 
     Args:
@@ -94,7 +94,7 @@ class Gate:
 
     def __init__(self, parts: Parts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts
-        self.chunks = parts.accumulator.chunks
+        self.open_batches = parts.accumulator.open_batches
         self.lines: dict[str, _Line] = {}
         """Waiting tasks, by topic."""
         self.left = 0
@@ -183,9 +183,9 @@ class Gate:
         """Wait until an obstacle is removed. Return the deadline of the wait for room, monotonic seconds."""
         parts = self.parts
         if obstacle is _Obstacle.FULL:
-            chunk = parts.accumulator.chunks.get(topic)
-            if chunk is not None:
-                await self._worker.run(lambda: parts.accumulator.seal_one(chunk))
+            open_batch = parts.accumulator.open_batches.get(topic)
+            if open_batch is not None:
+                await self._worker.run(lambda: parts.accumulator.seal_one(open_batch))
         else:
             now = time.monotonic()
             if deadline is None:
@@ -220,35 +220,37 @@ class Gate:
         """Put a record into the topic's open batch, in one step, or return the obstacle."""
         parts = self.parts
         parts.admission.check_size(size)
-        chunk = parts.accumulator.chunks.get(topic)
-        if chunk is None:
+        open_batch = parts.accumulator.open_batches.get(topic)
+        if open_batch is None:
             if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
-            chunk = parts.admission.begin_chunk(topic)
-            if chunk is None:
+            open_batch = parts.admission.add_open_batch_now(topic)
+            if open_batch is None:
                 return _Obstacle.ROOM
         # A new batch has room for a record of any size.
-        if not chunk.open or chunk.left < min(size, parts.accumulator.chunk_bytes):
+        if not open_batch.open or open_batch.left < min(size, parts.accumulator.open_batch_bytes):
             return _Obstacle.FULL
-        index = chunk.enter(size)
-        if self.put(chunk, index, key, value, special):
-            return self.future(owner, chunk, index)
+        index = open_batch.enter(size)
+        if self.put(open_batch, index, key, value, special):
+            return self.future(owner, open_batch, index)
         # Another thread has just sealed the batch without this record.
         return _Obstacle.FULL
 
-    def put(self, chunk: Chunk, index: int, key: bytes | None, value: bytes | None, special: Any) -> bool:
+    def put(
+        self, open_batch: OpenBatch, index: int, key: bytes | None, value: bytes | None, special: Any
+    ) -> bool:
         """Put a record at its index, extending the lists if needed. Return False if it is not accepted."""
-        if index < chunk.most:
-            chunk.put(index, key, value, special)
-            if not chunk.open:
-                return chunk.took(index)
-        if index >= chunk.most - 1 or chunk.left <= 0:
-            chunk.fill()
+        if index < open_batch.most:
+            open_batch.put(index, key, value, special)
+            if not open_batch.open:
+                return open_batch.took(index)
+        if index >= open_batch.most - 1 or open_batch.left <= 0:
+            open_batch.fill()
             parts = self.parts
-            self._worker.put(lambda: parts.accumulator.seal_one(chunk))
-        return index < chunk.most
+            self._worker.put(lambda: parts.accumulator.seal_one(open_batch))
+        return index < open_batch.most
 
-    def future(self, owner: SafeProducer, chunk: Chunk, index: int) -> RecordFuture:
+    def future(self, owner: SafeProducer, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
             # Keep this order: a Ctrl-C in between must not leave a quota that is never reset.
@@ -257,7 +259,7 @@ class Gate:
             self._counting = True
         self.left -= 1
         future: RecordFuture = RecordFuture()
-        future._owner, future._chunk, future._index = owner, chunk, index
+        future._owner, future._open_batch, future._index = owner, open_batch, index
         return future
 
     def _count_anew(self) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Self, Unpack, cast
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
-from kafkasafe._producing.chunk import Special
+from kafkasafe._producing.open_batch import Special
 from kafkasafe._producing.opening import Parts
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture, waits_of
-from kafkasafe.aio.gate import Gate
+from kafkasafe.aio.gate import SendGate
 from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
 from kafkasafe.aio.threads import Worker, call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
@@ -73,8 +73,8 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._configs = cast("ProducerOptions", configs)
         self._producer: threads.SafeProducer | None = None
         self._parts: Parts | None = None
-        self._gate: Gate | None = None
-        self._plain_gate: Gate | None = None
+        self._gate: SendGate | None = None
+        self._plain_gate: SendGate | None = None
         """The same gate, if no serializer is set; else None."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
@@ -112,7 +112,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self._parts = parts
         self._waits = waits_of(parts)
         self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
-        self._gate = Gate(parts, self._worker, loop)
+        self._gate = SendGate(parts, self._worker, loop)
         self._plain_gate = self._gate if parts.form.plain else None
 
     async def stop(self) -> None:
@@ -244,32 +244,33 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             and not gate.lines
             and gate.place._thread_id == get_ident()
         ):
-            # The same fast path as in `kafkasafe.SafeProducer.send` (see `Chunk`). The gate handles the other cases.
+            # The same fast path as in `kafkasafe.SafeProducer.send` (see `OpenBatch`). The gate handles the other
+            # cases.
             size = RECORD_OVERHEAD + len(value)
             if key is not None:
                 size += len(key)
             try:
-                chunk = gate.chunks[topic]
-                chunk.left = left = chunk.left - size
+                open_batch = gate.open_batches[topic]
+                open_batch.left = left = open_batch.left - size
                 if left >= 0:
-                    index = next(chunk.numbers)
+                    index = next(open_batch.numbers)
                     if key is not None:
-                        chunk.keys[index] = key
+                        open_batch.keys[index] = key
                     # Create the future before the record is accepted, because this call raises if the stack is
                     # exhausted.
                     future: RecordFuture = RecordFuture()
-                    chunk.values[index] = value
-                    if chunk.open:
+                    open_batch.values[index] = value
+                    if open_batch.open:
                         gate.left -= 1
                         future._owner = self
-                        future._chunk = chunk
+                        future._open_batch = open_batch
                         future._index = index
                         return future
-                    if chunk.took(index):
-                        return gate.future(self, chunk, index)
+                    if open_batch.took(index):
+                        return gate.future(self, open_batch, index)
             except IndexError:
-                if gate.put(chunk, index, key, value, None):
-                    return gate.future(self, chunk, index)
+                if gate.put(open_batch, index, key, value, None):
+                    return gate.future(self, open_batch, index)
             except KeyError:
                 pass
         value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
@@ -449,7 +450,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         return self._parts
 
     @property
-    def _opened_gate(self) -> Gate:
+    def _opened_gate(self) -> SendGate:
         if self._gate is None:
             raise self._not_started()
         return self._gate
@@ -474,29 +475,29 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         loop = running_loop()
         return self._waits if loop is self._loop else waits_of(self._opened_parts)
 
-    def _seal_soon(self, chunk: Any) -> None:
-        """Seal an open batch (a chunk) for which a task waits.
+    def _seal_soon(self, open_batch: Any) -> None:
+        """Seal an open batch for which a task waits.
 
         This happens after this iteration of the loop, so that other tasks may still add records.
         """
-        if chunk.parcels is not None:
+        if open_batch.parcels is not None:
             return
-        guard = chunk.guard
+        guard = open_batch.guard
         if guard is not None:
             guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
         if not self._to_seal:
             running_loop().call_soon(self._seal_now)
-        self._to_seal.add(chunk)
+        self._to_seal.add(open_batch)
 
     def _seal_now(self) -> None:
-        parts, chunks = self._parts, self._to_seal
+        parts, open_batches = self._parts, self._to_seal
         self._to_seal = set()
         if parts is not None:
-            for chunk in chunks:
-                # The pump seals the chunk. So records that are sent while the pump writes are included, and no other
-                # thread must be woken.
-                chunk.hurry()
-            parts.delivery.pump.poke()
+            for open_batch in open_batches:
+                # The pump seals the open batch. So records that are sent while the pump writes are included, and no
+                # other thread must be woken.
+                open_batch.make_due()
+            parts.delivery.pump.wake()
 
     def _call_when_done(
         self,
@@ -508,7 +509,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         if future.done():
             loop.call_soon(call, future, context=context)
             return
-        key = id(future._chunk), future._index
+        key = id(future._open_batch), future._index
         known = self._calls.get(key)
         if known is None:
             known = self._calls[key] = future, [], loop.create_task(self._call(key, future))
@@ -523,7 +524,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             self._loop_of().call_soon(call, future, context=context)
 
     def _call_no_more(self, future: RecordFuture, call: Callable[[RecordFuture], object]) -> int:
-        known = self._calls.get((id(future._chunk), future._index))
+        known = self._calls.get((id(future._open_batch), future._index))
         if known is None:
             return 0
         before = len(known[1])

@@ -141,7 +141,7 @@ class Cluster(Transactions, Protocol):
     def start(self) -> None:
         """Begins to connect to a broker, and does not give up. Idempotent.
 
-        Set listeners before this call (`guard`, `create_only`, `on_metadata`). Requests made before it wait.
+        Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before it wait.
         """
 
     def close(self, timeout_s: float) -> bool:
@@ -175,23 +175,27 @@ class Cluster(Transactions, Protocol):
 
     # -- which cluster -------------------------------------------------------------------------------------------
 
-    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
-        """Restricts the client to one cluster: the first that answers, until `move` names another. Call before `start`.
+    def pin_cluster(
+        self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
+    ) -> None:
+        """Restricts the client to one cluster: the first that answers, until `repin` names another. Call before
+        `start`.
 
         Before anything else is written to a new connection, the client asks for the cluster id. If the connection leads
         to another cluster, the client closes it and tries again with back-off; requests that waited for it fail with
         WrongClusterError (not sent). Brokers that do not report an id are accepted until one has reported its id.
 
         Args:
-            on_stranger: Listener. Gets the id of another cluster that answered.
-            on_home: Listener. A new connection leads to the right cluster. Called before anything is written to it.
+            on_other_cluster: Listener. Gets the id of another cluster that answered.
+            on_pinned_cluster: Listener. A new connection leads to the right cluster. Called before anything is written
+                to it.
         """
 
-    def move(self, cluster_id: str) -> None:
-        """Makes this the cluster to communicate with from now on. Only after `guard`."""
+    def repin(self, cluster_id: str) -> None:
+        """Makes this the cluster to communicate with from now on. Only after `pin_cluster`."""
 
     @property
-    def at_home(self) -> bool:
+    def connected_to_pinned(self) -> bool:
         """Whether a broker of the right cluster is connected."""
 
     # -- metadata ------------------------------------------------------------------------------------------------

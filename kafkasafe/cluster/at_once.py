@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["at_once", "held"]
+__all__ = ["at_once", "is_deferred"]
 
 
-class _Held(threading.local):
+class _DeferredWakes(threading.local):
     wakes: dict[int, Callable[[], None]] | None = None
 
 
-_held: Final = _Held()
+_deferred: Final = _DeferredWakes()
 
 
 @contextlib.contextmanager
@@ -27,21 +27,21 @@ def at_once() -> Iterator[None]:
 
     Do not wait for an answer in this context.
     """
-    if _held.wakes is not None:
+    if _deferred.wakes is not None:
         yield
         return
-    wakes = _held.wakes = {}
+    wakes = _deferred.wakes = {}
     try:
         yield
     finally:
-        _held.wakes = None
+        _deferred.wakes = None
         for wake in wakes.values():
             wake()
 
 
-def held(wake: Callable[[], None], key: int) -> bool:
+def is_deferred(wake: Callable[[], None], key: int) -> bool:
     """Whether `wake` will be called at the end of this thread's `at_once`, once per key. False: it is in none."""
-    if _held.wakes is None:
+    if _deferred.wakes is None:
         return False
-    _held.wakes[key] = wake
+    _deferred.wakes[key] = wake
     return True

@@ -28,7 +28,7 @@ class Backoff:
         max_s: Upper bound of any pause, seconds.
         least_s: Lower bound of any pause, seconds. So there are at most 1 / least_s attempts in a second.
         jitter: The random part of the bound: 1 is full jitter, 0 none.
-        dice: Returns a number in [0, 1).
+        random_fraction: Returns a number in [0, 1).
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Backoff:
         *,
         least_s: float = 0.02,
         jitter: float = 1.0,
-        dice: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._first_s = first_s
         self._max_s = max_s
         self._least_s = least_s
         self._jitter = jitter
-        self._dice = dice
+        self._random_fraction = random_fraction
 
     @classmethod
     def around(
@@ -53,11 +53,17 @@ class Backoff:
         max_s: float,
         *,
         share: float = 0.2,
-        dice: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> Backoff:
         """Pauses of `first_s`, doubling up to `max_s`, each randomly changed by at most this share (KIP-580)."""
         jitter = 2 * share / (1 + share)
-        return cls(first_s * (1 + share), max_s * (1 + share), least_s=0.0, jitter=jitter, dice=dice)
+        return cls(
+            first_s * (1 + share),
+            max_s * (1 + share),
+            least_s=0.0,
+            jitter=jitter,
+            random_fraction=random_fraction,
+        )
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         """Seconds until the next attempt, for tenacity."""
@@ -67,7 +73,7 @@ class Backoff:
         """Seconds to wait after `failures` (≥ 1) failures in a row."""
         bound_s = min(self._first_s * 2.0 ** (min(failures, _ENOUGH) - 1), self._max_s)
         shortest_s = max(self._least_s, bound_s * (1 - self._jitter))
-        return shortest_s + max(0.0, bound_s - shortest_s) * self._dice()
+        return shortest_s + max(0.0, bound_s - shortest_s) * self._random_fraction()
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)

@@ -1,6 +1,6 @@
-"""The driver of procedures for a thread that waits for them (`Desk`), and requests that are repeated.
+"""The driver of procedures for a thread that waits for them (`ProcedureRunner`), and requests that are repeated.
 
-Threads: a `Desk` belongs to the thread that calls it. The network thread passes answers to it in a queue.
+Threads: a `ProcedureRunner` belongs to the thread that calls it. The network thread passes answers to it in a queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Step, Together
 from kafkasafe.stats import ConsumerStats
 
-__all__ = ["Desk", "Inquiry", "insist", "pause_s"]
+__all__ = ["Inquiry", "ProcedureRunner", "ask_until_answered", "pause_s"]
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Inquiry(Generic[T]):
         return self.procedure.send([part.result for part in parts])
 
 
-class Desk:
+class ProcedureRunner:
     """Runs procedures.
 
     First all procedures advance to their next step, then their requests are sent together. So the transport can combine
@@ -189,7 +189,7 @@ class Desk:
             wake()
 
 
-def insist(
+def ask_until_answered(
     transport: Cluster,
     topic: str,
     api: str,

@@ -33,7 +33,7 @@ from kafkasafe.cluster.api import (
     Reply,
     TopicInfo,
 )
-from kafkasafe.cluster.inquiry import insist, pause_s
+from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
@@ -184,7 +184,7 @@ class LookUps:
             self._noted(note, error, verdict)
 
         try:
-            answer: OffsetListed = yield from insist(
+            answer: OffsetListed = yield from ask_until_answered(
                 transport, topic, "list_offsets", send, failed, stats=self._stats
             )
         finally:  # also if the procedure is cancelled at a timeout
@@ -220,7 +220,7 @@ class LookUps:
             if verdict.code in _OTHER_LEADER:
                 raise LeaderChangedError
 
-        answer: EpochEnd = yield from insist(
+        answer: EpochEnd = yield from ask_until_answered(
             transport, topic, "offset_for_leader_epoch", send, failed, stats=self._stats
         )
         return answer

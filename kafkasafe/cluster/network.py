@@ -255,7 +255,7 @@ class Network(Protocol):
     def now(self) -> float:
         """Monotonic seconds."""
 
-    def dice(self) -> float:
+    def random_fraction(self) -> float:
         """A number in [0, 1), for pauses and for a choice among equals."""
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:

@@ -20,29 +20,31 @@ class ClusterPin:
         log: Gets a warning when the cluster changes.
 
     Attributes:
-        guarded: Each new connection must prove that it leads to the home cluster.
+        pinned: Each new connection must prove that it leads to the pinned cluster.
         cluster_id: Id of the cluster that answered last; None before the first answer and from old brokers.
     """
 
-    __slots__ = ("_home", "_log", "_on_home", "_on_stranger", "cluster_id", "guarded")
+    __slots__ = ("_log", "_on_other_cluster", "_on_pinned_cluster", "_pinned", "cluster_id", "pinned")
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self.guarded = False
+        self.pinned = False
         self.cluster_id: str | None = None
-        self._home: str | None = None
-        """The cluster that connections of a guarded client must lead to, None until a broker has said its own."""
-        self._on_stranger: Callable[[str], None] = lambda _: None
-        self._on_home: Callable[[], None] = lambda: None
+        self._pinned: str | None = None
+        """The cluster that connections of a pinned client must lead to, None until a broker has said its own."""
+        self._on_other_cluster: Callable[[str], None] = lambda _: None
+        self._on_pinned_cluster: Callable[[], None] = lambda: None
 
-    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
+    def pin_cluster(
+        self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
+    ) -> None:
         """See `Cluster`."""
-        self.guarded = True
-        self._on_stranger, self._on_home = on_stranger, on_home
+        self.pinned = True
+        self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
-    def move(self, cluster_id: str) -> None:
-        """From now on this is the home cluster."""
-        self._home = cluster_id
+    def repin(self, cluster_id: str) -> None:
+        """From now on this is the pinned cluster."""
+        self._pinned = cluster_id
 
     def answered(self, cluster_id: str | None) -> str | None:
         """An answer about metadata names its cluster; returns the id."""
@@ -57,26 +59,26 @@ class ClusterPin:
         self.cluster_id = answered
         return answered
 
-    def stranger(self, cluster_id: str | None) -> BaseException | None:
+    def refusal(self, cluster_id: str | None) -> BaseException | None:
         """Why a connection that leads to this cluster must not be used; None where it may."""
-        if not self.guarded:
+        if not self.pinned:
             return None
         cluster_id = cluster_id or None
-        if self._home is None:
-            self._home = cluster_id
-        if cluster_id == self._home:
+        if self._pinned is None:
+            self._pinned = cluster_id
+        if cluster_id == self._pinned:
             return None
         if cluster_id is None:
             unknown: BaseException = kafka_errors.KafkaConnectionError(
-                f"The broker does not say that it belongs to cluster {self._home}"
+                f"The broker does not say that it belongs to cluster {self._pinned}"
             )
             return unknown
-        safely(self._on_stranger, cluster_id)
+        safely(self._on_other_cluster, cluster_id)
         return WrongClusterError(
-            f"This broker belongs to cluster {cluster_id}, not to {self._home}: nothing is sent to it"
+            f"This broker belongs to cluster {cluster_id}, not to {self._pinned}: nothing is sent to it"
         )
 
     def admitted(self) -> None:
         """A new connection leads where it should."""
-        if self.guarded:
-            safely(self._on_home)
+        if self.pinned:
+            safely(self._on_pinned_cluster)

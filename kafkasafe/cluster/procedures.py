@@ -2,8 +2,8 @@
 
 A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. It
 is sent the answer, and finally returns its result. So a query with retries and decisions reads from top to bottom, and
-one thread can run many of them concurrently. `inquiry.Desk` drives procedures on a thread that waits for them, and
-`engine/running.py` drives those of the engine.
+one thread can run many of them concurrently. `inquiry.ProcedureRunner` drives procedures on a thread that waits for
+them, and `engine/running.py` drives those of the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lets coroutines wait for the threads of a producer. Each loop is woken once for all events that occur at a time.
 
-A thread that notifies (`Waiting.notify_all`) rings the bell of each loop on which coroutines wait. It skips a bell that
-is ringing already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then checks the waiting
-coroutines in slices, so that no iteration takes longer than a few hundred checks.
+A thread that notifies (`Waiting.notify_all`) sets the wake flag of each loop on which coroutines wait. It skips a wake
+flag that is notifying already. So a burst of a thousand batches costs one `call_soon_threadsafe`. The loop then checks
+the waiting coroutines in slices, so that no iteration takes longer than a few hundred checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Fates", "LoopWaits", "Progress", "Subject"]
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""If at most this many items are awaited, the thread that rings checks them itself."""
+"""If at most this many items are awaited, the thread that notifies checks them itself."""
 
 
 class Progress(enum.Enum):
@@ -53,7 +53,7 @@ class Subject(Protocol):
         """Whether one of the waiting coroutines can continue. Called after `Progress.SOME`."""
 
 
-class Chunk(Protocol):
+class AcceptedRecords(Protocol):
     """Records that were accepted together.
 
     Attributes:
@@ -83,25 +83,25 @@ class Fates:
     """The outcomes of records that were accepted together. A `Subject`.
 
     Args:
-        chunk: The records.
+        records: The records.
         ledger: The ledger of their producer.
         durable: Wait only until the records are on disk.
     """
 
-    __slots__ = ("_chunk", "_durable", "_ledger", "_seen")
+    __slots__ = ("_durable", "_ledger", "_records", "_seen")
 
-    def __init__(self, chunk: Chunk, ledger: Ledger, *, durable: bool) -> None:
-        self._chunk = chunk
+    def __init__(self, records: AcceptedRecords, ledger: Ledger, *, durable: bool) -> None:
+        self._records = records
         self._ledger = ledger
         self._durable = durable
         self._seen: object = ()
 
     def stirred(self) -> bool:
         """See `Subject`."""
-        parcels, ledger = self._chunk.parcels, self._ledger
+        parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # the thread that seals the chunk rings if there is something to see
+        if parcels is None:  # the thread that seals the open batch notifies if there is something to see
             return False
         if len(parcels) > _FEW:
             return True
@@ -110,7 +110,7 @@ class Fates:
 
     def look(self) -> Progress:
         """See `Subject`."""
-        parcels, ledger, durable = self._chunk.parcels, self._ledger, self._durable
+        parcels, ledger, durable = self._records.parcels, self._ledger, self._durable
         if ledger.failure is not None:
             return Progress.ALL
         if parcels is not None and all(parcel.done or (durable and parcel.durable) for parcel in parcels):
@@ -121,12 +121,12 @@ class Fates:
 
     def is_ready(self, entry: int) -> bool:
         """Whether the record with this number has an outcome; see `Subject`."""
-        parcels, ledger = self._chunk.parcels, self._ledger
+        parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or (ledger.wrong_cluster is not None and not self._durable):
             return True
         if parcels is None:
             return False
-        parcel, _ = self._chunk.locate(entry)
+        parcel, _ = self._records.locate(entry)
         return parcel.done or (self._durable and parcel.durable)
 
     def _state(self, parcel: Parcel) -> Iterator[object]:
@@ -175,7 +175,7 @@ class _Group:
 
 
 class LoopWaits:
-    """The coroutines of one loop that wait for one producer. This is a bell for `Waiting`.
+    """The coroutines of one loop that wait for one producer. This is a wake flag for `Waiting`.
 
     Use `of`. All methods but `set` must be called on the loop's own thread.
     """
@@ -191,13 +191,13 @@ class LoopWaits:
     @classmethod
     def of(cls, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         """The instance for this loop. It exists as long as a coroutine waits."""
-        for bell in waiting.bells():
-            if isinstance(bell, LoopWaits) and bell._loop is loop:
-                return bell
+        for wake_flag in waiting.wake_flags():
+            if isinstance(wake_flag, LoopWaits) and wake_flag._loop is loop:
+                return wake_flag
         return cls(loop, waiting)
 
     def set(self) -> None:
-        """Rings, from any thread: all waiting coroutines are checked soon."""
+        """Called from any thread: all waiting coroutines are checked soon."""
         if self._rung or not self._stirred():
             return
         self._rung = True
@@ -207,7 +207,7 @@ class LoopWaits:
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether to wake the loop. A wake-up takes the interpreter away from the thread that rings."""
+        """Whether to wake the loop. A wake-up takes the interpreter away from the thread that notifies."""
         if len(self._groups) > _FEW:
             return True
         try:
@@ -273,7 +273,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check: a thread that rings from here on makes the loop check again.
+        # Reset the flag before the check: a thread that notifies from here on makes the loop check again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:

@@ -59,7 +59,7 @@ class BatchFate:
             self._head, self._decided = unit.head, None
         if not self._head.done:
             return Fate.WAITING
-        fate = None if self._head.slip is None else self._head.slip.fate
+        fate = None if self._head.unit_handle is None else self._head.unit_handle.fate
         return Fate.LEFT if fate is None else _FATES[fate]
 
 

@@ -39,7 +39,7 @@ from kafkasafe.delivery.engine.messages import (
     TakeOver,
 )
 from kafkasafe.delivery.engine.parcels import Choose, Parcel
-from kafkasafe.delivery.engine.waits import Bell
+from kafkasafe.delivery.engine.waits import WakeFlag
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
 from kafkasafe.health.states import DISK_STUCK_S, ProducerSeen
@@ -52,7 +52,7 @@ from kafkasafe.spool.refusals import RefusedDestination
 
 __all__ = ["Pump", "PumpState"]
 
-_CROWD: Final = 64
+_BACKLOG: Final = 64
 """From this many messages on, callers should pause. A turn takes all of them before anything in progress advances."""
 
 
@@ -82,7 +82,7 @@ class _Retire:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hurry:
+class _SetPatience:
     """A caller waits for the end of a retiring pump."""
 
     patience: Patience
@@ -98,10 +98,10 @@ class Pump:
         files: The disk.
         choose: (topic, partitions, keys, values) → partition of each record. For records that were accepted before
             their topic was known.
-        seal_due: Called in each turn with the time. Seals chunks that have lingered, and returns the time of the next
-            call.
+        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
+            next call.
         on_topic: Called when a topic's partition count is known and no record waits for it any more.
-        let_go: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
+        released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
             in a signal handler.
     """
 
@@ -115,12 +115,12 @@ class Pump:
         choose: Choose,
         seal_due: Callable[[float], float],
         on_topic: Callable[[str, int], None],
-        let_go: Callable[[], contextlib.AbstractContextManager[None]],
+        released: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._seal_due = seal_due
-        self._let_go = let_go
-        self._inbox: collections.deque[Message | _Retire | _Hurry] = collections.deque()
-        self._wake = Bell()
+        self._released = released
+        self._inbox: collections.deque[Message | _Retire | _SetPatience] = collections.deque()
+        self._wake = WakeFlag()
         self._looks = itertools.count(1)
         self._context = EngineContext(
             config,
@@ -131,7 +131,7 @@ class Pump:
             is_own_thread=self.is_current_thread,
             clock=SystemClock(),
             sleep=time.sleep,
-            dice=random.random,
+            random_fraction=random.random,
             beside=self._beside,
             newest_reading=lambda: NUMBERS.newest,
         )
@@ -181,17 +181,17 @@ class Pump:
             if topic.partition_count > 0 and not journal.views.waiting(name)
         }
 
-    def crowded(self) -> bool:
+    def is_backlogged(self) -> bool:
         """Whether so many messages wait that callers should let the pump work before they submit more."""
-        return len(self._inbox) >= _CROWD
+        return len(self._inbox) >= _BACKLOG
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Wakes the pump."""
         self._wake.set()
 
-    def _post(self, message: Message | _Retire | _Hurry) -> None:
+    def _post(self, message: Message | _Retire | _SetPatience) -> None:
         self._inbox.append(message)
-        # The pump's own thread checks the inbox before it sleeps, so ringing would only cause an idle turn.
+        # The pump's own thread checks the inbox before it sleeps, so waking it would only cause an idle turn.
         if not self.is_current_thread():
             self._wake.set()
 
@@ -210,7 +210,7 @@ class Pump:
         The caller's thread evaluates `ready` without `lock`. So it may only read values that change atomically. On
         return, the pump has finished all changes that it makes, with `lock` held, together with the awaited one. With
         `choosy`, the pump evaluates `ready` before it wakes the caller. This requires that every change that `ready`
-        depends on rings afterwards.
+        depends on notifies afterwards.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -221,7 +221,7 @@ class Pump:
                 "on_event and on_rejected run on the producer's own thread: waiting for deliveries there would never"
                 " end. Nothing was changed; send() is possible there, do the waiting in another thread"
             )
-        with self._let_go():
+        with self._released():
             done = (
                 self.ledger.waiters.wait_for(
                     lambda: ready() or self.ledger.failure is not None, timeout, choosy=choosy
@@ -374,13 +374,13 @@ class Pump:
             deadline: After this time a failing disk is not tried again; monotonic seconds.
         """
         if deadline is not None:
-            self._context.hurry(deadline)
+            self._context.set_close_deadline(deadline)
         self._context.closing = True
         self._context.stop = True
         self._wake.set()
         if self.is_current_thread():
             return False
-        with self._let_go():
+        with self._released():
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 self._context.abandon = True
@@ -412,9 +412,9 @@ class Pump:
         predecessor = other.engine.predecessor
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
-    def hurry(self, patience: Patience, timeout_s: float) -> bool:
+    def set_patience(self, patience: Patience, timeout_s: float) -> bool:
         """Gives a retiring pump this patience, counted from its retirement. Returns whether it ended in time."""
-        self._post(_Hurry(patience))
+        self._post(_SetPatience(patience))
         return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
@@ -422,16 +422,16 @@ class Pump:
         self._thread.join(timeout_s)
         return self.ended()
 
-    def _step(self, message: Message | _Retire | _Hurry) -> None:
+    def _step(self, message: Message | _Retire | _SetPatience) -> None:
         match message:
             case _Retire(began, patience):
-                # Seal chunks that the producer itself did not seal.
+                # Seal open batches that the producer itself did not seal.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
                 self.engine.drop()
                 self._retiring = began, patience
-            case _Hurry(patience):
+            case _SetPatience(patience):
                 if self._retiring is not None:
                     self._retiring = self._retiring[0], patience
             case _:
@@ -457,7 +457,7 @@ class Pump:
         """Whether the thread has ended. Nothing is resolved any more."""
         return not self._thread.is_alive()
 
-    def nudge(self) -> None:
+    def notify_waiters(self) -> None:
         """Wakes waiting callers, so that they check their conditions."""
         self.ledger.waiters.notify_all()
 

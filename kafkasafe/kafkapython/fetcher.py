@@ -77,7 +77,7 @@ class Fetcher(BatchFetcher):
         if self.owner.parts.is_busy():
             if self._reset_task is None or self._reset_task.is_done:
                 self._reset_task = Future()
-                if self.owner.desk.has_work:
+                if self.owner.runner.has_work:
                     self._reset_task.success(None)
         else:
             self._reset_task = None

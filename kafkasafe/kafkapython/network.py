@@ -18,7 +18,7 @@ from kafkasafe.cluster.terms import NodeId
 from kafkasafe.kafkapython.connection import DirectConnection
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.manager import DirectManager
-from kafkasafe.kafkapython.sockets import FORGETS
+from kafkasafe.kafkapython.sockets import LINGER_RESET
 from kafkasafe.logs import limit_foreign
 
 __all__ = ["SocketNetwork"]
@@ -69,7 +69,7 @@ class SocketNetwork:
         ):
             if options.get(key) is not None:
                 sockets.append((socket.SOL_SOCKET, option, options[key]))
-        sockets.append((socket.SOL_SOCKET, socket.SO_LINGER, FORGETS))
+        sockets.append((socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET))
         settings["socket_options"] = sockets
         self._settings = settings
         self._on_wake: Callable[[], None] = lambda: None
@@ -122,7 +122,7 @@ class SocketNetwork:
 
     now = staticmethod(time.monotonic)
 
-    def dice(self) -> float:
+    def random_fraction(self) -> float:
         """See `Network`."""
         return random.random()
 

@@ -44,7 +44,7 @@ class _Parts(Protocol):
     def resting(self, now: float) -> Collection[TopicPartition]: ...
 
 
-class _Desk(Protocol):
+class _ProcedureRunner(Protocol):
     @property
     def has_work(self) -> bool: ...
 
@@ -99,7 +99,7 @@ class Owner(Protocol):
         """The assigned partitions."""
 
     @property
-    def desk(self) -> _Desk:
+    def runner(self) -> _ProcedureRunner:
         """Runs the checks."""
 
     @property

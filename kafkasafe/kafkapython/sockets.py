@@ -26,7 +26,7 @@ from kafka.protocol.frame import KafkaBytes
 from kafkasafe.cluster.api import Buffer
 from kafkasafe.kafkapython.loop import Loop
 
-__all__ = ["FORGETS", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
+__all__ = ["LINGER_RESET", "DirectPlainSocket", "DirectTlsSocket", "PlainSocket", "TlsSocket"]
 
 _RECEIVE_BYTES: Final = 64 * 1024
 """A larger response is received into its own buffer, once its first bytes say how large it is."""
@@ -117,12 +117,12 @@ def _decoder_of_views(response: Any) -> Any:
     return types.FunctionType(decode.__code__, {**decode.__globals__, "bytes": _view_or_copy})
 
 
-FORGETS: Final = struct.pack("ii", 1, 0)
+LINGER_RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: what the kernel has not sent when the socket ends, also by the death of the process, is dropped.
 
 Else it would go on to send a request without an answer, for minutes on a slow way, after it was taken for dead.
 """
-_LINGERS: Final = struct.pack("ii", 0, 0)
+_LINGER_DEFAULT: Final = struct.pack("ii", 0, 0)
 """SO_LINGER as it is by default."""
 
 
@@ -243,7 +243,7 @@ class _SocketMixin:
     def _close(self, error: BaseException | None = None) -> None:
         if self._sock is not None and error is None and not getattr(self._protocol, "in_flight_requests", ()):
             with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGERS)
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_DEFAULT)
         super()._close(error)  # type: ignore[misc]  # the other base class has it
 
     async def _write_to_sock(self) -> None:

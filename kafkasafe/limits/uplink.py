@@ -1,8 +1,8 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-`Link` measures the rate of a link: bytes per second that the broker answered. The bytes in flight are limited to what
-the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One batch,
-or a few small ones, may always be in flight, and no more than that before the first measurement.
+`UplinkBudget` measures the rate of a link: bytes per second that the broker answered. The bytes in flight are limited
+to what the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One
+batch, or a few small ones, may always be in flight, and no more than that before the first measurement.
 
 No clock: `now` is an argument, in seconds.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-__all__ = ["MEMORY_BYTES", "Link", "Ticket"]
+__all__ = ["MEMORY_BYTES", "Ticket", "UplinkBudget"]
 
 _RATE: Final = itemgetter(1)
 
@@ -53,7 +53,7 @@ class Ticket:
     delivered_bytes: int
 
 
-class Link:
+class UplinkBudget:
     """The bytes in flight to one broker, and the rate of the link.
 
     Args:

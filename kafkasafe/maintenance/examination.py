@@ -17,7 +17,7 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedV
 from kafkasafe import marks as m
 from kafkasafe.cluster.absence import Absence
 from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
-from kafkasafe.cluster.inquiry import Desk, Inquiry, insist
+from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner, ask_until_answered
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.codes.verdicts import MISSING_CODES
 from kafkasafe.errors import SpoolError
@@ -362,12 +362,12 @@ def examine(
         for place in asked:
             found += [Examined(b, Verdict(Finding.NOT_ANSWERED, (), evidence)) for b in place.batches]
         return _sorted(found)
-    desk = Desk()
+    runner = ProcedureRunner()
     troubles: dict[int, str] = {}
-    running = desk.begin_all(
+    running = runner.begin_all(
         _examined(transport, place, _noting(troubles, number)) for number, place in enumerate(asked)
     )
-    _wait(desk, running, time.monotonic() + timeout_s, report)
+    _wait(runner, running, time.monotonic() + timeout_s, report)
     for number, (place, inquiry) in enumerate(zip(asked, running, strict=True)):
         if inquiry.done and inquiry.error is None:
             found += inquiry.result or ()
@@ -396,16 +396,19 @@ def _noting(troubles: dict[int, str], number: int) -> Callable[[Exception], None
 
 
 def _wait(
-    desk: Desk, running: Sequence[Inquiry[Any]], deadline: float, report: Callable[[int, int], None]
+    runner: ProcedureRunner,
+    running: Sequence[Inquiry[Any]],
+    deadline: float,
+    report: Callable[[int, int], None],
 ) -> None:
     while True:
-        desk.work()
+        runner.work()
         done = sum(inquiry.done for inquiry in running)
         report(done, len(running))
         left = deadline - time.monotonic()
         if done == len(running) or left <= 0:
             return
-        desk.wait(min(left, 0.25))
+        runner.wait(min(left, 0.25))
 
 
 def _examined(
@@ -432,7 +435,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
     stats = ConsumerStats()
 
     def asked(api: str, send: Callable[[Reply[Any]], None]) -> Procedure[Any]:
-        return insist(transport, topic, api, send, lambda error, _: note(error), stats=stats)
+        return ask_until_answered(transport, topic, api, send, lambda error, _: note(error), stats=stats)
 
     views: Mapping[int, ProducerView] = {}
     described = yield Ask(lambda reply: transport.describe_producers(topic, partition, reply))

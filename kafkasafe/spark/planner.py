@@ -47,7 +47,7 @@ from typing import Any, Final, TypeVar
 
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, EpochEnd, Failure, OffsetListed, TopicInfo, TopicsListed
-from kafkasafe.cluster.inquiry import Desk, Inquiry, insist, pause_s
+from kafkasafe.cluster.inquiry import Inquiry, ProcedureRunner, ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import LeaderChangedError, LookUps, id_of
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
 from kafkasafe.errors import ConfigError, DataLossError, RemoteStorageNotReadyError, SparkError
@@ -493,10 +493,10 @@ class Planner:
             self._lookups.give(EARLIEST, self._at_once(moved, EARLIEST))
 
     def _at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
-        desk = Desk()
-        inquiry = desk.begin(self._lookups.ask_at_once(partitions, timestamp))
+        runner = ProcedureRunner()
+        inquiry = runner.begin(self._lookups.ask_at_once(partitions, timestamp))
         deadline = time.monotonic() + min(_AT_ONCE_S, self._options.stall_timeout_s / 4)
-        if not _all_done(desk, [inquiry], deadline):
+        if not _all_done(runner, [inquiry], deadline):
             inquiry.cancel()
         return inquiry.result or {}
 
@@ -808,7 +808,7 @@ class Planner:
 
     def _list_topics(self) -> Procedure[TopicsListed]:
         transport = self._network()
-        answer: TopicsListed = yield from insist(
+        answer: TopicsListed = yield from ask_until_answered(
             transport,
             "",
             "metadata",
@@ -856,11 +856,11 @@ class Planner:
             SourceUnavailableError: A procedure did not finish in time.
             Exception: The error of the first procedure that failed.
         """
-        desk = Desk()
+        runner = ProcedureRunner()
         self._last_problem = None
         deadline = (time.monotonic() if began is None else began) + self._options.stall_timeout_s
-        inquiries = dict(zip(procedures, desk.begin_all(procedures.values()), strict=True))
-        if not _all_done(desk, inquiries.values(), deadline):
+        inquiries = dict(zip(procedures, runner.begin_all(procedures.values()), strict=True))
+        if not _all_done(runner, inquiries.values(), deadline):
             open_keys = [str(key) for key, inquiry in inquiries.items() if not inquiry.done]
             for inquiry in inquiries.values():
                 inquiry.cancel()
@@ -907,14 +907,14 @@ def _ignore(_: object) -> None:
     """Ignores the reply, because the refresh itself updates the metadata."""
 
 
-def _all_done(desk: Desk, inquiries: Collection[Inquiry[Any]], deadline: float) -> bool:
-    """Works at the desk until all inquiries are done. Returns whether that was before the deadline."""
+def _all_done(runner: ProcedureRunner, inquiries: Collection[Inquiry[Any]], deadline: float) -> bool:
+    """Runs procedures until all inquiries are done. Returns whether that was before the deadline."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        desk.wait(min(left, 1.0))
-        desk.work()
+        runner.wait(min(left, 1.0))
+        runner.work()
     return True
 
 

@@ -28,7 +28,7 @@ from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Coordinator, call, identity_of, insist
+from kafkasafe.spark.transactions import Coordinator, call, identity_of, retry_until
 from kafkasafe.spark.txn import (
     Appended,
     Event,
@@ -477,7 +477,7 @@ class Session:
                 raise _coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
 
         deadline = time.monotonic() + self._options.delivery_timeout_s
-        insist(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
+        retry_until(append, deadline=deadline, what=f"The marker in {topic}", api="produce")
 
     def commit(self, grant: Grant) -> Grant | None:
         """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome.
@@ -561,7 +561,7 @@ class Session:
             return answer
 
         deadline = time.monotonic() + self._options.api_timeout_s
-        return insist(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
+        return retry_until(attempt, deadline=deadline, what=f"The markers in {topic}-{number}", api="fetch")
 
     def _bound_of_markers(self, which: int) -> int:
         def attempt(left_s: float) -> int:
@@ -576,7 +576,9 @@ class Session:
             return answer.offset
 
         deadline = time.monotonic() + self._options.api_timeout_s
-        return insist(attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets")
+        return retry_until(
+            attempt, deadline=deadline, what="The bounds of the marker topic", api="ListOffsets"
+        )
 
     def _start(self) -> None:
         """Connects to the cluster and finds or creates the marker topic. Later calls do nothing."""

@@ -27,7 +27,7 @@ from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.errors import SparkError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
-from kafkasafe.spark.transactions import Coordinator, call, insist
+from kafkasafe.spark.transactions import Coordinator, call, retry_until
 from kafkasafe.spark.txn import Grant
 
 __all__ = ["Staged", "Stager", "StagingError", "fetch_staged"]
@@ -102,7 +102,7 @@ class Stager:
         self._partition = random.randrange(
             _ensure(transport, topic, timeout_s=api_timeout_s, largest_bytes=largest_bytes)
         )
-        granted: ProducerIdGranted = insist(
+        granted: ProducerIdGranted = retry_until(
             lambda left_s: call(transport.init_producer_id, left_s),
             deadline=time.monotonic() + api_timeout_s,
             what="InitProducerId",

@@ -35,7 +35,7 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import Grant
 
-__all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "insist"]
+__all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "retry_until"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -115,7 +115,7 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
     return answer
 
 
-def insist(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
+def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:
     """Returns the result of `attempt`. Repeats it as long as the verdict on its error says to retry.
 
     Args:
@@ -177,7 +177,7 @@ class Coordinator:
             return answer
 
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        return insist(attempt, deadline=deadline, what=what, api=api)
+        return retry_until(attempt, deadline=deadline, what=what, api=api)
 
     # --- the transaction ---
 
@@ -296,7 +296,7 @@ class Coordinator:
             return {name: metadata.topics[name] for name in names}
 
         deadline = time.monotonic() + self._timeout_s
-        return insist(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
+        return retry_until(attempt, deadline=deadline, what=f"Metadata of {', '.join(names)}", api="Metadata")
 
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         """Creates a topic with the brokers' default replication. Does nothing if it exists."""
@@ -323,7 +323,7 @@ class Coordinator:
             call(lambda reply: self._transport.ask(question, reply), left_s)
 
         deadline = time.monotonic() + self._timeout_s
-        insist(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
+        retry_until(attempt, deadline=deadline, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
         """The states of producers that the leaders of partitions remember. Asks the leaders concurrently."""
@@ -360,5 +360,5 @@ class Coordinator:
                 raise failed
 
         deadline = time.monotonic() + self._timeout_s
-        insist(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
+        retry_until(attempt, deadline=deadline, what="DescribeProducers", api="DescribeProducers")
         return found

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Container
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-__all__ = ["Link", "Relay"]
+__all__ = ["Relay", "RelayedConnection"]
 
 _T = TypeVar("_T")
 
@@ -25,14 +25,14 @@ _COMMAND_TIMEOUT_S: Final = 10.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends RST
 
 
-class Link(Protocol):
+class RelayedConnection(Protocol):
     """A client's connection, and the connection to the target that was opened for it."""
 
     client: socket.socket
     target: socket.socket
 
 
-_L = TypeVar("_L", bound=Link)
+_L = TypeVar("_L", bound=RelayedConnection)
 
 
 class Relay(abc.ABC, Generic[_L]):

@@ -329,7 +329,7 @@ class Units:
         if not kept:
             self._out.ask(RetryLater(Backoff(unit), unit.tries + 1, unit.code, reason, slow=True))
             return
-        self._transitions.let_go(unit)
+        self._transitions.end_dropped(unit)
 
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False

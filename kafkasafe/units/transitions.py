@@ -263,7 +263,7 @@ class Transitions:
         unit.pass_transaction()
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
-    def let_go(self, unit: Unit) -> None:
+    def end_dropped(self, unit: Unit) -> None:
         """End a given-up unit whose records are kept in `rejected/`, or are read again by its consumers."""
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
@@ -312,7 +312,7 @@ class Transitions:
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
-            self.let_go(unit)
+            self.end_dropped(unit)
         else:
             self._out.ask(Refuse(unit))
         self._out.change()

@@ -210,13 +210,13 @@ def test_what_was_delivered_before_its_sender_could_see_that_is_seen(options, mo
 
             monkeypatch.setattr(pump, "submit", slow)
             future = await producer.send("orders", b"v" * 16_000)
-            chunk = producer.client._chunks["orders"]
+            open_batch = producer.client._open_batches["orders"]
             other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
-            await until(lambda: chunk.encoded is not None)  # by the thread that is held up
+            await until(lambda: open_batch.encoded is not None)  # by the thread that is held up
             task = asyncio.ensure_future(future)
             await until(lambda: pump.ledger.waiters)
             waiting.set()
-            await until(lambda: all(parcel.done for parcel in chunk.encoded.parcels))
+            await until(lambda: all(parcel.done for parcel in open_batch.encoded.parcels))
             for _ in range(10):
                 await asyncio.sleep(0.01)
             assert not task.done()
@@ -280,10 +280,10 @@ def test_a_cancelled_send_has_accepted_nothing(options, fake_kafka, case, how):
 
     async def hindered(producer, stack):
         if case == "full":
-            chunk = None
-            while chunk is None or chunk.left > 20_000:
+            open_batch = None
+            while open_batch is None or open_batch.left > 20_000:
                 await producer.send("orders", b"b" * 45_000)
-                chunk = producer.client._chunks.get("orders")
+                open_batch = producer.client._open_batches.get("orders")
         elif case == "busy":
             held = threading.Event()
             ended = threading.Event()

@@ -84,18 +84,18 @@ class Sealing:
     def _run(self, begun):
         client = self._client
         with client._parts.accumulator.lock:
-            chunk = client._chunks.get("orders")
-            if chunk is not None and self._where == "not yet taken":
-                chunk.open = False
-            elif chunk is not None and self._where == "taken":
-                chunk.open = False
-                chunk.close()
-            elif chunk is not None and self._where == "sealed":
-                client._parts.accumulator.seal(chunk)
+            open_batch = client._open_batches.get("orders")
+            if open_batch is not None and self._where == "not yet taken":
+                open_batch.open = False
+            elif open_batch is not None and self._where == "taken":
+                open_batch.open = False
+                open_batch.close()
+            elif open_batch is not None and self._where == "sealed":
+                client._parts.accumulator.seal(open_batch)
             begun.set()
             self._go_on.wait(LONG_S)
-            if chunk is not None:
-                client._parts.accumulator.seal(chunk)
+            if open_batch is not None:
+                client._parts.accumulator.seal(open_batch)
 
     async def over(self):
         if self._thread is not None:
@@ -150,7 +150,7 @@ def test_ctrl_c_anywhere_in_send(options, fake_kafka, room):
                     sent.append(b"%d before %d" % (step, i))
                     await producer.send("orders", sent[-1])
                 if room == "in turns":  # it is the second of three that wait
-                    producer.client._chunks["orders"].left = 0
+                    producer.client._open_batches["orders"].left = 0
                 others = [b"%d first" % step, b"%d last" % step] if room == "in turns" else []
                 first = [asyncio.ensure_future(producer.send("orders", value)) for value in others[:1]]
                 if first:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.procedures import Ask, Pause, Together
 
 
@@ -17,9 +17,9 @@ class Requests:
     def ask(self, name):
         return Ask(lambda reply: self.open.__setitem__(name, reply))
 
-    def answer(self, desk, name, value):
+    def answer(self, runner, name, value):
         self.open.pop(name)(value)
-        desk.work()
+        runner.work()
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def both(requests, *names):
 
 
 def test_side_by_side_in_the_order_they_were_named(requests):
-    desk = Desk()
-    inquiry = desk.begin(both(requests, "a", "b", "c"))
+    runner = ProcedureRunner()
+    inquiry = runner.begin(both(requests, "a", "b", "c"))
     assert list(requests.open) == ["a", "b", "c"]
     for name in "cab":
         assert not inquiry.done
-        requests.answer(desk, name, name.upper())
+        requests.answer(runner, name, name.upper())
     assert (inquiry.done, inquiry.result) == (True, ["A", "B", "C"])
 
 
@@ -55,7 +55,7 @@ def test_those_that_need_nobody_are_over_at_once():
         second = yield Together([])
         return first, second
 
-    assert Desk().begin(outer()).result == ([1, 2], [])
+    assert ProcedureRunner().begin(outer()).result == ([1, 2], [])
 
 
 def test_one_that_fails_ends_the_others_and_is_raised_where_they_were_waited_for(requests):
@@ -77,13 +77,13 @@ def test_one_that_fails_ends_the_others_and_is_raised_where_they_were_waited_for
         except OSError as error:
             return str(error), (yield requests.ask("after"))
 
-    desk = Desk()
-    inquiry = desk.begin(outer())
+    runner = ProcedureRunner()
+    inquiry = runner.begin(outer())
     late = requests.open["slow"]
-    requests.answer(desk, "bad", None)
+    requests.answer(runner, "bad", None)
     assert ended == ["slow"]
     late("too late")
-    requests.answer(desk, "after", 5)
+    requests.answer(runner, "after", 5)
     assert inquiry.result == ("broken", 5)
 
 
@@ -101,18 +101,18 @@ def test_nested_and_cancelled(requests):
             yield Together([watched(both(requests, "a", "b"), "inner"), watched(one(requests, "c"), "c")])
         )
 
-    desk = Desk()
-    inquiry = desk.begin(outer())
-    requests.answer(desk, "a", 1)
+    runner = ProcedureRunner()
+    inquiry = runner.begin(outer())
+    requests.answer(runner, "a", 1)
     inquiry.cancel()
     assert sorted(closed) == ["c", "inner"]
     for name in list(requests.open):
-        requests.answer(desk, name, 2)
+        requests.answer(runner, name, 2)
     assert (inquiry.done, inquiry.result, inquiry.error) == (True, None, None)
 
-    again = desk.begin(outer())
+    again = runner.begin(outer())
     for name in ("c", "b", "a"):
-        requests.answer(desk, name, name)
+        requests.answer(runner, name, name)
     assert again.result == [["a", "b"], "c"]
 
 
@@ -124,9 +124,9 @@ def test_a_pause_beside_a_request(requests):
     def outer():
         return (yield Together([pauses(), one(requests, "a")]))
 
-    desk = Desk()
-    inquiry = desk.begin(outer())
-    desk.work()
+    runner = ProcedureRunner()
+    inquiry = runner.begin(outer())
+    runner.work()
     assert not inquiry.done
-    requests.answer(desk, "a", 1)
+    requests.answer(runner, "a", 1)
     assert inquiry.result == ["rested", 1]

@@ -45,14 +45,14 @@ class Outage:
     code: int
 
 
-def outages_of(dice: random.Random, count: int) -> list[Outage]:
+def outages_of(rng: random.Random, count: int) -> list[Outage]:
     """Some outages one after the other, the first around the moment 0."""
     found = []
-    at = dice.uniform(-0.2, 0.02)
+    at = rng.uniform(-0.2, 0.02)
     for _ in range(count):
-        end = at + dice.expovariate(1 / dice.choice([0.005, 0.05, 0.5]))
-        found.append(Outage(at, end, dice.choice([1, 1, 1, 9, -1, 7])))
-        at = end + dice.expovariate(1 / dice.choice([0.002, 0.02, 0.2]))
+        end = at + rng.expovariate(1 / rng.choice([0.005, 0.05, 0.5]))
+        found.append(Outage(at, end, rng.choice([1, 1, 1, 9, -1, 7])))
+        at = end + rng.expovariate(1 / rng.choice([0.002, 0.02, 0.2]))
     return found
 
 
@@ -96,7 +96,7 @@ class Tiered:
 
     def _later(self, work: Any, value: Any) -> None:
         world = self._world
-        world.time.call_later(world.dice.expovariate(1 / 0.005), lambda: work(value))
+        world.time.call_later(world.rng.expovariate(1 / 0.005), lambda: work(value))
 
 
 class World:
@@ -114,7 +114,7 @@ class World:
         self.times = times
         self.cluster = VirtualCluster()
         self.time = self.cluster.time
-        self.dice = random.Random(0)
+        self.rng = random.Random(0)
         self.outages: Sequence[Outage] = ()
         self.believed = self.asked = 0
         self._began_s = 0.0
@@ -139,7 +139,7 @@ class World:
 
     def begin(self, seed: int, outages: Sequence[Outage]) -> None:
         """From this moment on."""
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.outages = outages
         self._began_s = self.time.monotonic()
 
@@ -169,7 +169,7 @@ class World:
         """Within it, look-ups by clients of these servers come here, and wait in virtual time."""
         time = self.time
 
-        class VirtualDesk(inquiry.Desk):
+        class VirtualRunner(inquiry.ProcedureRunner):
             def wait(self, timeout_s: float) -> None:
                 self._send()
                 due = self.due_s()
@@ -181,5 +181,5 @@ class World:
             for module in (inquiry, lookups, planner, look_ups):
                 patched.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic))
             for module in (planner, look_ups):
-                patched.setattr(module, "Desk", VirtualDesk)
+                patched.setattr(module, "ProcedureRunner", VirtualRunner)
             yield

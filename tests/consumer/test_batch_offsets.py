@@ -115,7 +115,7 @@ def test_a_consumer_waits_for_an_offset_that_a_transaction_is_about_to_change(
     with opened(SafeConsumer, servers) as consumer:
         records = until(lambda: poll(consumer))
         # The transaction is decided, and the group's coordinator does not hear of it.
-        fake_kafka._desk.transactions.markers_take_ms = 600_000
+        fake_kafka._handler.transactions.markers_take_ms = 600_000
         with producer.batch() as batch:
             batch.send("out", b"sum")
             batch.send_offsets(consumer)

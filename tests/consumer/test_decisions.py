@@ -17,7 +17,7 @@ from kafkasafe._consuming.following import Following
 from kafkasafe._consuming.keeper import HistoryKeeper
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.moves import Moves
-from kafkasafe._consuming.partition import Local, Part, Ranged, ResetTo, Walked
+from kafkasafe._consuming.partition import AssignedPartition, LocalStart, LogCompared, LogRange, ResetTo
 from kafkasafe._consuming.parts import Parts
 from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.position_table import Activity, PositionEvent, Standing
@@ -26,7 +26,7 @@ from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
 from kafkasafe.cluster.api import EARLIEST, LATEST
-from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.procedures import Ask
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import (
@@ -166,9 +166,9 @@ class Reader:
         self.events = []
         self.client, self.questions = Client(strategy), Questions()
         reports = Reports("me", self.events.append)
-        desk = Desk()
+        runner = ProcedureRunner()
         self.parts = Parts(self.client, HistoryKeeper(None, LineageMemory(None), "me", reports))
-        moves = Moves(self.client, desk, self.questions)
+        moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         self.checking = Checking(self.client, self.parts, moves)
         self.decisions = Decisions(self.client, self.parts)
@@ -176,7 +176,7 @@ class Reader:
         self.responses = Responses(self.client, self.parts, moves, pauses, Following(0.5))
         self.results = Results(
             port=self.client,
-            desk=desk,
+            runner=runner,
             parts=self.parts,
             moves=moves,
             pauses=pauses,
@@ -234,7 +234,7 @@ class Reader:
 
 
 def walked(outcome, epoch=2, topic_id=OLD, **more):
-    return Walked(outcome, epoch, 1, topic_id=topic_id, leadership=(OLD, 1, 2), **more)
+    return LogCompared(outcome, epoch, 1, topic_id=topic_id, leadership=(OLD, 1, 2), **more)
 
 
 def batch(base, count, epoch):
@@ -286,7 +286,7 @@ def test_of_the_same_leader_nothing_is_asked(reader):
 )
 def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader, epoch, node, asks):
     reader.client.leader = OLD, 1, epoch
-    reader.answer("walk", Walked(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
+    reader.answer("walk", LogCompared(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
     reader.client.lost = [node]
     reader.poll()
     assert reader.asks() == asks
@@ -416,7 +416,7 @@ def test_a_position_outside_of_the_log_is_reset_with_an_event(reader, bounds, re
     assert not valid(reader).fetched(OUT_OF_RANGE)
     assert reader.asks() == [("range", 10)]
     assert not reader.part.state.is_fetchable()
-    reader.answer("range", Ranged(*bounds, None))
+    reader.answer("range", LogRange(*bounds, None))
     reader.poll()
     assert reader.asks() == [("reset", LATEST)]
     reader.answer("reset", ResetTo(LATEST, 20, None))
@@ -429,7 +429,7 @@ def test_where_no_reset_is_allowed_it_is_raised():
     reader.committed(10, Lineage([(2, 0)], 10))
     valid(reader).fetched(OUT_OF_RANGE)
     with pytest.raises(OffsetOutOfRangeError):
-        reader.answer("range", Ranged(12, 20, None))
+        reader.answer("range", LogRange(12, 20, None))
     assert reader.at.activity is Activity.STRANDED
     reader.seek(TP, 12)
     assert reader.decisions.due() == []
@@ -437,11 +437,11 @@ def test_where_no_reset_is_allowed_it_is_raised():
 
 def test_a_broker_that_denies_a_position_in_the_log_may_have_it_elsewhere(reader):
     valid(reader).fetched(OUT_OF_RANGE)
-    reader.answer("range", Ranged(0, 20, None))
+    reader.answer("range", LogRange(0, 20, None))
     assert reader.parts.resting(0.0) == {TP}
     assert reader.at.activity is Activity.LOCATING
     assert reader.part.state.is_fetchable()
-    reader.answer("local", Local(15))
+    reader.answer("local", LocalStart(15))
     [event] = reader.of(PartitionNotReady)
     assert (event.code, event.remote) == (OUT_OF_RANGE, True)
     assert reader.fetched()
@@ -465,7 +465,7 @@ def test_a_fetch_that_fails_while_another_answer_is_awaited(reader):
     assert inquiry.done  # nothing would use its answer
     assert reader.asks() == [("local",), ("range", 10)]
     del reader.questions.asked[0]
-    reader.answer("range", Ranged(0, 20, None))
+    reader.answer("range", LogRange(0, 20, None))
     assert reader.part.state.is_fetchable()
 
 
@@ -535,8 +535,8 @@ def running(activity):
 
 ANSWERS = {
     Activity.WALKING: walked(GONE),
-    Activity.RANGING: Ranged(12, 20, None),
-    Activity.LOCATING: Local(15),
+    Activity.RANGING: LogRange(12, 20, None),
+    Activity.LOCATING: LocalStart(15),
     Activity.RESETTING: ResetTo(EARLIEST, 12, 12),
 }
 EACH = pytest.mark.parametrize("activity", ANSWERS, ids=lambda activity: activity.name)
@@ -623,20 +623,20 @@ def test_a_reset_with_another_strategy_is_looked_up_again():
 
 def test_what_retention_has_deleted_is_forgotten(reader):
     valid(reader).fetched(OUT_OF_RANGE)
-    reader.answer("range", Ranged(12, 20, None))
+    reader.answer("range", LogRange(12, 20, None))
     assert reader.part.history.lineage.epoch_at(3) is None
 
 
 def test_what_was_read_after_the_end_is_forgotten(reader):
     valid(reader).fetched(OUT_OF_RANGE)
-    reader.answer("range", Ranged(0, 8, None))
+    reader.answer("range", LogRange(0, 8, None))
     assert reader.part.history.lineage.end_offset == 8
 
 
 def test_a_log_that_ends_before_the_position_may_have_diverged(reader):
     valid(reader).fetched(OUT_OF_RANGE)
     with pytest.raises(LogDivergedError):
-        reader.answer("range", Ranged(0, 8, walked(GONE)))
+        reader.answer("range", LogRange(0, 8, walked(GONE)))
     assert reader.at.activity is Activity.DIVERGED
     assert not reader.part.state.is_fetchable()
 
@@ -693,15 +693,15 @@ def test_a_suspicion_where_nothing_was_read_begins_a_new_history(reader):
 def test_a_seek_between_the_state_and_its_procedure_ends_both(monkeypatch):
     """A signal handler may call `seek` there. The procedure was about the former position, and no poll may use it."""
     reader = Reader()
-    begin = Desk.begin
+    begin = ProcedureRunner.begin
 
-    def interrupted(desk, procedure):
-        inquiry = begin(desk, procedure)
+    def interrupted(runner, procedure):
+        inquiry = begin(runner, procedure)
         monkeypatch.undo()
         reader.seek(TP, 3)
         return inquiry
 
-    monkeypatch.setattr(Desk, "begin", interrupted)
+    monkeypatch.setattr(ProcedureRunner, "begin", interrupted)
     reader.poll()
     assert reader.asks() == [("reset", LATEST)]
     [(_, reply)] = reader.questions.asked
@@ -750,7 +750,7 @@ def test_an_interrupt_leaves_no_partition_that_waits_for_nothing(reader, monkeyp
     [(_, reply)] = reader.questions.asked
     reader.questions.asked.clear()
     reply(walked(GONE))
-    on = Part.on
+    on = AssignedPartition.on
 
     def interrupted(part, event, offset=0):
         actions = on(part, event, offset)
@@ -759,7 +759,7 @@ def test_an_interrupt_leaves_no_partition_that_waits_for_nothing(reader, monkeyp
         return actions
 
     with monkeypatch.context() as patch:
-        patch.setattr(Part, "on", interrupted)
+        patch.setattr(AssignedPartition, "on", interrupted)
         with pytest.raises(KeyboardInterrupt):
             reader.poll()
     assert reader.at.activity is Activity.DIVERGED

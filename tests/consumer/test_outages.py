@@ -98,13 +98,13 @@ def test_an_answer_from_before_remote_storage_was_ready_is_not_believed(open_loo
 def test_random_outages_give_no_wrong_answer(open_look_up):
     world = World()
     look_up = open_look_up(world)
-    dice = random.Random(1)
+    rng = random.Random(1)
     wrong = []
     for number in range(RUNS):
         # A record of the remote part, of the local part, or none.
-        place = dice.choice([1, 2, 3, LOCAL - 1, LOCAL - 1, LOCAL, LOCAL + 1, RECORDS])
+        place = rng.choice([1, 2, 3, LOCAL - 1, LOCAL - 1, LOCAL, LOCAL + 1, RECORDS])
         timestamp = BEGIN_MS + place * STEP_MS - number % STEP_MS
-        world.begin(number, outages_of(dice, dice.choice([1, 1, 2, 3, 8])))
+        world.begin(number, outages_of(rng, rng.choice([1, 1, 2, 3, 8])))
         found = look_up(timestamp)
         if found != world.since(timestamp):
             wrong.append((number, timestamp - BEGIN_MS, found))
@@ -116,11 +116,11 @@ def test_times_without_an_order_and_one_outage_give_no_wrong_answer(open_look_up
     """The newest remote record says nothing then about those before it."""
     world = World([0, 5, 3, 4, 2, 1, 6, 2, 8, 9])
     look_up = open_look_up(world)
-    dice = random.Random(2)
+    rng = random.Random(2)
     wrong = []
     for number in range(RUNS):
-        timestamp = BEGIN_MS + dice.choice([3, 4, 5, 6, 7]) * STEP_MS - number % STEP_MS
-        world.begin(number, outages_of(dice, 1))
+        timestamp = BEGIN_MS + rng.choice([3, 4, 5, 6, 7]) * STEP_MS - number % STEP_MS
+        world.begin(number, outages_of(rng, 1))
         found = look_up(timestamp)
         if found != world.since(timestamp):
             wrong.append((number, timestamp - BEGIN_MS, found))

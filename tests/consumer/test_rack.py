@@ -268,9 +268,9 @@ def reassign(cluster, topic):
         until(lambda: set(cluster.partition_state(topic).in_sync) == {LEADER, OTHER})
         return
     partition = cluster._partition(topic, 0)
-    with cluster._acting() as desk:
+    with cluster._acting() as handler:
         partition.logs[OTHER] = ReplicaLog()
         partition.replicas = [LEADER, OTHER]
-        desk.centre.replicate()
+        handler.centre.replicate()
         partition.in_sync = {LEADER, OTHER}
         del partition.logs[FOLLOWER]

@@ -46,7 +46,7 @@ def output(servers):
 
 
 def committed(fake_kafka):
-    group = fake_kafka._desk.groups._groups.get("g")
+    group = fake_kafka._handler.groups._groups.get("g")
     found = None if group is None else group.offsets.get(PLACE)
     return None if found is None else found.offset
 
@@ -61,7 +61,7 @@ def raise_first(outcomes):
 
 def expel(fake_kafka):
     """The group is in its next generation before its member hears of it."""
-    group = fake_kafka._desk.groups._groups["g"]
+    group = fake_kafka._handler.groups._groups["g"]
     group.generation += 1
 
 
@@ -256,7 +256,7 @@ def test_what_else_was_in_a_batch_that_came_too_late_is_read_again_as_well(
         batch.send("out", b"5 to 9")
         batch.send_offsets(consumer)
     batch.outcome.get(60)
-    assert fake_kafka._desk.groups._groups["g"].offsets.get(more) is None
+    assert fake_kafka._handler.groups._groups["g"].offsets.get(more) is None
     found = []
     until(lambda: found.extend(polled(consumer)) or 104 in found, 30)
     assert [each for each in found if each >= 100] == [100, 101, 102, 103, 104]

@@ -7,7 +7,7 @@ from kafka import KafkaProducer
 from waiting import until
 
 from kafkasafe._consuming.checking import Checking
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.reading import Reading
 from kafkasafe.consumer import SafeConsumer
 
@@ -21,7 +21,7 @@ def test_only_the_consumers_thread_writes_what_is_known_of_a_partition(fake_kafk
         writers.add((name, threading.current_thread()))
         object.__setattr__(part, name, value)
 
-    monkeypatch.setattr(Part, "__setattr__", written)
+    monkeypatch.setattr(AssignedPartition, "__setattr__", written)
     monkeypatch.setattr(Checking, "check", lambda *args: checked.append(args) or check(*args))
     fake_kafka.create_topic("t")
     producer = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers)

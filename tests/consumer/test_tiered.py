@@ -17,7 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from kafkasafe.cluster.api import Failure
-from kafkasafe.cluster.inquiry import Desk
+from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady, PositionReset
@@ -261,7 +261,7 @@ def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
             shutil.copytree(tmp_path / "saved", metadata)
             with consumers() as consumer:
                 # Many that are at different steps when it happens. All records are newer than any of these times.
-                desk = Desk()
+                runner = ProcedureRunner()
                 lookups = LookUps(
                     consumer._reading.connections.network,
                     EndOffsetTracker(),
@@ -270,14 +270,14 @@ def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
                     0,
                     lambda _: None,
                 )
-                begun = desk.begin_all(lookups.at_time(topic.topic, 0, 1 + number) for number in range(400))
+                begun = runner.begin_all(lookups.at_time(topic.topic, 0, 1 + number) for number in range(400))
                 starting = threading.Thread(target=cluster.start, args=(holder,))
                 starting.start()
                 deadline = time.monotonic() + 120
                 while not all(inquiry.done for inquiry in begun):
                     assert time.monotonic() < deadline
-                    desk.wait(1.0)
-                    desk.work()
+                    runner.wait(1.0)
+                    runner.work()
                 starting.join()
                 assert [inquiry.error for inquiry in begun if inquiry.error is not None] == []
                 assert collections.Counter(inquiry.result.offset for inquiry in begun) == {0: 400}

@@ -10,7 +10,7 @@ from mutation import listed, source
 
 from kafkasafe._consuming import position_table
 from kafkasafe._consuming.history import History
-from kafkasafe._consuming.partition import Part
+from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import Action, Activity, PositionEvent
 from kafkasafe._consuming.responses import Responses
 from kafkasafe._consuming.results import Results
@@ -57,7 +57,7 @@ MUTANTS = {
     "a decision does not cut the history": Mutant(
         row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 0
     ),
-    "a position is never due": Mutant(source(Part, "is_due", "return True", "return False"), 0),
+    "a position is never due": Mutant(source(AssignedPartition, "is_due", "return True", "return False"), 0),
     "a sought position is fetched at once": Mutant(
         source(Results, "carry_on", "applied = True", "applied = False"), 0
     ),

@@ -296,7 +296,7 @@ class World:
     def truth(self) -> Any:
         """The topic as it is; None if there is none."""
         try:
-            topic = self.cluster._desk.centre.topic(TOPIC)
+            topic = self.cluster._handler.centre.topic(TOPIC)
         except (kafka_errors.KafkaError, RefusedError):
             return None
 
@@ -469,7 +469,7 @@ class World:
     def _start(self, tp: TopicPartition) -> int:
         if self.truth() is None:
             return 0
-        return self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log.start_offset
+        return self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log.start_offset
 
     # -- events of a history -------------------------------------------------------------------------------------------
 
@@ -492,7 +492,7 @@ class World:
             self.cluster.move_leader(tp)
 
     def do_delete_records(self, tp: TopicPartition) -> None:
-        log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        log = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
         if log.high_watermark > log.start_offset:
             self.cluster.delete_records(tp, before=self.rng.randint(log.start_offset, log.high_watermark))
 
@@ -542,7 +542,7 @@ class World:
     def do_seek(self, tp: TopicPartition) -> None:
         if self.port.state(tp) is None or self.truth() is None:
             return
-        found = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        found = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
         self.seek(tp, self.rng.randint(found.start_offset, max(found.start_offset, found.high_watermark)))
 
     def do_pause(self, tp: TopicPartition) -> None:
@@ -590,7 +590,7 @@ class World:
             raise Violation(f"Not everything was read: {rest}")
         self.run(3.0)
         for tp in PLACES:
-            log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+            log = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
             values: dict[int, bytes] = {}
             for columns in self.cluster.records(tp):
                 values.update(enumerate(columns.values, columns.header.base_offset))
@@ -598,7 +598,7 @@ class World:
 
     def _is_read(self, tp: TopicPartition) -> bool:
         state = self.port.state(tp)
-        log = self.cluster._desk.centre.topic(TOPIC).partitions[tp.partition].log
+        log = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
         part = self.reading.parts.get(tp)
         return (
             state.position is not None

@@ -1,4 +1,4 @@
-"""Answers that brokers give in rare moments: what clients make of them, through both doors of the fake.
+"""Answers that brokers give in rare moments: what clients make of them, through both backends of the fake.
 
 Real brokers cannot be made to give them, so the fake's own answers are changed.
 """
@@ -6,7 +6,7 @@ Real brokers cannot be made to give them, so the fake's own answers are changed.
 import dataclasses
 
 import pytest
-from doors import CURRENT, Door
+from backends import CURRENT, Backend
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import LATEST, Failure, PartitionInfo, ProduceRequest, ProducerIdGranted, Reached
@@ -15,12 +15,12 @@ from kafkasafe.errors import WrongClusterError
 from kafkasafe.record.batch import encode
 from kafkasafe.spark.appender import Appender
 from kafkasafe.spark.transactions import Coordinator
-from kafkasafe.testing.fake import desk
+from kafkasafe.testing.fake import request_handler
 
 
 @pytest.fixture(params=["virtual", "fake"])
-def door(request):
-    made = Door(request.param, CURRENT)
+def backend(request):
+    made = Backend(request.param, CURRENT)
     yield made
     made.close()
 
@@ -30,34 +30,36 @@ def change(monkeypatch):
     """Changes the answers to an API: `changed` gets the request and the fields of its answer."""
 
     def change(api, changed):
-        answer = desk.handler(api)
-        monkeypatch.setitem(desk._HANDLERS, api, lambda ask: changed(ask, answer(ask)))
+        answer = request_handler.handler(api)
+        monkeypatch.setitem(request_handler._HANDLERS, api, lambda ask: changed(ask, answer(ask)))
 
     return change
 
 
-def produced(door, topic):
+def produced(backend, topic):
     """The answer to one batch."""
-    batch = ProduceRequest("token", topic, 0, make_batch(b"x", now_ms=door.now_ms))
-    return door.once(lambda reply: door.client.produce([batch], -1, 30_000, lambda _, answer: reply(answer)))
+    batch = ProduceRequest("token", topic, 0, make_batch(b"x", now_ms=backend.now_ms))
+    return backend.once(
+        lambda reply: backend.client.produce([batch], -1, 30_000, lambda _, answer: reply(answer))
+    )
 
 
-def known(door, client=None):
+def known(backend, client=None):
     """A topic whose leader the client knows, and is connected to."""
-    topic = door.topic()
-    assert not door.ask((client or door.client).list_offset, topic, 0, LATEST).error_code
+    topic = backend.topic()
+    assert not backend.ask((client or backend.client).list_offset, topic, 0, LATEST).error_code
     return topic
 
 
-def test_a_producer_id_of_minus_one_is_a_failure(door, change):
+def test_a_producer_id_of_minus_one_is_a_failure(backend, change):
     """A broker that just started answers it without an error code."""
     change("InitProducerId", lambda _, answer: answer | {"producer_id": -1, "producer_epoch": -1})
-    answer = door.once(door.client.init_producer_id)
+    answer = backend.once(backend.client.init_producer_id)
     assert isinstance(answer, Failure)
     assert (answer.code, answer.sent) == (14, True)
 
 
-def test_the_newest_version_of_each_request(door, change):
+def test_the_newest_version_of_each_request(backend, change):
     """The brokers speak later versions of some."""
     versions = {}
 
@@ -79,21 +81,21 @@ def test_the_newest_version_of_each_request(door, change):
     }
     for api in spoken:
         change(api, seen(api))
-    topic, client = door.topic(), door.client
-    door.ask(client.list_offset, topic, 0, LATEST)
-    door.ask(client.fetch_records, topic, 0, 0, 1000)
-    door.ask(client.describe_producers, topic, 0)
-    door.ask(client.offset_for_leader_epoch, topic, 0, 0)
-    door.ask_id()
-    produced(door, topic)
+    topic, client = backend.topic(), backend.client
+    backend.ask(client.list_offset, topic, 0, LATEST)
+    backend.ask(client.fetch_records, topic, 0, 0, 1000)
+    backend.ask(client.describe_producers, topic, 0)
+    backend.ask(client.offset_for_leader_epoch, topic, 0, 0)
+    backend.ask_id()
+    produced(backend, topic)
     assert versions == spoken
 
 
-def test_an_answer_that_leaves_something_out_is_a_failure(door, change):
+def test_an_answer_that_leaves_something_out_is_a_failure(backend, change):
     change("AddPartitionsToTxn", lambda _, answer: answer | {"results_by_topic_v3_and_below": []})
-    topic = door.topic()
-    identity = door.ask(door.client.init_transactional_id, topic, 60_000).identity
-    answer = door.once(door.client.add_partitions_to_transaction, identity, [(topic, 0)])
+    topic = backend.topic()
+    identity = backend.ask(backend.client.init_transactional_id, topic, 60_000).identity
+    answer = backend.once(backend.client.add_partitions_to_transaction, identity, [(topic, 0)])
     assert isinstance(answer, Failure)
     assert answer.sent
 
@@ -103,85 +105,85 @@ def test_an_answer_that_leaves_something_out_is_a_failure(door, change):
     [({"error_code": 129}, "code 129"), ({"brokers": []}, "no brokers")],
     ids=["rebootstrap", "no brokers"],
 )
-def test_metadata_that_say_nothing_are_a_failure(door, change, fields, error):
+def test_metadata_that_say_nothing_are_a_failure(backend, change, fields, error):
     """What was known before stays as it was."""
-    topic, client = known(door), door.client
+    topic, client = known(backend), backend.client
     before = client.topic(topic)
     answers = iter([fields])
     change("Metadata", lambda ask, answer: answer | (next(answers, {}) if ask.message.topics else {}))
-    failure = door.once(client.refresh_metadata, [topic])
+    failure = backend.once(client.refresh_metadata, [topic])
     assert isinstance(failure, Failure), error
     assert failure.sent
     assert client.topic(topic) == before
     assert client.brokers()
-    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    assert not isinstance(backend.once(client.refresh_metadata, [topic]), Failure)
 
 
-def test_leader_epochs_of_an_old_broker_are_not_believed(door, change, monkeypatch):
+def test_leader_epochs_of_an_old_broker_are_not_believed(backend, change, monkeypatch):
     """KAFKA-9212: brokers before 2.4, which speak Metadata up to v8."""
-    assert door.client.close(60)  # it may know the later versions already, and ask with one of them
-    profile = door.cluster._desk.centre.profile
+    assert backend.client.close(60)  # it may know the later versions already, and ask with one of them
+    profile = backend.cluster._handler.centre.profile
     old = dataclasses.replace(profile, apis=profile.apis | {"Metadata": (0, 8)})
-    monkeypatch.setattr(door.cluster._desk.centre, "profile", old)
-    client = door.connect()
-    topic = door.topic()
+    monkeypatch.setattr(backend.cluster._handler.centre, "profile", old)
+    client = backend.connect()
+    topic = backend.topic()
 
     def is_there():
-        refreshed = door.once(client.refresh_metadata, [topic])
+        refreshed = backend.once(client.refresh_metadata, [topic])
         return not isinstance(refreshed, Failure) and not refreshed.topics[topic].error_code
 
-    door.until(is_there)
+    backend.until(is_there)
     assert client.topic(topic).partitions[0] == PartitionInfo(1, -1)
-    assert door.once(client.topic_at, 1, topic).partitions[0] == PartitionInfo(1, -1)
+    assert backend.once(client.topic_at, 1, topic).partitions[0] == PartitionInfo(1, -1)
     assert client.close(60)
 
 
-def test_topics_that_cannot_be_described_are_not_listed(door, change):
-    topic, other = door.topic(), door.topic()
+def test_topics_that_cannot_be_described_are_not_listed(backend, change):
+    topic, other = backend.topic(), backend.topic()
 
     def refused(ask, answer):
         rows = [row | {"error_code": 29} if row["name"] == other else row for row in answer["topics"]]
         return answer | {"topics": rows}
 
     change("Metadata", refused)
-    listed = door.ask(door.client.list_topics)
+    listed = backend.ask(backend.client.list_topics)
     assert topic in listed.topics
     assert other not in listed.topics
 
 
-def test_a_topic_that_may_not_be_described_any_more_has_no_leader(door):
+def test_a_topic_that_may_not_be_described_any_more_has_no_leader(backend):
     """Its partitions stay known from before."""
-    topic, client = known(door), door.client
+    topic, client = known(backend), backend.client
     before = client.topic(topic)
-    door.cluster.deny("describe", topic=topic)
-    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    backend.cluster.deny("describe", topic=topic)
+    assert not isinstance(backend.once(client.refresh_metadata, [topic]), Failure)
     assert client.topic(topic) == dataclasses.replace(before, error_code=29)
     answers = [
-        produced(door, topic),
-        door.once(client.reach, topic, 0),
-        door.once(client.list_offset, topic, 0, LATEST),
+        produced(backend, topic),
+        backend.once(client.reach, topic, 0),
+        backend.once(client.list_offset, topic, 0, LATEST),
     ]
     assert [(isinstance(each, Failure), each.code, each.sent) for each in answers] == [(True, 29, False)] * 3
-    door.cluster.deny("describe", topic=topic, on=False)
-    door.until(lambda: isinstance(door.once(client.reach, topic, 0), Reached))
+    backend.cluster.deny("describe", topic=topic, on=False)
+    backend.until(lambda: isinstance(backend.once(client.reach, topic, 0), Reached))
 
 
-def test_any_broker_is_connected_to_without_new_metadata(door, change):
+def test_any_broker_is_connected_to_without_new_metadata(backend, change):
     """Its address is known from before."""
-    client = door.connect(reconnect_backoff_ms=500, retry_backoff_ms=500)
-    topic = known(door, client)
-    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    client = backend.connect(reconnect_backoff_ms=500, retry_backoff_ms=500)
+    topic = known(backend, client)
+    assert not isinstance(backend.once(client.refresh_metadata, [topic]), Failure)
     change("Metadata", lambda _, answer: answer | {"error_code": 129})
-    door.cluster.cut()
-    door.until(lambda: not client.at_home)
-    assert isinstance(door.once(client.init_producer_id), ProducerIdGranted)
+    backend.cluster.cut()
+    backend.until(lambda: not client.connected_to_pinned)
+    assert isinstance(backend.once(client.init_producer_id), ProducerIdGranted)
     assert client.close(60)
 
 
 @pytest.mark.parametrize("known_broker", [False, True])
-def test_a_hint_at_a_leader_counts_if_the_broker_is_known(door, change, known_broker):
+def test_a_hint_at_a_leader_counts_if_the_broker_is_known(backend, change, known_broker):
     """Also one whose address comes with the hint (KIP-951)."""
-    topic, client = known(door), door.client
+    topic, client = known(backend), backend.client
     before = client.topic(topic).partitions[0]
     hint = {"leader_id": 99, "leader_epoch": before.leader_epoch + 1}
     endpoint = {"node_id": 99, "host": "localhost", "port": 9, "rack": None}
@@ -193,53 +195,53 @@ def test_a_hint_at_a_leader_counts_if_the_broker_is_known(door, change, known_br
         return answer | {"node_endpoints": [endpoint] if known_broker else []}
 
     change("Produce", moved)
-    assert produced(door, topic).leader_hint == tuple(hint.values())
+    assert produced(backend, topic).leader_hint == tuple(hint.values())
     assert client.topic(topic).partitions[0] == (PartitionInfo(*hint.values()) if known_broker else before)
 
 
 @pytest.mark.parametrize("other", ["another", ""])
-def test_another_cluster_id_is_logged(door, change, caplog, other):
+def test_another_cluster_id_is_logged(backend, change, caplog, other):
     """A broker that does not say its cluster is no other cluster."""
-    topic, client = known(door), door.client
-    assert client.cluster_id == door.cluster.cluster_id
+    topic, client = known(backend), backend.client
+    assert client.cluster_id == backend.cluster.cluster_id
     change("Metadata", lambda _, answer: answer | {"cluster_id": other})
-    assert not isinstance(door.once(client.refresh_metadata, [topic]), Failure)
+    assert not isinstance(backend.once(client.refresh_metadata, [topic]), Failure)
     assert client.cluster_id == (other or None)
     logged = [record for record in caplog.records if getattr(record, "event", "") == "cluster_changed"]
     assert len(logged) == bool(other)
 
 
-def test_a_broker_that_does_not_say_its_cluster_any_more_is_no_home(door, change):
+def test_a_broker_that_does_not_say_its_cluster_any_more_is_no_home(backend, change):
     """It said so when the home cluster was found."""
     strangers, homes = [], []
-    client = door.connect(
-        guard={"on_stranger": strangers.append, "on_home": lambda: homes.append(1)},
+    client = backend.connect(
+        pin={"on_other_cluster": strangers.append, "on_pinned_cluster": lambda: homes.append(1)},
         reconnect_backoff_ms=1,
         retry_backoff_ms=1,
     )
-    topic = known(door, client)
+    topic = known(backend, client)
     change("Metadata", lambda _, answer: answer | {"cluster_id": ""})
-    door.cluster.cut()
-    door.until(lambda: not client.at_home)
+    backend.cluster.cut()
+    backend.until(lambda: not client.connected_to_pinned)
     before = len(homes)
-    failure = door.once(client.list_offset, topic, 0, LATEST)
+    failure = backend.once(client.list_offset, topic, 0, LATEST)
     assert isinstance(failure, Failure)
     assert not failure.sent
     assert (len(homes), strangers) == (before, [])
     assert client.close(60)
 
 
-def test_a_connection_that_leads_to_another_cluster_meanwhile_is_given_up(door, change):
+def test_a_connection_that_leads_to_another_cluster_meanwhile_is_given_up(backend, change):
     strangers = []
-    client = door.connect(guard={"on_stranger": strangers.append, "on_home": lambda: None})
-    topic, home = known(door, client), client.cluster_id
+    client = backend.connect(pin={"on_other_cluster": strangers.append, "on_pinned_cluster": lambda: None})
+    topic, home = known(backend, client), client.cluster_id
     change("Metadata", lambda _, answer: answer | {"cluster_id": "another"})
-    failure = door.once(client.refresh_metadata, [topic])
+    failure = backend.once(client.refresh_metadata, [topic])
     assert isinstance(failure, Failure)
     assert isinstance(failure.error, WrongClusterError)
     assert set(strangers) == {"another"}
     assert client.cluster_id == home
-    door.until(lambda: not client.at_home)
+    backend.until(lambda: not client.connected_to_pinned)
     assert client.close(60)
 
 
@@ -249,11 +251,13 @@ OF_TRANSACTIONS = ["Produce", "AddOffsetsToTxn", "AddPartitionsToTxn", "TxnOffse
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkeypatch, level):
     """Those of the transaction protocol that the brokers speak, whatever they could decode."""
-    door = Door("fake", CURRENT)
-    profile = door.cluster._desk.centre.profile
+    backend = Backend("fake", CURRENT)
+    profile = backend.cluster._handler.centre.profile
     features = profile.features | {"transaction.version": level}
-    monkeypatch.setattr(door.cluster._desk.centre, "profile", dataclasses.replace(profile, features=features))
-    topic, client, versions = known(door), door.client, {}
+    monkeypatch.setattr(
+        backend.cluster._handler.centre, "profile", dataclasses.replace(profile, features=features)
+    )
+    topic, client, versions = known(backend), backend.client, {}
 
     def noted(api):
         def note(ask, answer):
@@ -270,32 +274,32 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
     coordinator.add_partitions(grant, [(topic, 0)])
     limits = {"delivery_timeout_s": 60, "request_timeout_ms": 30_000, "buffer_bytes": 1000}
     appender = Appender(client, grant, attempt=0, claims=False, **limits)
-    appender.append(topic, 0, encode([None], [b"x"], timestamps=door.now_ms))
+    appender.append(topic, 0, encode([None], [b"x"], timestamps=backend.now_ms))
     assert appender.finish()
     coordinator.commit_offset(grant, (topic, 0), 1, "")
     coordinator.end(grant, commit=True)
     of_sink = dict(versions)
     versions.clear()
 
-    identity = door.ask(client.init_transactional_id, "producer", 60_000).identity
+    identity = backend.ask(client.init_transactional_id, "producer", 60_000).identity
     assert identity.protocol == level
-    assert door.ask(client.add_partitions_to_transaction, identity, [(topic, 0)]).error_code == 0
+    assert backend.ask(client.add_partitions_to_transaction, identity, [(topic, 0)]).error_code == 0
     data = make_batch(
-        b"y", pid=identity.producer_id, epoch=identity.epoch, seq=0, now_ms=door.now_ms, transactional=True
+        b"y", pid=identity.producer_id, epoch=identity.epoch, seq=0, now_ms=backend.now_ms, transactional=True
     )
     batch = ProduceRequest("token", topic, 0, data, transaction=identity)
     assert (
-        door.once(
+        backend.once(
             lambda reply: client.produce([batch], -1, 30_000, lambda _, answer: reply(answer))
         ).error_code
         == 0
     )
-    assert door.ask(client.add_offsets_to_transaction, identity, "group").error_code == 0
+    assert backend.ask(client.add_offsets_to_transaction, identity, "group").error_code == 0
     offsets = {(topic, 0): OffsetToCommit(1)}
-    assert door.ask(client.commit_offsets_in_transaction, identity, "group", offsets).error_code == 0
-    assert door.ask(client.end_transaction, identity, True).error_code == 0
+    assert backend.ask(client.commit_offsets_in_transaction, identity, "group", offsets).error_code == 0
+    assert backend.ask(client.end_transaction, identity, True).error_code == 0
     # With protocol 2 the group's coordinator adds the group itself.
     assert sorted(versions.keys() - of_sink.keys()) == (["AddOffsetsToTxn"] if level == 2 else [])
     assert of_sink.items() <= versions.items()
     assert sorted(versions) == sorted(OF_TRANSACTIONS)
-    door.close()
+    backend.close()

@@ -4,7 +4,7 @@ import time
 import uuid
 
 import pytest
-from doors import CURRENT, Door
+from backends import CURRENT, Backend
 from rawclient import Raw, make_batch
 from waiting import until
 
@@ -287,21 +287,23 @@ def test_retention_takes_whole_segments(trio):
 
 def is_told_at_once(kind, cluster):
     """A question to the leader of a partition without one fails as soon as that is known, and waits for no news."""
-    door = Door(kind, CURRENT, cluster=cluster)
+    backend = Backend(kind, CURRENT, cluster=cluster)
     topic = f"e-{uuid.uuid4().hex[:8]}"
     cluster.create_topic(topic, assignments={0: [3]})
-    door.until(lambda: getattr(door.once(door.client.list_offset, topic, 0, LATEST), "offset", -1) == 0)
+    backend.until(
+        lambda: getattr(backend.once(backend.client.list_offset, topic, 0, LATEST), "offset", -1) == 0
+    )
     cluster.kill(3)
 
     def leader():
-        refreshed = door.once(door.client.refresh_metadata, [topic])
+        refreshed = backend.once(backend.client.refresh_metadata, [topic])
         return None if isinstance(refreshed, Failure) else refreshed.topics[topic].partitions[0].leader
 
-    door.until(lambda: leader() == -1)
+    backend.until(lambda: leader() == -1)
     heard = []
-    door.client.list_offset(topic, 0, LATEST, heard.append)
-    door.client.refresh_metadata([topic], heard.append)
-    door.until(lambda: len(heard) == 2)
+    backend.client.list_offset(topic, 0, LATEST, heard.append)
+    backend.client.refresh_metadata([topic], heard.append)
+    backend.until(lambda: len(heard) == 2)
     first = heard[0]
     assert (isinstance(first, Failure), getattr(first, "code", 0), getattr(first, "sent", True)) == (
         True,
@@ -309,8 +311,10 @@ def is_told_at_once(kind, cluster):
         False,
     )
     cluster.start(3)
-    door.until(lambda: getattr(door.once(door.client.list_offset, topic, 0, LATEST), "offset", -1) == 0)
-    door.close()
+    backend.until(
+        lambda: getattr(backend.once(backend.client.list_offset, topic, 0, LATEST), "offset", -1) == 0
+    )
+    backend.close()
 
 
 def test_a_question_about_a_partition_without_a_leader_fails_at_once(trio):

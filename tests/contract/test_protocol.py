@@ -1,10 +1,10 @@
-"""What the protocol `Cluster` gives: each case through the fake's two doors and on real brokers.
+"""What the protocol `Cluster` gives: each case through the fake's two backends and on real brokers.
 
-What brokers answer to raw requests is in test_contract.py. Where the doors differ the fake is wrong.
+What brokers answer to raw requests is in test_contract.py. Where the backends differ the fake is wrong.
 """
 
 import pytest
-from doors import CURRENT, OLD, TOO_LARGE, Door
+from backends import CURRENT, OLD, TOO_LARGE, Backend
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import (
@@ -32,76 +32,76 @@ from kafkasafe.record.batch import iter_headers
         pytest.param(("real", OLD), id="kafka-2.8", marks=[pytest.mark.kafka, pytest.mark.full]),
     ],
 )
-def door(request):
+def backend(request):
     kind, version = request.param
     shared = request.getfixturevalue("kafka") if request.param == ("real", CURRENT) else None
-    made = Door(kind, version, cluster=shared)
+    made = Backend(kind, version, cluster=shared)
     yield made
     made.close()
 
 
-def append(door, topic, *values, producer=(-1, -1), seq=-1, acks=-1, partition=0, timestamp=None):
+def append(backend, topic, *values, producer=(-1, -1), seq=-1, acks=-1, partition=0, timestamp=None):
     """The answer to one batch, without another try."""
     data = make_batch(
         *(values or [b"x"]),
         pid=producer[0],
         epoch=producer[1],
         seq=seq,
-        now_ms=door.now_ms if timestamp is None else timestamp,
+        now_ms=backend.now_ms if timestamp is None else timestamp,
     )
-    return door.once(
-        lambda reply: door.client.produce(
+    return backend.once(
+        lambda reply: backend.client.produce(
             [ProduceRequest("token", topic, partition, data)], acks, 30_000, lambda _, answer: reply(answer)
         )
     )
 
 
-def written(door, *counts, **config):
+def written(backend, *counts, **config):
     """A topic with batches of so many records, of one producer: (its name, the producer)."""
-    topic = door.topic(**config)
-    granted = door.ask_id()
+    topic = backend.topic(**config)
+    granted = backend.ask_id()
     producer, seq = (granted.producer_id, granted.epoch), 0
-    door.until(lambda: door.ask(door.client.list_offset, topic, 0, LATEST).offset == 0)
+    backend.until(lambda: backend.ask(backend.client.list_offset, topic, 0, LATEST).offset == 0)
     for count in counts:
-        answer = append(door, topic, *[b"x"] * count, producer=producer, seq=seq)
+        answer = append(backend, topic, *[b"x"] * count, producer=producer, seq=seq)
         assert answer.error_code == 0, answer
         seq += count
     return topic, producer
 
 
-def test_metadata_of_a_topic(door):
-    topic = door.topic(3)
+def test_metadata_of_a_topic(backend):
+    topic = backend.topic(3)
     refreshed = None
 
     def known():
         nonlocal refreshed
-        refreshed = door.once(door.client.refresh_metadata, [topic])
+        refreshed = backend.once(backend.client.refresh_metadata, [topic])
         return not isinstance(refreshed, Failure) and refreshed.topics[topic].error_code == 0
 
-    door.until(known)
+    backend.until(known)
     found = refreshed.topics[topic]
     assert sorted(found.partitions) == [0, 1, 2]
     assert {part.leader for part in found.partitions.values()} == {1}
     assert all(part.leader_epoch >= 0 for part in found.partitions.values())
     assert (found.topic_id == NO_TOPIC_ID, len(found.topic_id)) == (False, 16)
     assert refreshed.brokers == (1,)
-    assert refreshed.cluster_id == door.client.cluster_id
-    assert door.client.topic(topic).partitions == found.partitions
-    assert door.client.connected
+    assert refreshed.cluster_id == backend.client.cluster_id
+    assert backend.client.topic(topic).partitions == found.partitions
+    assert backend.client.connected
 
 
-def test_a_topic_that_is_not_there(door):
-    door.client.create_only(lambda _: False)
-    found = door.once(door.client.refresh_metadata, ["is-not-there"]).topics["is-not-there"]
+def test_a_topic_that_is_not_there(backend):
+    backend.client.create_only(lambda _: False)
+    found = backend.once(backend.client.refresh_metadata, ["is-not-there"]).topics["is-not-there"]
     assert (found.error_code, found.partitions) == (3, {})
-    door.client.unwatch("is-not-there")
-    impossible = door.once(door.client.refresh_metadata, ["x" * 300])
+    backend.client.unwatch("is-not-there")
+    impossible = backend.once(backend.client.refresh_metadata, ["x" * 300])
     assert (type(impossible.error).__name__, impossible.sent) == ("InvalidTopicError", False)
 
 
-def test_batches_and_their_repetition(door):
-    topic, producer = written(door, 2, 3)
-    answer = append(door, topic, b"x", producer=producer, seq=5)
+def test_batches_and_their_repetition(backend):
+    topic, producer = written(backend, 2, 3)
+    answer = append(backend, topic, b"x", producer=producer, seq=5)
     assert isinstance(answer, ProduceReply)
     assert (answer.error_code, answer.base_offset, answer.log_append_time, answer.log_start_offset) == (
         0,
@@ -109,78 +109,80 @@ def test_batches_and_their_repetition(door):
         -1,
         0,
     )
-    again = append(door, topic, *[b"x"] * 3, producer=producer, seq=2)
+    again = append(backend, topic, *[b"x"] * 3, producer=producer, seq=2)
     assert (again.error_code, again.base_offset, again.fence) == (0, 2, answer.fence)
-    assert door.ask(door.client.list_offset, topic, 0, LATEST).offset == 6
+    assert backend.ask(backend.client.list_offset, topic, 0, LATEST).offset == 6
 
 
-def test_what_is_refused_raises_the_fence(door):
-    topic, producer = written(door, 1)
-    gap = append(door, topic, producer=producer, seq=7)
+def test_what_is_refused_raises_the_fence(backend):
+    topic, producer = written(backend, 1)
+    gap = append(backend, topic, producer=producer, seq=7)
     assert (gap.error_code, gap.base_offset, gap.fence) == (45, -1, 1)
-    fenced = append(door, topic, producer=(producer[0], producer[1] + 1), seq=9)
+    fenced = append(backend, topic, producer=(producer[0], producer[1] + 1), seq=9)
     assert (fenced.error_code, fenced.fence) == (45, 2)
-    large = append(door, topic, b"x" * TOO_LARGE)
+    large = append(backend, topic, b"x" * TOO_LARGE)
     assert (large.error_code, large.fence) == (10, 3)
-    assert append(door, topic, producer=producer, seq=1).fence == 3
+    assert append(backend, topic, producer=producer, seq=1).fence == 3
 
 
-def test_broker_time(door):
-    topic, producer = written(door, message_timestamp_type="LogAppendTime")
-    before = door.now_ms
-    answer = append(door, topic, producer=producer, seq=0, timestamp=1_700_000_000_000)
-    assert before - 1000 <= answer.log_append_time <= door.now_ms + 1000
+def test_broker_time(backend):
+    topic, producer = written(backend, message_timestamp_type="LogAppendTime")
+    before = backend.now_ms
+    answer = append(backend, topic, producer=producer, seq=0, timestamp=1_700_000_000_000)
+    assert before - 1000 <= answer.log_append_time <= backend.now_ms + 1000
 
 
-def test_nothing_is_written_without_acknowledgement(door):
-    topic, _ = written(door)
+def test_nothing_is_written_without_acknowledgement(backend):
+    topic, _ = written(backend)
     with pytest.raises(ValueError, match="acks must be -1 or 1, not 0"):
-        append(door, topic, acks=0)
-    assert append(door, topic, acks=1).error_code == 0
+        append(backend, topic, acks=0)
+    assert append(backend, topic, acks=1).error_code == 0
 
 
-def test_what_a_leader_remembers(door):
-    topic, producer = written(door, 2, 3)
-    described = door.ask(door.client.describe_producers, topic, 0)
+def test_what_a_leader_remembers(backend):
+    topic, producer = written(backend, 2, 3)
+    described = backend.ask(backend.client.describe_producers, topic, 0)
     state = described.producers[producer[0]]
     assert (state.epoch, state.last_sequence) == (producer[1], 4)
     assert isinstance(state, ProducerState)
-    assert abs(state.last_timestamp - door.now_ms) < 600_000
-    empty = door.ask(door.client.describe_producers, door.topic(), 0)
+    assert abs(state.last_timestamp - backend.now_ms) < 600_000
+    empty = backend.ask(backend.client.describe_producers, backend.topic(), 0)
     assert (empty.error_code, empty.producers) == (0, {})
 
 
-def test_where_a_log_begins_and_ends(door):
-    topic, _ = written(door, 2, 3)
-    epoch = door.client.topic(topic).partitions[0].leader_epoch
-    first = door.ask(door.client.list_offset, topic, 0, EARLIEST)
+def test_where_a_log_begins_and_ends(backend):
+    topic, _ = written(backend, 2, 3)
+    epoch = backend.client.topic(topic).partitions[0].leader_epoch
+    first = backend.ask(backend.client.list_offset, topic, 0, EARLIEST)
     assert (first.offset, first.leader_epoch) == (0, epoch)
-    last = door.ask(door.client.list_offset, topic, 0, LATEST)
+    last = backend.ask(backend.client.list_offset, topic, 0, LATEST)
     assert (last.error_code, last.offset, last.leader_epoch, last.timestamp) == (0, 5, epoch, -1)
-    assert door.ask(door.client.log_end_offset, topic, 0).offset == 5
-    none = door.ask(door.client.list_offset, topic, 0, door.now_ms + 3_600_000)
+    assert backend.ask(backend.client.log_end_offset, topic, 0).offset == 5
+    none = backend.ask(backend.client.list_offset, topic, 0, backend.now_ms + 3_600_000)
     assert (none.error_code, none.offset, none.timestamp) == (0, -1, -1)
-    newest = door.once(door.client.list_offset, topic, 0, MAX_TIMESTAMP)
-    if door.version == OLD:
+    newest = backend.once(backend.client.list_offset, topic, 0, MAX_TIMESTAMP)
+    if backend.version == OLD:
         assert newest.unsupported
     else:
         assert (newest.error_code, newest.offset >= 0, newest.timestamp > 0) == (0, True, True)
 
 
-def test_where_an_epoch_ends(door):
-    topic, _ = written(door, 2, 3)
-    epoch = door.client.topic(topic).partitions[0].leader_epoch
-    ended = door.ask(door.client.offset_for_leader_epoch, topic, 0, epoch)
+def test_where_an_epoch_ends(backend):
+    topic, _ = written(backend, 2, 3)
+    epoch = backend.client.topic(topic).partitions[0].leader_epoch
+    ended = backend.ask(backend.client.offset_for_leader_epoch, topic, 0, epoch)
     assert (ended.error_code, ended.leader_epoch, ended.end_offset) == (0, epoch, 5)
-    newer = door.ask(door.client.offset_for_leader_epoch, topic, 0, epoch + 5)
+    newer = backend.ask(backend.client.offset_for_leader_epoch, topic, 0, epoch + 5)
     assert (newer.error_code, newer.leader_epoch, newer.end_offset) == (0, -1, -1)
-    unknown = door.once(door.client.offset_for_leader_epoch, topic, 0, epoch, current_leader_epoch=epoch + 5)
+    unknown = backend.once(
+        backend.client.offset_for_leader_epoch, topic, 0, epoch, current_leader_epoch=epoch + 5
+    )
     assert unknown.error_code == 75
 
 
-def test_headers_and_records(door):
-    topic, producer = written(door, 2, 3)
-    page = door.ask(door.client.fetch_headers, topic, 0, 1, 1 << 20)
+def test_headers_and_records(backend):
+    topic, producer = written(backend, 2, 3)
+    page = backend.ask(backend.client.fetch_headers, topic, 0, 1, 1 << 20)
     assert [(h.base_offset, h.last_offset, h.producer_id, h.base_sequence) for h in page.headers] == [
         (0, 1, producer[0], 0),
         (2, 4, producer[0], 2),
@@ -191,53 +193,53 @@ def test_headers_and_records(door):
         5,
         0,
     )
-    read = door.ask(door.client.fetch_records, topic, 0, 2, 1 << 20)
+    read = backend.ask(backend.client.fetch_records, topic, 0, 2, 1 << 20)
     assert [header.base_offset for _, header in iter_headers(read.records)] == [2]
     assert (read.next_offset, read.aborted, read.diverging) == (5, (), None)
-    end = door.ask(door.client.fetch_headers, topic, 0, 5, 1 << 20)
+    end = backend.ask(backend.client.fetch_headers, topic, 0, 5, 1 << 20)
     assert (end.error_code, end.headers, end.next_offset) == (0, [], 5)
-    assert door.once(door.client.fetch_headers, topic, 0, 6, 1 << 20).error_code == 1
+    assert backend.once(backend.client.fetch_headers, topic, 0, 6, 1 << 20).error_code == 1
 
 
-def test_questions_about_partitions_that_are_not_there(door):
-    topic, _ = written(door, 1)
+def test_questions_about_partitions_that_are_not_there(backend):
+    topic, _ = written(backend, 1)
     for question in (
-        lambda reply: door.client.list_offset(topic, 9, LATEST, reply),
-        lambda reply: door.client.describe_producers(topic, 9, reply),
-        lambda reply: door.client.fetch_headers(topic, 9, 0, 1 << 20, reply),
+        lambda reply: backend.client.list_offset(topic, 9, LATEST, reply),
+        lambda reply: backend.client.describe_producers(topic, 9, reply),
+        lambda reply: backend.client.fetch_headers(topic, 9, 0, 1 << 20, reply),
     ):
-        failure = door.once(question)
+        failure = backend.once(question)
         assert isinstance(failure, Failure)
         assert (failure.code, failure.sent) == (3, False)
 
 
-def test_what_one_broker_knows_of_a_topic(door):
+def test_what_one_broker_knows_of_a_topic(backend):
     """Whatever others say: it is not watched for that."""
-    topic = door.topic(2)
-    written(door, 1)
-    (node, *_) = (broker.node_id for broker in door.client.brokers())
-    seen = door.once(lambda reply: door.client.topic_at(node, topic, reply))
+    topic = backend.topic(2)
+    written(backend, 1)
+    (node, *_) = (broker.node_id for broker in backend.client.brokers())
+    seen = backend.once(lambda reply: backend.client.topic_at(node, topic, reply))
     assert (seen.name, seen.error_code, set(seen.partitions)) == (topic, 0, {0, 1})
     assert (seen.topic_id != NO_TOPIC_ID) is (len(seen.topic_id) == 16)
-    assert door.client.topic(topic) is None
-    missing = door.once(lambda reply: door.client.topic_at(node, "not-there", reply))
+    assert backend.client.topic(topic) is None
+    missing = backend.once(lambda reply: backend.client.topic_at(node, "not-there", reply))
     assert (missing.error_code, dict(missing.partitions)) == (3, {})
-    strange = door.once(lambda reply: door.client.topic_at(4711, topic, reply))
+    strange = backend.once(lambda reply: backend.client.topic_at(4711, topic, reply))
     assert isinstance(strange, Failure)
     assert not strange.sent
 
 
-def test_a_leader_is_reached_without_a_request(door):
-    topic, _ = written(door, 1)
-    reached = door.once(door.client.reach, topic, 0)
-    assert reached == Reached(door.client.topic(topic).partitions[0].leader)
-    failure = door.once(door.client.reach, topic, 9)
+def test_a_leader_is_reached_without_a_request(backend):
+    topic, _ = written(backend, 1)
+    reached = backend.once(backend.client.reach, topic, 0)
+    assert reached == Reached(backend.client.topic(topic).partitions[0].leader)
+    failure = backend.once(backend.client.reach, topic, 9)
     assert (failure.code, failure.sent) == (3, False)
 
 
-def test_topics_are_listed_apart_from_internal_ones(door):
-    topic = door.topic(2)
-    door.until(lambda: topic in door.once(door.client.list_topics).topics)
-    listed = door.once(door.client.list_topics)
+def test_topics_are_listed_apart_from_internal_ones(backend):
+    topic = backend.topic(2)
+    backend.until(lambda: topic in backend.once(backend.client.list_topics).topics)
+    listed = backend.once(backend.client.list_topics)
     assert listed.topics[topic] == (0, 1)
     assert not [name for name in listed.topics if name.startswith("__")]

@@ -72,10 +72,10 @@ class Script:
         self.life.send(topic, -1 if partition == "-" else int(partition), [v.encode() for v in values])
 
     def do_replace(self, cluster_id) -> None:
-        desk = self.world.cluster._desk
-        self.clusters[self.world.cluster.cluster_id] = dict(vars(desk))
+        handler = self.world.cluster._handler
+        self.clusters[self.world.cluster.cluster_id] = dict(vars(handler))
         self.world.cluster.replace(cluster_id)
-        vars(desk).update(self.clusters.get(cluster_id, {}))
+        vars(handler).update(self.clusters.get(cluster_id, {}))
 
     def do_error(self) -> None:
         self.world.say(f"wrong cluster: {self.life.engine.ledger.wrong_cluster}")

@@ -152,7 +152,7 @@ def test_what_is_in_a_sockets_queue_is_not_written_to(monkeypatch):
 
 
 def test_what_was_sealed_before_its_topic_was_known_is_not_overtaken():
-    """Its partitions are chosen when it is taken, in memory; by way of the disk later chunks would come first."""
+    """Its partitions are chosen when it is taken, in memory; by way of the disk later open batches would come first."""
     world, life = opened(partitions=2)
     chosen = life.send("orders", -1, [b"0", b"1", b"2", b"3"])
     later = life.send("orders", 0, [b"4"])

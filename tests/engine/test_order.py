@@ -10,7 +10,7 @@ from virtual import World
 from kafkasafe import events
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.messages import AdoptAsked, Preceded
-from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.journal import Journal
 from kafkasafe.journal.order import NEVER
 from kafkasafe.journal.precedence import Precedence
@@ -446,7 +446,7 @@ def test_the_check_sees_a_producer_that_forgets_what_a_dropped_one_owes(monkeypa
 
 def test_the_check_sees_a_producer_that_believes_a_lane_that_is_not_whole_yet(monkeypatch):
     """Nothing is held back while the dropped one has not written everything."""
-    monkeypatch.setattr(Order, "_owed_by_dropped", lambda *_: NEVER)
+    monkeypatch.setattr(LaneOrder, "_owed_by_dropped", lambda *_: NEVER)
     with pytest.raises(AssertionError):
         test_what_a_dropped_producer_has_not_written_yet_is_waited_for()
 

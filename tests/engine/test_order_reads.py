@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.journal.order import Owed
 
 LANE = Path("/spool/lane-001")
@@ -18,7 +18,7 @@ def test_a_read_that_began_before_a_lane_was_adopted_says_nothing_about_its_debt
     jobs: list = []
     context = Mock(closing=False, lanes=[], beside=jobs.append)
     context.clock.monotonic.side_effect = [100.0, 200.0]
-    order = Order(context)
+    order = LaneOrder(context)
 
     def adopt(number: int, *debts: m.Debt) -> Mock:
         journal = Mock(afters=[SimpleNamespace(debts=debts, position=0)])

@@ -38,7 +38,7 @@ class History:
         version = rng.choice(["4.3.0", "4.3.0", "2.8.2"])
         self.world = World(brokers=3, version=version, auto_create_topics_enable="false")
         self.world.cluster.create_topic("orders", PARTITIONS)
-        self.desks: dict[str, dict] = {}
+        self.handlers: dict[str, dict] = {}
         self.options = {
             "retain_acked_bytes": rng.choice([0, 1 << 20]),
             "restore_recreated_topics": rng.choice([False, True]),
@@ -107,11 +107,11 @@ class History:
     def move(self) -> None:
         """The address leads to the other cluster. Where nothing waits, the producer goes with it."""
         self._drain()
-        desk = self.world.cluster._desk
-        self.desks[self.world.cluster.cluster_id] = dict(vars(desk))
+        handler = self.world.cluster._handler
+        self.handlers[self.world.cluster.cluster_id] = dict(vars(handler))
         name = OTHER if self.world.cluster.cluster_id == HOME else HOME
         self.world.cluster.replace(name)
-        vars(desk).update(self.desks.get(name, {}))
+        vars(handler).update(self.handlers.get(name, {}))
         self._create()
 
     def delete(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import fields
 import pytest
 from test_storms import Storm
 from unit_storm import Storm as UnitStorm
-from unit_storm import weather
+from unit_storm import run_storm
 from unit_storm_recreated import RecreatingStorm
 
 from kafkasafe import journal as j
@@ -181,9 +181,9 @@ def test_storms_of_atomic_batches(compared, monkeypatch, heals):
     send_more(monkeypatch, UnitStorm, 40)
     for seed in range(8):
         if heals:
-            weather(seed, kind=RecreatingStorm, heals=True)
+            run_storm(seed, kind=RecreatingStorm, heals=True)
         else:
-            weather(seed)
+            run_storm(seed)
     assert min(compared.values()) > 50
 
 

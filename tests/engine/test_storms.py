@@ -5,12 +5,12 @@ fail, crashes of the process and of the machine. What was durable is in the log 
 from __future__ import annotations
 
 import pytest
-from weather import Weather
+from fault_schedule import FaultSchedule
 
 PARTITIONS = 2
 
 
-class Storm(Weather):
+class Storm(FaultSchedule):
     """One schedule.
 
     Attributes:

@@ -16,7 +16,7 @@ def started(version: str, **options):
     world = World(brokers=3, version=version, broker_session_timeout_ms=3000)
     world.centre.create_topic("orders", 2)
     world.centre.create_topic("in", 2)
-    group = world.cluster._desk.groups._groups.setdefault("g", Group("g"))
+    group = world.cluster._handler.groups._groups.setdefault("g", Group("g"))
     group.members["me"] = Member("me", "app", 1 << 40, 1 << 40, [], 1 << 50, joined=True, waiting=True)
     group.state, group.generation, group.rebalance_by_ms = GroupState.STABLE, 1, 1 << 50
     return world, world.start(retry_backoff_ms=100, **options), group

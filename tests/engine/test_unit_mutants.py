@@ -9,8 +9,8 @@ import pytest
 import test_unit_crashes
 from mutation import Mutant, listed, run
 from unit_mutants import MUTANTS, SEEDS
-from unit_storm import weather
-from unit_storm_groups import group_weather
+from unit_storm import run_storm
+from unit_storm_groups import run_group_storm
 from unit_storm_recreated import RecreatingStorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "units"))
@@ -27,11 +27,11 @@ def _judge(mutant: Mutant, request: pytest.FixtureRequest) -> None:
     else:
         for seed in range(mutant.first, mutant.first + SEEDS):
             if mutant.groups:
-                group_weather(seed)
+                run_group_storm(seed)
             elif mutant.recreated:
-                weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
+                run_storm(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
             else:
-                assert not weather(seed).alarms
+                assert not run_storm(seed).alarms
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -44,12 +44,12 @@ def test_a_mutant_is_found(name, monkeypatch, request):
 
 @pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.recreated}))
 def test_without_a_mutant_the_storm_is_weathered(seed):
-    weather(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
+    run_storm(seed, kind=RecreatingStorm, heals=bool(seed // 4 % 2))
 
 
 @pytest.mark.parametrize("seed", sorted({mutant.first for mutant in MUTANTS.values() if mutant.groups}))
 def test_without_a_mutant_the_storm_of_a_group_is_weathered(seed):
-    group_weather(seed)
+    run_group_storm(seed)
 
 
 @pytest.mark.parametrize("name", sorted({mutant.test for mutant in MUTANTS.values() if mutant.test}))

@@ -100,7 +100,7 @@ def test_the_offset_of_a_partition_that_is_gone_is_waited_for_as_records_are(ver
     assert behind.error is None
     world.run(1)
     assert world.committed("orders", 0) == [b"behind"]
-    assert not world.cluster._desk.groups.get("app").offsets
+    assert not world.cluster._handler.groups.get("app").offsets
 
 
 def test_offsets_go_on_when_their_topic_is_there():
@@ -188,7 +188,7 @@ def test_a_unit_of_offsets_alone_keeps_its_place_on_the_disk():
     world.kill(life)
     world.centre.deny("read", "group", "app", on=False)
     life = world.start(**options)
-    noted = world.cluster._desk.groups.get("app").offsets
+    noted = world.cluster._handler.groups.get("app").offsets
     assert world.run(60, until=lambda: ("orders", 0) in noted)
     assert noted["orders", 0].offset == 7
     for number in range(40):

@@ -24,7 +24,7 @@ def started(version: str, delivery: str):
 
 def recreate(world: World, life=None) -> None:
     world.centre.delete_topic("a")
-    world.cluster._desk.groups.topic_deleted("a")
+    world.cluster._handler.groups.topic_deleted("a")
     world.centre.create_topic("a", 1)
     if life is not None:
         life.context.refresh_topics(["a"])

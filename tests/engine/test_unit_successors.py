@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from virtual import World
 
-from kafkasafe.testing.fake.desk import handler
+from kafkasafe.testing.fake.request_handler import handler
 
 NAME = "app"
 VERSIONS = pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])

@@ -7,7 +7,7 @@ import collections
 import pytest
 from virtual import TIMEOUT_S, World
 
-from kafkasafe.delivery.engine.outlet import Outlet
+from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.limits.uplink import MEMORY_BYTES
 from kafkasafe.spool.spool import Spool
 
@@ -75,7 +75,7 @@ def test_what_is_read_back_stays_within_one_budget(monkeypatch):
     life = begun(world, 40)
     world.set_outage(True)
     parcels = put_on_disk(world, life, 40, 3, 900_000)
-    most, sent = 0, Outlet.sent
+    most, sent = 0, SendQueue.sent
 
     def watched(self, *args, **options):
         nonlocal most
@@ -83,7 +83,7 @@ def test_what_is_read_back_stays_within_one_budget(monkeypatch):
         most = max(most, self.memory_bytes)
         return result
 
-    monkeypatch.setattr(Outlet, "sent", watched)
+    monkeypatch.setattr(SendQueue, "sent", watched)
     # Nobody answers for a while: everything that may be out is.
     world.cluster.delay(0.5)
     world.set_outage(False)

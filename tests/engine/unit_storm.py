@@ -10,7 +10,7 @@ import random
 from typing import Any
 from unittest import mock
 
-from weather import Weather
+from fault_schedule import FaultSchedule
 
 from kafkasafe import events
 from kafkasafe.spool import lanes
@@ -22,7 +22,7 @@ PLACES = [("orders", 0), ("orders", 1), ("orders", 2), ("audit", 0), ("audit", 1
 TIMEOUT_MS = 8000
 
 
-class Storm(Weather):
+class Storm(FaultSchedule):
     """One schedule.
 
     Attributes:
@@ -125,7 +125,7 @@ VARIANTS = [
 """Where each transaction has its own epoch; where epochs stay from one to the next."""
 
 
-def weather(seed: int, steps: int = 40, kind: Any = Storm, variants: Any = VARIANTS, **options) -> Any:
+def run_storm(seed: int, steps: int = 40, kind: Any = Storm, variants: Any = VARIANTS, **options) -> Any:
     """One schedule from its beginning to its end, of the variant that is due; raises AssertionError."""
     # The lane's id, and by it the coordinators of its transactional ids, are the same at each run.
     with mock.patch("os.urandom", random.Random(seed).randbytes):
@@ -137,10 +137,10 @@ def weather(seed: int, steps: int = 40, kind: Any = Storm, variants: Any = VARIA
             error.add_note("\n".join(storm.world.lines[-300:]))
             raise
         finally:
-            _let_go()
+            _forget_locks()
     return storm
 
 
-def _let_go() -> None:
+def _forget_locks() -> None:
     """Processes that are dead close no files: each would stay among those that may be locked, and its disk with it."""
     lanes.lock._lockable -= {each for each in lanes.lock._lockable if isinstance(each[0], DiskFiles)}

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unit_storm import weather
+from fault_schedule import FaultSchedule
+from unit_storm import run_storm
 from virtual import Life
-from weather import Weather
 
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.parcels import Parcel
@@ -96,12 +96,12 @@ class Reader:
 
 def fate_of(head: Parcel) -> Fate:
     """As the program's process knows it."""
-    if not head.done or head.slip is None:
+    if not head.done or head.unit_handle is None:
         return Fate.WAITING
-    return Fate.LEFT if head.slip.fate is None else _FATES[head.slip.fate]
+    return Fate.LEFT if head.unit_handle.fate is None else _FATES[head.unit_handle.fate]
 
 
-class GroupStorm(Weather):
+class GroupStorm(FaultSchedule):
     """One schedule.
 
     Attributes:
@@ -133,7 +133,7 @@ class GroupStorm(Weather):
 
     @property
     def group(self) -> Group:
-        groups = self.world.cluster._desk.groups
+        groups = self.world.cluster._handler.groups
         return groups._groups.setdefault(GROUP, Group(GROUP))
 
     def join(self) -> None:
@@ -302,7 +302,7 @@ class GroupStorm(Weather):
             if busy:
                 self.rng.choice([self.poll, self.unit])(self.rng.choice(busy))
 
-    # -- the weather -----------------------------------------------------------------------------------------------
+    # -- the faults ------------------------------------------------------------------------------------------------
 
     def blow(self, steps: int) -> None:
         for _ in range(steps):
@@ -436,7 +436,7 @@ VARIANTS = [
 ]
 
 
-def group_weather(seed: int) -> GroupStorm:
+def run_group_storm(seed: int) -> GroupStorm:
     """One schedule from its beginning to its end, of the variant that is due; raises AssertionError."""
-    storm: GroupStorm = weather(seed, steps=60, kind=GroupStorm, variants=VARIANTS)
+    storm: GroupStorm = run_storm(seed, steps=60, kind=GroupStorm, variants=VARIANTS)
     return storm

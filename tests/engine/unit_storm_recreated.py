@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from unit_storm import PARTITIONS, PLACES, VARIANTS, Storm, weather
-from unit_storm_groups import group_weather
+from unit_storm import PARTITIONS, PLACES, VARIANTS, Storm, run_storm
+from unit_storm_groups import run_group_storm
 
 from kafkasafe import events
 from kafkasafe.delivery.engine.messages import Decided
@@ -186,7 +186,7 @@ class RecreatingStorm(Storm):
         )
 
 
-def any_weather(seed: int) -> Storm:
+def run_any_storm(seed: int) -> Storm:
     """One schedule from its beginning to its end. Raises AssertionError.
 
     In one of five topics are recreated, in one of five consumers of a group have their offsets in the units.
@@ -194,7 +194,7 @@ def any_weather(seed: int) -> Storm:
     turn = seed // len(VARIANTS)
     match turn % 5:
         case 4:
-            return weather(seed, kind=RecreatingStorm, heals=bool(turn // 5 % 2))
+            return run_storm(seed, kind=RecreatingStorm, heals=bool(turn // 5 % 2))
         case 3:
-            return group_weather(seed)
-    return weather(seed)
+            return run_group_storm(seed)
+    return run_storm(seed)

@@ -24,13 +24,13 @@ from kafkasafe.delivery.engine import messages as msg
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.engine import Engine
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.delivery.readings import Numbers
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk
-from kafkasafe.testing.fake.desk import handler
+from kafkasafe.testing.fake.request_handler import handler
 from kafkasafe.testing.fake.virtual import VirtualCluster
 
 TIMEOUT_S = 5.0
@@ -92,7 +92,7 @@ class StormyCluster(VirtualCluster):
             self.time.call_later(at_s - now, lambda: self._carry_out(request))
 
     def _carry_out(self, request) -> None:
-        node, home = request.pipe.node, self._desk.centre
+        node, home = request.pipe.node, self._handler.centre
         if request.centre is home and home.serves(node):
             handler(request.name)(self._ask(node, request.version, request.message))
             self._settle()
@@ -229,7 +229,7 @@ class Life:
             is_own_thread=lambda: True,
             clock=world.time,
             sleep=world.time.run_for,
-            dice=random.Random(1).random,
+            random_fraction=random.Random(1).random,
             beside=lambda job: job(),
             newest_reading=lambda: self.numbers.newest,
         )
@@ -260,15 +260,24 @@ class Life:
     ) -> list[Parcel]:
         """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all."""
         self._world.units += 1
-        slip = Slip(
+        unit_handle = UnitHandle(
             unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets), dict(readings), joins
         )
         now_ms = self._world.time.wall_ms()
-        parcels = [Parcel("", -1, None, 0, 0, 0, slip=slip)]
+        parcels = [Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)]
         for topic, partition, values in parts:
             data = codec.encode([None] * len(values), list(values), timestamps=now_ms)
             parcels.append(
-                Parcel(topic, partition, data, len(data), len(values), now_ms, slip=slip, watcher=self._ended)
+                Parcel(
+                    topic,
+                    partition,
+                    data,
+                    len(data),
+                    len(values),
+                    now_ms,
+                    unit_handle=unit_handle,
+                    watcher=self._ended,
+                )
             )
         self.engine.ledger.submit(parcels)
         return parcels
@@ -312,7 +321,7 @@ class World:
 
     @property
     def centre(self):
-        return self.cluster._desk.centre
+        return self.cluster._handler.centre
 
     def say(self, line: str) -> None:
         self.lines.append(f"{self.cluster.time.monotonic():8.3f}  {line}")
@@ -341,7 +350,7 @@ class World:
         """Let time pass, or less if `until` becomes true; whether it did."""
         end = self.time.monotonic() + seconds
         while True:
-            self.cluster._desk.advance(self.cluster.now_ms())
+            self.cluster._handler.advance(self.cluster.now_ms())
             now = self.time.monotonic()
             for life in self.lives:
                 if life.inbox or life.engine.due <= now:  # as a thread, which sleeps while there is nothing
@@ -391,7 +400,7 @@ class World:
                     None,
                 )
                 if end is None:
-                    if stale or self.cluster._desk.transactions.may_end(each.header):
+                    if stale or self.cluster._handler.transactions.may_end(each.header):
                         break
                     continue
                 if end.keys[0][2:4] != b"\0\1":

@@ -43,7 +43,7 @@ def test_a_users_test_of_an_answer_and_its_order(fake_kafka, tmp_path):
 
 
 def test_committed_records_are_visible_once_the_markers_are_there(fake_kafka, tmp_path):
-    fake_kafka._desk.transactions.markers_take_ms = 600_000
+    fake_kafka._handler.transactions.markers_take_ms = 600_000
     with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
         with producer.batch() as batch:
             batch.send("orders", b"1")

@@ -1,4 +1,4 @@
-"""The fake's door for engines: the Cluster protocol in virtual time."""
+"""The fake's backend for engines: the Cluster protocol in virtual time."""
 
 import kafka.errors as kafka_errors
 import pytest
@@ -13,14 +13,14 @@ from kafkasafe.testing.fake import VirtualCluster
 class World:
     """A virtual cluster with one started client, and its answers."""
 
-    def __init__(self, brokers=3, version="4.3.0", *, guard=False, **options):
+    def __init__(self, brokers=3, version="4.3.0", *, pin=False, **options):
         self.cluster = VirtualCluster(brokers=brokers, version=version)
         self.time = self.cluster.time
         self.client = self.cluster.connect({"bootstrap_servers": self.cluster.bootstrap_servers, **options})
         self.produced = []
         self.strangers = []
-        if guard:
-            self.client.guard(on_stranger=self.strangers.append, on_home=lambda: None)
+        if pin:
+            self.client.pin_cluster(on_other_cluster=self.strangers.append, on_pinned_cluster=lambda: None)
         self.cluster.create_topic("t")
         self.client.start()
 
@@ -169,10 +169,10 @@ def test_a_throttled_client_waits_in_virtual_time():
 
 
 def test_another_cluster_behind_the_same_addresses_gets_nothing():
-    world = World(guard=True)
+    world = World(pin=True)
     world.send(0)
     world.settle(1)
-    assert world.client.at_home
+    assert world.client.connected_to_pinned
     world.cluster.replace("another")
     world.cluster.create_topic("t")
     world.send(1)
@@ -180,11 +180,11 @@ def test_another_cluster_behind_the_same_addresses_gets_nothing():
     assert isinstance(failure.error, (WrongClusterError, kafka_errors.KafkaConnectionError))
     world.time.run_for(5)
     assert set(world.strangers) == {"another"}
-    assert not world.client.at_home
+    assert not world.client.connected_to_pinned
     assert world.cluster.values("t") == []
-    world.client.move("another")
+    world.client.repin("another")
     world.time.run_for(5)
-    assert world.client.at_home
+    assert world.client.connected_to_pinned
 
 
 def test_questions_to_a_leader():

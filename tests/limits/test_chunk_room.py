@@ -6,7 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe._producing.chunk_room import MAX_RECORDS, MOST_BYTES, fitting_edges, room_for, rooms_records
+from kafkasafe._producing.open_batch_room import (
+    MAX_RECORDS,
+    MOST_BYTES,
+    fitting_edges,
+    room_for,
+    rooms_records,
+)
 
 MB = 1_000_000
 

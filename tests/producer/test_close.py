@@ -74,7 +74,7 @@ def test_ctrl_c_before_the_first_record_of_a_batch(kafka, producers, mocker):
     producer.send(topic, b"0").get(60)
     with producer._parts.accumulator.lock:
         # As an interrupt leaves it that comes right after the batch was opened.
-        producer._parts.admission.open_chunk(topic)
+        producer._parts.admission.add_open_batch(topic)
     time.sleep(0.2)
     turn = mocker.spy(producer._pump, "_turn")
     time.sleep(0.5)
@@ -237,14 +237,14 @@ def test_short_lives_deliver_what_is_old(broker, producers, tmp_path):
 
 
 def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
-    """It came when the chunk had been closed and its records were not taken yet: they were forgotten, and IndexError."""
+    """It came when the open batch had been closed and its records were not taken yet: they were forgotten, and IndexError."""
     producer = SafeProducer(bootstrap_servers="127.0.0.1:9", spool_dir=tmp_path / "spool", linger_ms=60_000)
     try:
         first = producer.send("orders", b"first")
-        chunk = producer._chunks["orders"]
+        open_batch = producer._open_batches["orders"]
 
         class Handled:
-            """The chunk's numbers, the next of which a signal handler comes before."""
+            """The open batch's numbers, the next of which a signal handler comes before."""
 
             def __init__(self, numbers):
                 self.numbers = numbers
@@ -253,14 +253,14 @@ def test_a_signal_handler_seals_what_is_being_sealed(tmp_path):
                 return self
 
             def __next__(self):
-                chunk.numbers = self.numbers
+                open_batch.numbers = self.numbers
                 producer.durable(60)
                 return next(self.numbers)
 
-        chunk.numbers = Handled(chunk.numbers)
+        open_batch.numbers = Handled(open_batch.numbers)
         with producer._parts.accumulator.lock:
-            producer._parts.accumulator.seal(chunk)
+            producer._parts.accumulator.seal(open_batch)
         assert first.durable(60) is not None
-        assert chunk.count == 1
+        assert open_batch.count == 1
     finally:
         producer.close(timeout=0)

@@ -10,7 +10,7 @@ from waiting import until
 
 from kafkasafe import SafeProducer, logs
 from kafkasafe._producing import delivery
-from kafkasafe.delivery.engine.waits import Bell, Waiting
+from kafkasafe.delivery.engine.waits import Waiting, WakeFlag
 
 
 def said(caplog) -> list[str]:
@@ -29,8 +29,8 @@ def test_flush_says_what_it_waits_for(fake_kafka, tmp_path, monkeypatch, caplog)
             producer.send("t", b"x").get(timeout=60)
         fake_kafka.deny("read", topic="t")
         # lose_log() restarts the leader: a request that its old connection takes along is in doubt, and waits for READ itself.
-        with fake_kafka._acting() as desk:
-            desk.centre.wipe("t", 0)
+        with fake_kafka._acting() as handler:
+            handler.centre.wipe("t", 0)
         producer.send("t", b"behind").get(timeout=60)
         while not said(caplog):
             with pytest.raises(kafka_errors.KafkaTimeoutError, match=r"check whether t-0 still has"):
@@ -46,14 +46,14 @@ def test_get_wakes_up_once(fake_kafka, tmp_path, monkeypatch):
     fake_kafka.create_topic("t", partitions=1)
     with SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path) as producer:
         producer.send("t", b"first").get(60)
-        waits, wait = [], Bell.wait
+        waits, wait = [], WakeFlag.wait
 
-        def counted(bell, timeout_s):
+        def counted(wake_flag, timeout_s):
             if threading.current_thread() is threading.main_thread():
                 waits.append(timeout_s)
-            wait(bell, timeout_s)
+            wait(wake_flag, timeout_s)
 
-        monkeypatch.setattr(Bell, "wait", counted)
+        monkeypatch.setattr(WakeFlag, "wait", counted)
         for _ in range(20):
             producer.send("t", b"next").get(60)
         assert len(waits) <= 20

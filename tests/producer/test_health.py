@@ -296,7 +296,7 @@ def test_a_producer_that_ended_by_an_error(fake_kafka, producers, monkeypatch):
     monkeypatch.setattr(
         type(producer._pump.engine), "turn", lambda _: (_ for _ in ()).throw(RuntimeError("broken"))
     )
-    producer._pump.poke()
+    producer._pump.wake()
     harness.until(lambda: not producer.health().alive, what="the end")
     health = producer.health()
     assert names(health) == ["failed"]

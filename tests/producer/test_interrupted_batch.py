@@ -16,8 +16,8 @@ from kafka import TopicPartition
 
 import kafkasafe
 from kafkasafe import SafeProducer, UsageError
-from kafkasafe._producing.chunk import Chunk
 from kafkasafe._producing.encoding import Encoder
+from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
 
@@ -275,13 +275,13 @@ def test_a_transaction_whose_commit_was_interrupted_before_it_waited(cluster, op
     assert len(values(cluster)) == accepted
 
 
-@pytest.mark.parametrize("method", [Chunk.close, Encoder.encoded])
+@pytest.mark.parametrize("method", [OpenBatch.close, Encoder.encoded])
 def test_a_handler_that_sends_while_its_thread_seals(cluster, opened, monkeypatch, method):
-    """1. A thread begins to seal a chunk. 2. A signal handler of that thread sends, which seals and submits the chunk.
+    """1. A thread begins to seal an open batch. 2. A signal handler of that thread sends, which seals and submits the open batch.
 
     3. The interrupted call goes on. It must not make an atomic batch of its own of parcels that are submitted.
     """
-    owner = Chunk if method is Chunk.close else Encoder
+    owner = OpenBatch if method is OpenBatch.close else Encoder
     armed: list[bool] = []
     futures = []
 

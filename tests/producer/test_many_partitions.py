@@ -31,24 +31,24 @@ def spread(producer, topic: str) -> None:
     producer.flush()
 
 
-def chunk_of(producer, topic: str):
-    return producer._chunks[topic]
+def open_batch_of(producer, topic: str):
+    return producer._open_batches[topic]
 
 
-def sealed(producer, topic: str, chunk) -> list:
+def sealed(producer, topic: str, open_batch) -> list:
     """Seal the open batch; return its parcels."""
-    producer._parts.accumulator.seal_one(chunk)
-    return chunk.parcels
+    producer._parts.accumulator.seal_one(open_batch)
+    return open_batch.parcels
 
 
 def test_an_open_batch_has_more_room_after_one_that_was_divided_among_many(fake_kafka, producers, topic):
     producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000)
     spread(producer, topic)
     futures = [producer.send(topic, b"x" * 100, KEYS[number % 1000]) for number in range(20_000)]
-    chunk = chunk_of(producer, topic)
-    assert chunk.room == PARTITIONS * 32 * 1024
-    assert chunk.waiting == 20_000
-    assert len(sealed(producer, topic, chunk)) == PARTITIONS
+    open_batch = open_batch_of(producer, topic)
+    assert open_batch.room == PARTITIONS * 32 * 1024
+    assert open_batch.waiting == 20_000
+    assert len(sealed(producer, topic, open_batch)) == PARTITIONS
     producer.flush()
     assert all(
         future.get(0).partition == partition_for_key(KEYS[number % 1000], PARTITIONS)
@@ -61,9 +61,9 @@ def test_records_without_keys_have_the_usual_room(fake_kafka, producers, topic):
     producer.send(topic, b"first").get(30)
     for _ in range(300):
         producer.send(topic, b"x" * 100)
-    chunk = chunk_of(producer, topic)
-    assert chunk.room == producer._parts.accumulator.chunk_bytes
-    assert len(sealed(producer, topic, chunk)) == 1
+    open_batch = open_batch_of(producer, topic)
+    assert open_batch.room == producer._parts.accumulator.open_batch_bytes
+    assert len(sealed(producer, topic, open_batch)) == 1
 
 
 @pytest.mark.parametrize("how", ["one key", "no key", "given partition", "headers"])
@@ -78,10 +78,10 @@ def test_many_records_of_one_partition_become_several_batches_in_order(fake_kafk
     }[how]
     values = [b"%06d" % number + b"x" * (number % 600) for number in range(1000)]
     producer.send(topic, b"", **more)  # opens it
-    chunk = chunk_of(producer, topic)
+    open_batch = open_batch_of(producer, topic)
     futures = [producer.send(topic, value, **more) for value in values]
-    assert chunk_of(producer, topic) is chunk
-    parcels = sealed(producer, topic, chunk)
+    assert open_batch_of(producer, topic) is open_batch
+    parcels = sealed(producer, topic, open_batch)
     assert len(parcels) > 5
     assert len({parcel.partition for parcel in parcels}) == 1
     assert max(parcel.size_bytes for parcel in parcels) <= 50_000 + codec.HEADER_BYTES
@@ -113,8 +113,8 @@ def test_open_batches_of_many_topics_share_the_additional_room(fake_kafka, produ
         spread(producer, topic)
     for topic in topics:
         producer.send(topic, b"x", KEYS[0])
-    usual, most = producer._parts.accumulator.chunk_bytes, producer._parts.accumulator.most_room
-    rooms = [chunk_of(producer, topic).room for topic in topics]
+    usual, most = producer._parts.accumulator.open_batch_bytes, producer._parts.accumulator.most_room
+    rooms = [open_batch_of(producer, topic).room for topic in topics]
     assert rooms[0] > 3 * usual
     assert rooms[-1] == usual
     assert sum(rooms) == len(topics) * usual + most
@@ -138,7 +138,7 @@ def test_the_room_is_the_usual_one_where_more_would_break_a_limit(fake_kafka, pr
     producer = producers(fake_kafka.bootstrap_servers, linger_ms=600_000, **options)
     spread(producer, topic)
     producer.send(topic, b"x", KEYS[0])
-    assert chunk_of(producer, topic).room == producer._parts.accumulator.chunk_bytes
+    assert open_batch_of(producer, topic).room == producer._parts.accumulator.open_batch_bytes
     producer.flush()
 
 
@@ -152,9 +152,9 @@ def test_several_batches_of_a_partition_give_the_next_open_batch_no_more_room(fa
     rooms = set()
     for number in range(3000):
         producer.send("two", b"x" * 100, KEYS[number % 1000] if keyed or number < 500 else None)
-        rooms.add(chunk_of(producer, "two").room)
+        rooms.add(open_batch_of(producer, "two").room)
     assert max(rooms) == 2 * batch_size
-    assert chunk_of(producer, "two").room == (2 if keyed else 1) * batch_size
+    assert open_batch_of(producer, "two").room == (2 if keyed else 1) * batch_size
     producer.flush()
 
 
@@ -171,7 +171,7 @@ def test_an_open_batch_whose_partitions_are_unknown_becomes_no_batch_that_is_too
         futures.append(producer.send("late", b"last", KEYS[0]))
         producer.durable()
         assert (
-            max(each.size_bytes for future in futures for each in future._chunk.parcels)
+            max(each.size_bytes for future in futures for each in future._open_batch.parcels)
             <= 50_000 + codec.HEADER_BYTES
         )
         cluster.create_topic("late", partitions=PARTITIONS)
@@ -197,7 +197,7 @@ def test_an_open_batch_with_more_room_leaves_the_spool_within_its_limit(fake_kaf
     for node in (1, 2, 3):
         fake_kafka.pause(node)
     producer.send("many", b"first", KEYS[0])
-    assert chunk_of(producer, "many").room > 6 * MIB
+    assert open_batch_of(producer, "many").room > 6 * MIB
     for topic, key in ("other", None), ("many", KEYS[0]):
         for _ in range(10_000):
             try:

@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 from kafkasafe import RejectedError, SafeProducer, SpoolFullError, events
-from kafkasafe.delivery.pump import _CROWD
+from kafkasafe.delivery.pump import _BACKLOG
 from kafkasafe.spool.files import OsFiles
 
 MIB = 1 << 20
@@ -265,7 +265,7 @@ def test_who_commits_without_a_pause_lets_the_pump_work(fake_kafka, tmp_path, mo
         wait = pump.wait
 
         def seen(ready, timeout, **of):
-            if waits or not pump.crowded():
+            if waits or not pump.is_backlogged():
                 return wait(ready, timeout, **of)
             over.set()
             waits.append(len(pump._inbox))
@@ -280,7 +280,7 @@ def test_who_commits_without_a_pause_lets_the_pump_work(fake_kafka, tmp_path, mo
                 batch.send("orders", b"v")
             outcomes.append(batch.outcome)
             assert len(outcomes) < 200
-        assert waits[0] >= _CROWD
+        assert waits[0] >= _BACKLOG
         assert waits[1]
         for outcome in outcomes:
             outcome.get(120)
@@ -291,7 +291,7 @@ def test_a_commit_in_a_handler_on_the_pumps_thread_waits_for_nobody(fake_kafka, 
 
     def on_event(event):
         if not outcomes:
-            for _ in range(2 * _CROWD):
+            for _ in range(2 * _BACKLOG):
                 with producer.batch() as batch:
                     batch.send("orders", b"v")
                 outcomes.append(batch.outcome)
@@ -304,6 +304,6 @@ def test_a_commit_in_a_handler_on_the_pumps_thread_waits_for_nobody(fake_kafka, 
     with producer:
         with pytest.raises(RejectedError):
             producer.send("small", bytes(1000)).get(120)
-        until(lambda: len(outcomes) == 2 * _CROWD)
+        until(lambda: len(outcomes) == 2 * _BACKLOG)
         for outcome in outcomes:
             outcome.get(120)

@@ -106,11 +106,11 @@ def test_a_record_that_never_came(fake_kafka, producers, keyed, known):
         return producer.send(topic, value, key, headers).add_callback(called.append)
 
     futures = [send(number) for number in range(20)]
-    chunk = producer._chunks[topic]
-    next(chunk.numbers)
+    open_batch = producer._open_batches[topic]
+    next(open_batch.numbers)
     futures += [send(number) for number in range(20, 40)]
-    chunk.special[next(chunk.numbers)] = (None, (("gone", b""),), None)
-    assert producer._chunks[topic] is chunk
+    open_batch.special[next(open_batch.numbers)] = (None, (("gone", b""),), None)
+    assert producer._open_batches[topic] is open_batch
     producer.flush(60)
     log = harness.read_log(fake_kafka.bootstrap_servers, topic)
     there = {(partition, record.offset): record for partition, records in log.items() for record in records}
@@ -123,8 +123,8 @@ def test_a_record_that_never_came(fake_kafka, producers, keyed, known):
         assert metadata.serialized_value_size == (-1 if record.value is None else len(record.value))
     assert sorted(called) == sorted(future.get(0) for future in futures)
     # Nothing else is in a batch of its own.
-    chunk = producer._parts.admission.open_chunk(topic)
-    next(chunk.numbers)
+    open_batch = producer._parts.admission.add_open_batch(topic)
+    next(open_batch.numbers)
     producer.flush(60)
     assert producer.send(topic, b"1", b"1").get(60)
 
@@ -148,11 +148,11 @@ def test_a_signal_handler_seals_what_send_is_adding_to(fake_kafka, producers, wh
                 super().__setitem__(index, value)
 
     futures = [producer.send(topic, b"1")]
-    chunk = producer._chunks[topic]
-    chunk.values = Interrupted(chunk.values)
+    open_batch = producer._open_batches[topic]
+    open_batch.values = Interrupted(open_batch.values)
     futures.append(producer.send(topic, b"2"))
-    assert chunk.parcels is not None
-    assert (topic in producer._chunks) == (when == "before")
+    assert open_batch.parcels is not None
+    assert (topic in producer._open_batches) == (when == "before")
     futures.append(producer.send(topic, b"3"))
     producer.flush(60)
     log = harness.read_log(fake_kafka.bootstrap_servers, topic)[0]
@@ -207,7 +207,7 @@ def test_a_signal_handler_in_the_middle_of_add_callback(fake_kafka, producers, a
             before.add_callback(note["before"])
         future = producer.send("t", b"2", b"b")
         act = {
-            "sealed": lambda: producer._parts.accumulator.seal_one(future._chunk),
+            "sealed": lambda: producer._parts.accumulator.seal_one(future._open_batch),
             "acknowledged": lambda: producer.flush(60),
             "another": lambda: future.add_callback(note["second"]),
         }[what]
@@ -256,7 +256,7 @@ def test_threads_that_add_callbacks_to_the_same_records(fake_kafka, producers, r
 
 
 def test_close_refuses_new_records_before_it_seals_what_it_has(producers, monkeypatch):
-    """The other way round a record accepted in between would be in no chunk that anybody seals."""
+    """The other way round a record accepted in between would be in no open batch that anybody seals."""
     producer = producers(harness.dead_address(), linger_ms=60_000)
     producer.send("orders", b"before")
     seal_all = producer._parts.accumulator.seal_all
@@ -294,7 +294,7 @@ def test_ctrl_c_at_each_place_of_send(fake_kafka, producers, room):
         for i in range({"plenty": 2, "to be made": 16, "none": 1, "no batch": 0}[room]):
             send(b"%d before %d" % (step, i))
         if room == "none":
-            producer._chunks["t"].left = 0
+            producer._open_batches["t"].left = 0
         at = CtrlC(step, PRODUCER | {"kafkasafe.delivery.pump"})
         with contextlib.suppress(KeyboardInterrupt), at:
             send(b"%d" % step)

@@ -26,11 +26,11 @@ SEED = int(os.environ.get("KAFKASAFE_TEST_SEED", "0")) or random.SystemRandom().
 
 
 def test_whatever_is_killed_units_are_seen_once_whole_and_in_order(tmp_path):
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     said = tmp_path / "rows"
     done = subprocess.run(
-        [sys.executable, str(KILLS), "--kills", "1", "--first", str(dice.randrange(13)), "--seed", str(SEED),
-         "--spool", dice.choice(["always", "on_error"]), "--mix", "--json", str(said)],
+        [sys.executable, str(KILLS), "--kills", "1", "--first", str(rng.randrange(13)), "--seed", str(SEED),
+         "--spool", rng.choice(["always", "on_error"]), "--mix", "--json", str(said)],
         capture_output=True,
         text=True,
         timeout=880,

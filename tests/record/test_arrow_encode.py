@@ -70,8 +70,8 @@ def test_no_record_is_larger_than_was_said(rows):
 
 @pytest.mark.parametrize("compression", batch.Compression)
 def test_large_and_small_records_in_one_batch(compression):
-    dice = random.Random(4)
-    values = [dice.randbytes(dice.choice([0, 1, 63, 64, 127, 128, 8191, 8192, 300_000])) for _ in range(300)]
+    rng = random.Random(4)
+    values = [rng.randbytes(rng.choice([0, 1, 63, 64, 127, 128, 8191, 8192, 300_000])) for _ in range(300)]
     made = arrow_encode.encode_columns(None, pa.array(values), timestamp=1, compression=compression)
     assert batch.decode(made).values == values
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 
-from unit_storm_recreated import any_weather
+from unit_storm_recreated import run_any_storm
 
 from .book import Violation
 from .plan import KINDS, Plan, is_of_units, plan_of
@@ -108,7 +108,7 @@ def _stormy(seed: int, counts: Counter[str]) -> str:
     """What a storm of units breaks, or nothing."""
     try:
         with _bounded(), pinned():
-            storm = any_weather(seed)
+            storm = run_any_storm(seed)
     except _Hang:
         return f"hang: not over after {_HANGS_AFTER_S} s"
     except Exception as error:

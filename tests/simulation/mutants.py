@@ -26,9 +26,9 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.lane_keeper import LaneKeeper
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import ChoreDue, RetryDue
-from kafkasafe.delivery.engine.order import Order
-from kafkasafe.delivery.engine.outlet import Outlet
+from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.room import RoomKeeper
+from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.delivery.engine.write_backlog import WriteBacklog
 from kafkasafe.history.identity import ProducerView
@@ -229,7 +229,7 @@ ENGINE: dict[str, Mutant] = {
     ),
     # Whom it belongs to.
     "wrong-cluster check skipped": Mutant(
-        source(engines.Engine, "listen", "context.cluster.guard(", "(lambda **_: None)("), "strangers"
+        source(engines.Engine, "listen", "context.cluster.pin_cluster(", "(lambda **_: None)("), "strangers"
     ),
     "adoption without a lock": Mutant(
         source(
@@ -245,18 +245,21 @@ ENGINE: dict[str, Mutant] = {
     ),
     "adoption without a gate": Mutant(
         source(
-            Order, "_look_at", "if not journal.views.afters:", "if not journal.views.afters or not lane.own:"
+            LaneOrder,
+            "_look_at",
+            "if not journal.views.afters:",
+            "if not journal.views.afters or not lane.own:",
         ),
         "adopted",
     ),
     "a life does not look for what others owe": Mutant(
-        source(Order, "begin", "if owed.addresses(before):", "if False:"), "lanes"
+        source(LaneOrder, "begin", "if owed.addresses(before):", "if False:"), "lanes"
     ),
     "what a life waits for is forgotten": Mutant(
         source(Recovery, "recover_marks", "self._precedence.read(mark)", "pass"), "adopted"
     ),
     # How much goes out.
-    "budget ignored": Mutant(nothing(Outlet, "_may_read", result=True), "many"),
+    "budget ignored": Mutant(nothing(SendQueue, "_may_read", result=True), "many"),
     # What has to come back by itself.
     "timer never fires": Mutant(_timers_without(lambda message: isinstance(message, RetryDue))),
     "released before the copy is durable": Mutant(_releases_before_the_copy, "room"),

@@ -14,8 +14,8 @@ from virtual import SPOOL, TIMEOUT_S, Life
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine import disk as engine_disk
-from kafkasafe.delivery.engine import outlet as engine_outlet
 from kafkasafe.delivery.engine import packing
+from kafkasafe.delivery.engine import send_queue as engine_send_queue
 from kafkasafe.delivery.engine.messages import Decided, SpillAsked
 from kafkasafe.delivery.engine.parcels import UNCHOSEN, Parcel
 from kafkasafe.errors import RejectedError, SpoolError
@@ -106,7 +106,7 @@ class Storm:
         cluster.on_failed = self._on_failed
         cluster.whim = self._whim
         self.home = self.world.centre
-        self.home_parts = cluster._desk.groups, cluster._desk.transactions
+        self.home_parts = cluster._handler.groups, cluster._handler.transactions
         if not s.late_topic:
             self._create()
 
@@ -229,7 +229,7 @@ class Storm:
             mock.patch.object(engine_disk.DiskWriter, "persist", decided),
             mock.patch.object(Spool, "open", classmethod(open_spool)),
             mock.patch.object(engine_disk, "_MEMORY_BYTES", self.settings.memory_bytes),
-            mock.patch.object(engine_outlet, "MEMORY_BYTES", self.settings.budget_bytes),
+            mock.patch.object(engine_send_queue, "MEMORY_BYTES", self.settings.budget_bytes),
             mock.patch.object(packing, "_PARCELS", 0 if self.settings.packs else packing._PARCELS),
             mock.patch.object(journal_packing, "UNPACKED", 6),
         ):
@@ -399,11 +399,14 @@ class Storm:
             )
             if kept > s.memory_bytes + (20_000 if s.huge else 1_500):
                 raise Violation("memory", f"{kept:,} bytes that are on disk are in memory as well")
-            outlet = life.engine._sender._outlet
-            if outlet.read_bytes and outlet.memory_bytes > max(s.budget_bytes, s.memory_bytes) + 65_536:
-                raise Violation("memory", f"{outlet.memory_bytes:,} bytes are in memory")
-            if outlet.reads > 1 and outlet.read_bytes > s.budget_bytes:
-                raise Violation("memory", f"{outlet.read_bytes:,} bytes were read back to be sent")
+            send_queue = life.engine._sender._send_queue
+            if (
+                send_queue.read_bytes
+                and send_queue.memory_bytes > max(s.budget_bytes, s.memory_bytes) + 65_536
+            ):
+                raise Violation("memory", f"{send_queue.memory_bytes:,} bytes are in memory")
+            if send_queue.reads > 1 and send_queue.read_bytes > s.budget_bytes:
+                raise Violation("memory", f"{send_queue.read_bytes:,} bytes were read back to be sent")
         for life in self.world.lives if self.plan.kind == "room" else ():
             own = life.context.own
             # Marks are written though it is full, a segment goes as a whole, and half of one so small is what it begins with.
@@ -536,21 +539,21 @@ class Storm:
         life = worker.life
         if life is None or worker.frozen_until > self.now:
             return
-        dice = random.Random(c)
+        rng = random.Random(c)
         for _ in range(1 + b % 8):
-            partition = UNCHOSEN if s.late_topic else dice.randrange(s.partitions)
+            partition = UNCHOSEN if s.late_topic else rng.randrange(s.partitions)
             keys: list[bytes | None] = []
             values: list[bytes] = []
             records: list[Record] = []
-            for _ in range(dice.randrange(1, 4)):
-                kind = dice.randrange(100)
+            for _ in range(rng.randrange(1, 4)):
+                kind = rng.randrange(100)
                 keyless = bool(s.poison) and kind < s.poison
                 huge, stubborn = 30 <= kind < 30 + s.huge, 60 <= kind < 60 + s.stubborn
                 record = self.book.accept(self.entries[life], partition, keyless or huge or stubborn)
                 records.append(record)
                 keys.append(None if keyless or not s.poison else b"key")
                 values.append(b"%d%s%s" % (record.number, b"!" * stubborn, b"." * (1200 * huge)))
-            age_ms = dice.choice((2 * DAY_MS, 7 * 3_600_000, DAY_MS)) if dice.randrange(100) < s.old else 0
+            age_ms = rng.choice((2 * DAY_MS, 7 * 3_600_000, DAY_MS)) if rng.randrange(100) < s.old else 0
             stamp = self.world.time.wall_ms() - age_ms
             data = codec.encode(keys, values, timestamps=stamp)
             with life.engine.ledger.lock:
@@ -911,29 +914,29 @@ class Storm:
 
     def do_stranger(self, _a: int, b: int, _c: int) -> None:
         """For a while another cluster answers at the same addresses, while records wait for ours."""
-        desk = self.world.cluster._desk
+        handler = self.world.cluster._handler
         lives = [life for life in self.world.lives if life.context.cluster_id is not None]
         waits = any(lane.journal.views.unfinished for life in lives for lane in life.context.lanes)
-        if desk.centre is not self.home or not waits or len(lives) != len(self.world.workers):
+        if handler.centre is not self.home or not waits or len(lives) != len(self.world.workers):
             return
-        desk.reset("another-cluster", self.world.cluster.now_ms())
-        desk.centre.create_topic(TOPIC, self.settings.partitions)
+        handler.reset("another-cluster", self.world.cluster.now_ms())
+        handler.centre.create_topic(TOPIC, self.settings.partitions)
         self.world.cluster.cut()
         self.world.run((0.5, 4.0, 9.0)[b % 3])
         self._go_home()
 
     def _go_home(self) -> None:
-        desk = self.world.cluster._desk
-        if desk.centre is self.home:
+        handler = self.world.cluster._handler
+        if handler.centre is self.home:
             return
         strays = [
             number
-            for partition in desk.centre.topics[TOPIC].partitions.values()
+            for partition in handler.centre.topics[TOPIC].partitions.values()
             for batch in partition.log.batches
             for number in self.book.numbers_in(bytes(batch.data))
         ]
-        desk.centre = self.home
-        desk.groups, desk.transactions = self.home_parts
+        handler.centre = self.home
+        handler.groups, handler.transactions = self.home_parts
         self.world.cluster.cut()
         if strays:
             raise Violation("stranger", f"{strays} went to another cluster")

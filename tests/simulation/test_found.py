@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unit_storm import weather
-from unit_storm_recreated import any_weather
+from unit_storm import run_storm
+from unit_storm_recreated import run_any_storm
 
 from .plan import Event, Plan, Settings
 from .storm import play
@@ -276,36 +276,36 @@ def test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next
     """What was lost with the old topic was put back under new ids: the next life took the mark of these for the unit's."""
     for seed in (197, 316):
         with pinned():
-            assert any(any_weather(seed).gone.values())
+            assert any(run_any_storm(seed).gone.values())
 
 
 def test_what_units_had_in_a_topic_is_missed_by_a_life_that_finds_no_more_of_them_than_their_end():
     """The segment with their places was gone when they ended, no mark told the topic's id, or another record took the place."""
     for seed in (18, 219, 2379, 21936, 36776):
         with pinned():
-            assert any(any_weather(seed).reported.values())
+            assert any(run_any_storm(seed).reported.values())
 
 
 def test_a_transaction_ends_in_the_topic_that_has_the_name_now():
     """The fake waited for the marker that it had written into the log of the deleted one, and answered 51 for ever."""
     with pinned():
-        assert any(any_weather(202557).gone.values())
+        assert any(run_any_storm(202557).gone.values())
 
 
 def test_what_comes_late_into_a_new_log_of_an_old_broker_may_hang_there():
     """Brokers before 3.6 take it, and nobody ends it: readers of committed records wait for ever. Not the producer's loss."""
     with pinned():
-        assert any(any_weather(3001497).gone.values())
+        assert any(run_any_storm(3001497).gone.values())
 
 
 def test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_since():
     """A leader was elected again before the metadata said so, and its epoch ended before what it then acknowledged."""
     for seed in (9100546, 9002083):
         with pinned():
-            assert not any_weather(seed).alarms
+            assert not run_any_storm(seed).alarms
 
 
 def test_what_the_spool_has_given_up_is_looked_for_by_its_offsets():
     """An election kept the leader, and what it acknowledged since was noted under the epoch before."""
     with pinned():
-        assert not weather(9015495).alarms
+        assert not run_storm(9015495).alarms

@@ -18,7 +18,7 @@ from virtual import Life, StormyCluster, World
 from kafkasafe.errors import SpoolError
 from kafkasafe.record import batch as codec
 from kafkasafe.testing.disk import ProcessKilled
-from kafkasafe.testing.fake.desk import handler
+from kafkasafe.testing.fake.request_handler import handler
 
 from .book import Violation
 
@@ -31,10 +31,10 @@ _MOST_AT_ONCE = 1_000
 @contextlib.contextmanager
 def pinned() -> Iterator[None]:
     """What a process gets from its machine is always the same, and nothing is logged: a run can be repeated anywhere."""
-    numbers, dice = itertools.count(1), random.Random(0)
+    numbers, rng = itertools.count(1), random.Random(0)
     pins: list[tuple[Any, str, Any]] = [
         (os, "getpid", lambda: 4242),
-        (os, "urandom", dice.randbytes),
+        (os, "urandom", rng.randbytes),
         (platform, "node", lambda: "machine"),
         (time, "monotonic_ns", lambda: next(numbers)),
         (time, "time_ns", lambda: 1_700_000_000_000_000_000 + next(numbers)),
@@ -224,9 +224,9 @@ class SimWorld(World):
         open_life: Callable[[Worker], Life],
         on_death: Callable[[Life], None],
         look: Callable[[], None],
-        dice: random.Random,
+        rng: random.Random,
     ) -> None:
-        self.dice = dice
+        self.rng = rng
         self.turns = 0
         self.workers = [Worker(number) for number in range(workers)]
         self._open_life = open_life
@@ -261,7 +261,7 @@ class SimWorld(World):
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
         """See `World`."""
-        clock, desk = self.time, self.cluster._desk
+        clock, handler = self.time, self.cluster._handler
         end = clock.monotonic() + seconds
         before, at_once = -1.0, 0
         while True:
@@ -273,7 +273,7 @@ class SimWorld(World):
             before = clock.monotonic()
             if at_once > _MOST_AT_ONCE:
                 raise Violation("hang", f"{_MOST_AT_ONCE} turns, and no time passes")
-            desk.advance(self.cluster.now_ms())
+            handler.advance(self.cluster.now_ms())
             now = clock.monotonic()
             wakes = []
             for worker in self.workers:
@@ -289,7 +289,7 @@ class SimWorld(World):
                 try:
                     if life.inbox or life.engine.due <= now:
                         # A thread wakes at any moment: what came may be half of what comes.
-                        for _ in range(self.dice.randint(1, len(life.inbox)) if life.inbox else 0):
+                        for _ in range(self.rng.randint(1, len(life.inbox)) if life.inbox else 0):
                             life.engine.step(life.inbox.popleft())
                         life.engine.turn()
                 except ProcessKilled:

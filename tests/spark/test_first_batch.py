@@ -431,7 +431,7 @@ def test_an_old_checkpoint_in_its_first_batch_by_time(query: Any) -> None:
 def test_each_row_comes_once_while_records_come_and_drivers_die(query: Any, seed: int) -> None:
     """From the first batch on, without a gap, whatever of Spark's steps a driver dies after."""
     one = query()
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     one.write(3)
     stop = threading.Event()
 
@@ -455,12 +455,12 @@ def test_each_row_comes_once_while_records_come_and_drivers_die(query: Any, seed
                 tries += 1
                 first = first or rows
                 assert rows == first, "the first batch has other rows now"
-            if (number == 0 and tries < 4) or dice.random() < 0.4:
+            if (number == 0 and tries < 4) or rng.random() < 0.4:
                 driver = one.start()  # before the commit
                 continue
             committed += rows
             driver.commit(number)
-            if dice.random() < 0.2:
+            if rng.random() < 0.2:
                 driver = one.start()
     finally:
         stop.set()

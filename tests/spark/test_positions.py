@@ -76,11 +76,11 @@ def test_topics_of_any_size_survive_sparks_json(
 
 def entry_bytes(count: int, epochs: int, *, is_first: bool) -> int:
     """Of an entry of the offset log, as Spark has it."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     found = {}
     for number in range(count):
-        offset = dice.randrange(10**7, 10**10)
-        starts = [0, *sorted(dice.sample(range(offset), epochs - 1))]
+        offset = rng.randrange(10**7, 10**10)
+        starts = [0, *sorted(rng.sample(range(offset), epochs - 1))]
         lineage = Lineage([(3 * epoch, start) for epoch, start in enumerate(starts)], offset)
         found["orders", number] = Mark(offset, lineage, begin=offset - 20 if is_first else None)
     positions = Positions(found, {"orders": bytes(range(16))})

@@ -442,12 +442,12 @@ class History:
         at = rng.randrange(len(self.sent)) if rng.random() < 0.3 else 0
         batch, identity = self.sent.pop(at)
         log = self.log(batch.destination)
-        dice = rng.random() * (1 + self.weights.get("lose", 0) / 8 + self.weights.get("refuse", 0) / 8)
-        if dice < 0.93 and identity is not None:
+        draw = rng.random() * (1 + self.weights.get("lose", 0) / 8 + self.weights.get("refuse", 0) / 8)
+        if draw < 0.93 and identity is not None:
             offset = log.append(identity)
             offset = -1 if rng.random() < 0.03 else offset
             self.journal.acked(batch, offset, leader_epoch=log.epoch, now=self.now, now_ms=self.now_ms)
-        elif dice < 0.95:
+        elif draw < 0.95:
             self.journal.damaged(batch, "damaged")
         elif rng.random() * (
             self.weights.get("lose", 0) + self.weights.get("refuse", 0) + 1
@@ -577,11 +577,11 @@ class History:
         )  # fmt: skip
 
     def check(self, check: j.EpochCheck) -> None:
-        log, dice = self.log(check.destination), self.rng.random()
-        if dice < 0.15:
+        log, draw = self.log(check.destination), self.rng.random()
+        if draw < 0.15:
             self.journal.check_failed(check, code=self.rng.choice(ASKED))
             self.asks.append(check)
-        elif log.end <= check.last_acked_offset or dice < 0.25:
+        elif log.end <= check.last_acked_offset or draw < 0.25:
             self.journal.suspect(
                 check.destination, Cause.LOG_END, "it ends before", from_offset=log.end, check=check
             )

@@ -108,7 +108,7 @@ def _keep(name: str, lines: list[str]) -> None:
 
 def storm(seed: int, kind: str = "") -> list[list[str]]:
     """The tapes of all journals in a history of the simulation: what the engine asked of them."""
-    from unit_storm_recreated import any_weather
+    from unit_storm_recreated import run_any_storm
 
     from tests.simulation.plan import is_of_units, plan_of
     from tests.simulation.storm import play as play_storm
@@ -119,7 +119,7 @@ def storm(seed: int, kind: str = "") -> list[list[str]]:
         recording(patch, tapes)
         if kind == "units" or (not kind and is_of_units(seed)):
             with pinned():
-                any_weather(seed)
+                run_any_storm(seed)
         else:
             play_storm(plan_of(seed, kind))
     return [tape.lines for tape in tapes]

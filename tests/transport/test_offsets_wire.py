@@ -87,11 +87,11 @@ def decoded(version: int, data: bytes) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_code_is_read(version: int) -> None:
-    dice = random.Random(version)
+    rng = random.Random(version)
     codes = [0, *all_codes()]
     rows = {
         name: [
-            (number, code, dice.randrange(-1, 2**60), dice.randrange(-1, 2**63), dice.randrange(-1, 2**31))
+            (number, code, rng.randrange(-1, 2**60), rng.randrange(-1, 2**63), rng.randrange(-1, 2**31))
             for number, code in enumerate(codes)
         ]
         for name in ("t", "ä" * 100)

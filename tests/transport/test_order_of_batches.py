@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kafkasafe.cluster.client.order import Order
+from kafkasafe.cluster.client.order import RequestOrder
 
 ONE = "t", 0
 OTHER = "t", 1
 
 
 def test_a_node_owes_until_the_last_batch_is_answered() -> None:
-    order = Order()
+    order = RequestOrder()
     assert order.owing(ONE) is None
     order.enter(ONE, 1)
     order.enter(ONE, 1)
@@ -21,7 +21,7 @@ def test_a_node_owes_until_the_last_batch_is_answered() -> None:
 
 
 def test_a_fence_only_rises_also_when_connections_begin_anew() -> None:
-    order = Order()
+    order = RequestOrder()
     order.enter(ONE, 1)
     assert [order.fence(ONE), order.raise_fence(ONE), order.raise_fence(ONE), order.fence(ONE)] == [
         0,

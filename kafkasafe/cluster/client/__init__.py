@@ -22,27 +22,28 @@ Each module uses only those listed before it:
 Each object owns its state and gets the objects that it uses as arguments, so they are a tree (`Transport.__init__`).
 
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
-`Mailbox`, which wakes that thread. The thread passes each job on: to the `Link` of one broker, or aside
+`Mailbox`, which wakes that thread. The thread passes each job on: to the `BrokerLink` of one broker, or aside
 (`Refresher.park`) until the next answer about metadata. A link holds requests that cannot be written yet (no
 connection, throttled), in order, and fails all of them when its connection fails.
 
-A request's journey: (1) `produce` → mailbox; (2) `ProduceRouter` finds leaders and groups by them; (3) `Link.submit`
-appends it to `waiting`, `Link.pump` connects, or writes it as soon as the connection takes it; (4) the reply, the
-end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here" ask for new metadata.
+A request's journey: (1) `produce` → mailbox; (2) `ProduceRouter` finds leaders and groups by them; (3)
+`BrokerLink.submit` appends it to `waiting`, `BrokerLink.pump` connects, or writes it as soon as the connection takes
+it; (4) the reply, the end of the connection, or its timeout → `reply` is called, once; (5) codes that mean "not here"
+ask for new metadata.
 
 Non-obvious:
 
 - An address may lead to another cluster after a while (a DNS name was switched, a pod's address was reused). So a
-  guarded transport (`guard`) first asks each new connection for the cluster id: `Link.pump` holds all other requests
-  until the answer to a Metadata request admits the connection.
+  pinned transport (`pin_cluster`) first asks each new connection for the cluster id: `BrokerLink.pump` holds all other
+  requests until the answer to a Metadata request admits the connection.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
 - Its timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, the time before
   that says nothing about the broker. A socket that accepts no byte for as long has timed out as well.
 - The transport sends nothing to a partition's new leader while the old one has unanswered batches: the broker that
   answers first would decide the order.
-- Questions about offsets and epochs are gathered (`Link.ask`): questions of one kind for one broker that come in the
-  same turn of the loop become one request. Any other request to that broker sends them first, so the order is kept.
+- Questions about offsets and epochs are gathered (`BrokerLink.ask`): questions of one kind for one broker that come in
+  the same turn of the loop become one request. Any other request to that broker sends them first, so the order is kept.
   The kind includes the target of the look-up: ends must not wait for a look-up by time in remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
   lost. The *fence* stops batches that another thread submits before it learns of the loss (see

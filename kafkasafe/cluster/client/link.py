@@ -20,14 +20,14 @@ from kafkasafe.cluster.network import Connection, Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import SILENCE_S, NodeId, TopicPartition
 
-__all__ = ["Link"]
+__all__ = ["BrokerLink"]
 
 _MAX_QUESTIONS: Final = 500  # in one request
 
 _PAUSE_POLL_S: Final = 0.02
 
 
-class Link:
+class BrokerLink:
     """The connection to one broker, the requests that wait for it, and its back-off.
 
     Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
@@ -162,7 +162,7 @@ class Link:
                 # Throttled by the broker, or authenticating again: this is short, and no request overtakes another.
                 self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
-            if self._pin.guarded and not self.ready_once and (self.identifying or not call.identifies):
+            if self._pin.pinned and not self.ready_once and (self.identifying or not call.identifies):
                 self._identify(conn, now)
                 self._arm(call.deadline)
                 return
@@ -208,7 +208,7 @@ class Link:
         def answered(response: Any) -> None:
             self.in_flight.pop(call, None)
             if call.identifies:
-                stranger = self._pin.stranger(response.cluster_id)
+                stranger = self._pin.refusal(response.cluster_id)
                 if stranger is not None:
                     call.fail(stranger, sent=True)
                     if conn is self.conn:
@@ -269,7 +269,7 @@ class Link:
         conn.watch(lambda: self._on_ready(conn), lambda error: self._on_closed(conn, error))
 
     def _on_ready(self, conn: Connection) -> None:
-        if not self._pin.guarded:
+        if not self._pin.pinned:
             self._admit(conn)
         elif conn is self.conn:
             self.pump()

@@ -12,7 +12,7 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.cluster.client.calls import PartitionQuestion, Wanted
-from kafkasafe.cluster.client.link import Link
+from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.leaders import Leaders
@@ -46,18 +46,20 @@ class Links:
         self._pin = pin
         self._leaders = leaders
         self._backoff = Backoff.around(
-            network.reconnect_backoff_s, network.reconnect_backoff_max_s, dice=network.dice
+            network.reconnect_backoff_s,
+            network.reconnect_backoff_max_s,
+            random_fraction=network.random_fraction,
         )
-        self._links: dict[NodeId, Link] = {}
-        self._asking: list[Link] = []  # those with questions gathered in this turn of the loop
+        self._links: dict[NodeId, BrokerLink] = {}
+        self._asking: list[BrokerLink] = []  # those with questions gathered in this turn of the loop
         self._ticking = False
         mailbox.at_end_of_look(self.ask_gathered)
 
-    def link(self, node_id: NodeId) -> Link:
+    def link(self, node_id: NodeId) -> BrokerLink:
         """The link to a broker."""
         link = self._links.get(node_id)
         if link is None:
-            link = self._links[node_id] = Link(
+            link = self._links[node_id] = BrokerLink(
                 node_id,
                 self._network,
                 self._pin,
@@ -67,11 +69,11 @@ class Links:
             )
         return link
 
-    def best(self, links: Iterable[Link], now: float) -> Link:
+    def best(self, links: Iterable[BrokerLink], now: float) -> BrokerLink:
         """The best of these links for a request."""
         return min(links, key=lambda link: self.preference(link, now))
 
-    def preference(self, link: Link, now: float) -> tuple[object, ...]:
+    def preference(self, link: BrokerLink, now: float) -> tuple[object, ...]:
         """The sort key of a link: the lowest is the best for a request."""
         order = preference(
             suspect=link.suspect_until > now,
@@ -80,7 +82,7 @@ class Links:
             bootstrap=isinstance(link.node_id, str),
             in_flight=len(link.in_flight),
         )
-        return (*order, self._network.dice())
+        return (*order, self._network.random_fraction())
 
     @property
     def usable(self) -> bool:

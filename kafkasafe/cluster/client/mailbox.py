@@ -55,7 +55,7 @@ class Mailbox:
         self._jobs.append((run, fail))
         # One wake-up serves all jobs that come before the thread looks. `look` clears the flag before it
         # empties the mailbox, so a job that finds it set is seen.
-        if not self._woken and not at_once.held(self._wake, id(self)):
+        if not self._woken and not at_once.is_deferred(self._wake, id(self)):
             self._wake()
         if self.ended:
             self._empty(closed_error())

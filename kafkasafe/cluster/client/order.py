@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from kafkasafe.cluster.terms import NodeId, TopicPartition
 
-__all__ = ["Order"]
+__all__ = ["RequestOrder"]
 
 
-class Order:
+class RequestOrder:
     """The fences of all partitions, and the brokers that have unanswered batches."""
 
     __slots__ = ("_fences", "_pending")

@@ -18,7 +18,7 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.client.calls import Call
 from kafkasafe.cluster.client.links import Links
-from kafkasafe.cluster.client.order import Order
+from kafkasafe.cluster.client.order import RequestOrder
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
@@ -57,7 +57,7 @@ class ProduceShared:
         self._schedule = schedule
         self._leaders = leaders
         self._links = links
-        self.order = Order()
+        self.order = RequestOrder()
         self.request_timeout_s = network.request_timeout_s
 
     def learn_broker(self, endpoint: Any) -> None:

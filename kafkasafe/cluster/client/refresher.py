@@ -23,7 +23,7 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.cluster.client.calls import QuestionCall
-from kafkasafe.cluster.client.link import Link
+from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.schedule import RefreshSchedule
@@ -56,7 +56,7 @@ class _Attempt:
     A request that is `of_new` asks only about topics that no request has named yet.
     """
 
-    link: Link
+    link: BrokerLink
     of_new: bool
     waiters: list[Reply[Any]]
     parked: list[_Parked]
@@ -289,7 +289,7 @@ class Refresher:
         self._links.drop_bootstrap()
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
-    def _create_missing(self, link: Link, result: MetadataRefreshed) -> None:
+    def _create_missing(self, link: BrokerLink, result: MetadataRefreshed) -> None:
         """Requests metadata that name only the topics to create: brokers create those that a request names."""
         if not self._auto_create:
             return

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kafkasafe.cluster.api import Failure, Reply
 from kafkasafe.cluster.client.calls import PartitionQuestion, QuestionCall, Wanted
-from kafkasafe.cluster.client.link import Link
+from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.refresher import Refresher
@@ -150,7 +150,7 @@ class Router:
             answered=self._refresher.answered,
             final=final,
         )
-        if isinstance(best, Link):
+        if isinstance(best, BrokerLink):
             best.submit(make())
         elif best is not None:
             safely(reply, Failure(best, sent=False))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kafkasafe.cluster.client.links import Links
 from kafkasafe.cluster.client.mailbox import Mailbox
-from kafkasafe.cluster.client.order import Order
+from kafkasafe.cluster.client.order import RequestOrder
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.network import Network
@@ -35,7 +35,7 @@ class ClientService:
         schedule: RefreshSchedule,
         links: Links,
         refresher: Refresher,
-        order: Order,
+        order: RequestOrder,
     ) -> None:
         self._network = network
         self._mailbox = mailbox

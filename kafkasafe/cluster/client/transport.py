@@ -121,22 +121,24 @@ class Transport(Coordinated):
         """See `Cluster`."""
         return self._pin.cluster_id
 
-    def guard(self, *, on_stranger: Callable[[str], None], on_home: Callable[[], None]) -> None:
+    def pin_cluster(
+        self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
+    ) -> None:
         """See `Cluster`."""
-        self._pin.guard(on_stranger=on_stranger, on_home=on_home)
+        self._pin.pin_cluster(on_other_cluster=on_other_cluster, on_pinned_cluster=on_pinned_cluster)
 
-    def move(self, cluster_id: str) -> None:
+    def repin(self, cluster_id: str) -> None:
         """See `Cluster`."""
 
         def run() -> None:
-            self._pin.move(cluster_id)
+            self._pin.repin(cluster_id)
             self._links.connect_at_once()
             self._schedule.want(urgent=True)
 
         self._mailbox.post(run, lambda _: None)
 
     @property
-    def at_home(self) -> bool:
+    def connected_to_pinned(self) -> bool:
         """See `Cluster`."""
         return self._links.usable
 

@@ -83,7 +83,7 @@ class Binding:
         if self._context.cluster_id is None:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
         else:
-            self._context.cluster.move(cluster_id)
+            self._context.cluster.repin(cluster_id)
         self._context.bind(cluster_id)
         self._astray_since = None
         self._ledger.accept_cluster()
@@ -105,9 +105,9 @@ class Binding:
         else:
             self._go_astray(cluster_id, later or message)
 
-    def on_stranger(self, cluster_id: str) -> None:
+    def on_other_cluster(self, cluster_id: str) -> None:
         """Handle a connection to another cluster. The transport has closed it without sending anything."""
-        if self._context.cluster_id in {None, cluster_id} or self._context.cluster.at_home:
+        if self._context.cluster_id in {None, cluster_id} or self._context.cluster.connected_to_pinned:
             return
         now = self._context.clock.monotonic()
         if self._astray_since is None:
@@ -122,7 +122,7 @@ class Binding:
         if self._ledger.wrong_cluster is None:
             self._ledger.refuse_cluster(WrongClusterError(message))
 
-    def on_home(self) -> None:
+    def on_pinned_cluster(self) -> None:
         """Handle a new connection to our cluster."""
         self._astray_since = None
         if self._ledger.wrong_cluster is None:

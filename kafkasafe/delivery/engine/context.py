@@ -43,7 +43,7 @@ class EngineContext:
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: The clock.
         sleep: Waits for this many seconds, where nothing may continue before a write succeeds.
-        dice: A number in [0, 1), for the length of pauses.
+        random_fraction: A number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
         newest_reading: Number of the reading that a consumer of this process began last.
     """
@@ -59,7 +59,7 @@ class EngineContext:
         is_own_thread: Callable[[], bool],
         clock: Clock,
         sleep: Callable[[float], None],
-        dice: Callable[[], float],
+        random_fraction: Callable[[], float],
         beside: Callable[[Callable[[], None]], None],
         newest_reading: Callable[[], int],
     ) -> None:
@@ -75,8 +75,8 @@ class EngineContext:
         self.beside = beside
         self.newest_reading = newest_reading
         self._sleeping = SleepingClock(self._slept, elapsed=clock.elapsed, awake=clock.monotonic)
-        self.backoff = Backoff(config.retry_backoff_s, 1.0, dice=dice)
-        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, dice=dice)
+        self.backoff = Backoff(config.retry_backoff_s, 1.0, random_fraction=random_fraction)
+        self.slow_backoff = Backoff(config.retry_backoff_s, _REFUSED_PAUSE_S, random_fraction=random_fraction)
         self.own: Lane
         self.lanes: list[Lane] = []
         self.timers: list[tuple[float, int, Message]] = []
@@ -115,7 +115,7 @@ class EngineContext:
         self.own = own
         self.lanes.append(own)
 
-    def hurry(self, close_by: float) -> None:
+    def set_close_deadline(self, close_by: float) -> None:
         """Stop trying a failing disk after this time, monotonic seconds."""
         self.close_by = close_by
 

@@ -36,7 +36,6 @@ from kafkasafe.delivery.engine.messages import (
     Decided,
     EpochCheckDue,
     FoundDamaged,
-    HomeReached,
     InquiryDue,
     LaneRead,
     LanesRead,
@@ -45,20 +44,21 @@ from kafkasafe.delivery.engine.messages import (
     LookedAround,
     Message,
     MetadataChanged,
+    OtherClusterAnswered,
+    PinnedClusterReached,
     Preceded,
     Produced,
     ProducerIdAnswered,
     ProducerIdDue,
     RetryDue,
     SpillAsked,
-    StrangerMet,
     Submitted,
     TakeOver,
     UnitAnswered,
     UnitDue,
     WriteDue,
 )
-from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import Packing
 from kafkasafe.delivery.engine.parcels import Choose
 from kafkasafe.delivery.engine.places import PlaceKeeper
@@ -108,7 +108,7 @@ class Engine:
         self._inquiries = Inquiries(context, self._sender)
         self._absences = Absences(context)
         self.endings = Endings(context, ledger, disk, self._losses)
-        self._order = Order(context)
+        self._order = LaneOrder(context)
         self._lanes = LaneKeeper(context, ledger, disk, intake, self.endings, self._order)
         self.surroundings = Surroundings(context, ledger, disk, self._lanes)
         self._binding = Binding(context, ledger, disk)
@@ -146,9 +146,9 @@ class Engine:
     def listen(self) -> None:
         """Register for metadata and connections of the cluster. Call it before the cluster is started."""
         context = self._context
-        context.cluster.guard(
-            on_stranger=lambda cluster_id: context.post(StrangerMet(cluster_id)),
-            on_home=lambda: context.post(HomeReached()),
+        context.cluster.pin_cluster(
+            on_other_cluster=lambda cluster_id: context.post(OtherClusterAnswered(cluster_id)),
+            on_pinned_cluster=lambda: context.post(PinnedClusterReached()),
         )
         context.cluster.create_only(self.topics.may_create)
         context.cluster.on_metadata(lambda refreshed: context.post(MetadataChanged(refreshed)))
@@ -207,10 +207,10 @@ class Engine:
                 self.disk.spill(0.0)
             case LookAsked(number):
                 self._look_asked = max(self._look_asked, number)
-            case StrangerMet(cluster_id):
-                self._binding.on_stranger(cluster_id)
-            case HomeReached():
-                self._binding.on_home()
+            case OtherClusterAnswered(cluster_id):
+                self._binding.on_other_cluster(cluster_id)
+            case PinnedClusterReached():
+                self._binding.on_pinned_cluster()
             case LookedAround(found):
                 self.surroundings.looked_around(found)
             case LanesRead(results):

@@ -19,7 +19,7 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 from kafkasafe.delivery.engine.parcels import UNCHOSEN, Choose, Indexes, Parcel, given_partitions, pieces
 from kafkasafe.delivery.engine.rejects import Rejects
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
 
@@ -53,8 +53,8 @@ class _Growing:
     left: int
     room: int = _MOST_JOINED_BYTES
 
-    def takes(self, slip: Slip, size: int) -> bool:
-        return bool(self.topic) and self.topic == slip.joins and self.left > 0 and size <= self.room
+    def takes(self, unit_handle: UnitHandle, size: int) -> bool:
+        return bool(self.topic) and self.topic == unit_handle.joins and self.left > 0 and size <= self.room
 
     def add(self, size: int) -> None:
         self.left -= 1
@@ -82,12 +82,12 @@ class Intake:
         lane = self._context.own
         parcels = self._ledger.take(parcels)
         self._disk.watch_undurable()
-        for slip, some in itertools.groupby(parcels, lambda parcel: parcel.slip):
-            if slip is None:
+        for unit_handle, some in itertools.groupby(parcels, lambda parcel: parcel.unit_handle):
+            if unit_handle is None:
                 self.settle()
                 self._take_all(lane, some)
             else:
-                self._take_unit(lane, slip, list(some))
+                self._take_unit(lane, unit_handle, list(some))
 
     def settle(self) -> None:
         """Close the unit that was taken last, before the journal decides anything."""
@@ -100,14 +100,16 @@ class Intake:
             for part in self._parts(lane, parcel):
                 self._seal(lane, part)
 
-    def _take_unit(self, lane: Lane, slip: Slip, parcels: Sequence[Parcel]) -> None:
+    def _take_unit(self, lane: Lane, unit_handle: UnitHandle, parcels: Sequence[Parcel]) -> None:
         """Take the parcels of a unit. The first parcel stands for the whole unit."""
         size = sum(parcel.size_bytes for parcel in parcels)
         growing = self._growing
-        if growing is None or not growing.takes(slip, size):
+        if growing is None or not growing.takes(unit_handle, size):
             self.settle()
-            unit = lane.journal.units.seal(slip.unit_id, slip.transactional_id, slip.offsets, slip.readings)
-            growing = self._growing = _Growing(lane, unit, slip.joins, self._most_joined)
+            unit = lane.journal.units.seal(
+                unit_handle.unit_id, unit_handle.transactional_id, unit_handle.offsets, unit_handle.readings
+            )
+            growing = self._growing = _Growing(lane, unit, unit_handle.joins, self._most_joined)
         growing.add(size)
         lane.heads.setdefault(growing.unit.unit_id, []).append(parcels[0])
         for parcel in parcels[1:]:

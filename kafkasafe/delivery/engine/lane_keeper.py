@@ -21,10 +21,10 @@ from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LaneRead
-from kafkasafe.delivery.engine.order import Order
+from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import Rereading, packs
 from kafkasafe.delivery.engine.parcels import Parcel
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.recovery import Entry
@@ -70,7 +70,7 @@ class LaneKeeper:
         disk: DiskWriter,
         intake: Intake,
         endings: Endings,
-        order: Order,
+        order: LaneOrder,
     ) -> None:
         self._context = context
         self._log = context.log
@@ -176,8 +176,8 @@ class LaneKeeper:
         for each in packed:
             self._ledger.pack_unseen(each)
         for unit in lane.journal.units.unfinished if lane.own else ():
-            slip = Slip(unit.unit_id, unit.transactional_id, unit.offsets)
-            head = Parcel("", -1, None, 0, 0, 0, durable=True, slip=slip)
+            unit_handle = UnitHandle(unit.unit_id, unit.transactional_id, unit.offsets)
+            head = Parcel("", -1, None, 0, 0, 0, durable=True, unit_handle=unit_handle)
             lane.heads[unit.unit_id] = [head]
             with self._ledger.lock:
                 head.renumber(next(self._ledger.numbers))
@@ -270,27 +270,27 @@ class LaneKeeper:
         """Take lanes whose owner died, and let go of those that are drained."""
         self._disk.look_at_places()
         for lane in [lane for lane in self._context.lanes if lane.lock.lost]:
-            self._let_go(lane)
+            self._release(lane)
         for lane in self._context.lanes:
             self._retire(lane)
             lane.rejected.refresh()
-        self._let_go_of_drained()
+        self._release_drained()
         if self._context.closing:
             return
         self._look_for_dead()
         self._disk.publish_used()
         self._context.timer(_ADOPT_EVERY_S, ChoreDue(Chore.ADOPT))
 
-    def _let_go_of_drained(self) -> None:
+    def _release_drained(self) -> None:
         for lane in [lane for lane in self._context.lanes if not lane.own]:
             if not lane.journal.views.unfinished and not lane.journal.views.doubted:
-                self._let_go(lane)
+                self._release(lane)
 
-    def _let_go(self, lane: Lane) -> None:
+    def _release(self, lane: Lane) -> None:
         self._context.lanes.remove(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
-        self._ledger.let_go(lane.lock.path)
+        self._ledger.forget_lane(lane.lock.path)
         if lane.lock.path.parent == self._context.directory.path:
             self._expected(lane.lock.number)
 
@@ -370,7 +370,7 @@ class LaneKeeper:
         self._ledger.waiters.notify_all()
         own = path.parent == self._context.directory.path
         if isinstance(result, SpoolError):
-            self._ledger.let_go(path)
+            self._ledger.forget_lane(path)
             if not own:
                 return result
             self._failed(self._context.directory.number_of(path.name), result)
@@ -408,7 +408,7 @@ class LaneKeeper:
 
     def look_at_adopted(self) -> None:
         """Release drained lanes. A lane that a producer waits for goes to it once none of its batches is in flight."""
-        self._let_go_of_drained()
+        self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
         self._watching = bool(adopted) and not self._context.closing
         if not self._watching:
@@ -428,7 +428,7 @@ class LaneKeeper:
         with self._ledger.lock:
             for key in [key for key in self._ledger.undecided if key[0] is lane]:
                 del self._ledger.undecided[key]
-        self._let_go(lane)
+        self._release(lane)
         # If that producer dies before it writes anything, the lane looks as before.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(

@@ -2,7 +2,7 @@
 
 The engine changes it with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a signal
 handler that calls the producer can detect that it interrupted a call; it takes both locks again, and releases them
-while it waits (`SafeProducer._let_go`). All code takes the lock by `with`: if a signal handler raised (Ctrl-C) right
+while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal handler raised (Ctrl-C) right
 after an acquire(), the lock would stay taken.
 """
 
@@ -386,7 +386,7 @@ class Ledger:
         with self.lock:
             self._adopted.add(lane)
 
-    def let_go(self, lane: Path) -> None:
+    def forget_lane(self, lane: Path) -> None:
         """Note that an adopted lane is delivered, cannot be read, or has another owner."""
         with self.lock:
             self._adopted.discard(lane)

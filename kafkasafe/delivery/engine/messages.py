@@ -35,7 +35,6 @@ __all__ = [
     "Decided",
     "EpochCheckDue",
     "FoundDamaged",
-    "HomeReached",
     "Inquiry",
     "InquiryDue",
     "LaneRead",
@@ -45,6 +44,8 @@ __all__ = [
     "LookedAround",
     "Message",
     "MetadataChanged",
+    "OtherClusterAnswered",
+    "PinnedClusterReached",
     "Preceded",
     "Produced",
     "ProducerIdAnswered",
@@ -52,7 +53,6 @@ __all__ = [
     "RetryDue",
     "Sent",
     "SpillAsked",
-    "StrangerMet",
     "Submitted",
     "TakeOver",
     "UnitAnswer",
@@ -111,14 +111,14 @@ class MetadataChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerMet:
+class OtherClusterAnswered:
     """A connection led to another cluster; it was closed, nothing was sent."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class HomeReached:
+class PinnedClusterReached:
     """A new connection leads to our cluster."""
 
 
@@ -321,8 +321,8 @@ Message: TypeAlias = (
     | LookAsked
     | Decided
     | MetadataChanged
-    | StrangerMet
-    | HomeReached
+    | OtherClusterAnswered
+    | PinnedClusterReached
     | Produced
     | LinkAnswered
     | FoundDamaged

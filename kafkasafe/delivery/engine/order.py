@@ -23,7 +23,7 @@ from kafkasafe.spool.debts import LaneReader
 from kafkasafe.spool.lanes import lane_name
 from kafkasafe.spool.refusals import counted
 
-__all__ = ["Order"]
+__all__ = ["LaneOrder"]
 
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
@@ -33,7 +33,7 @@ _NAMED: Final = 5
 """Maximum number of lanes that a message names."""
 
 
-class Order:
+class LaneOrder:
     """See the module."""
 
     def __init__(self, context: EngineContext) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkasafe import journal as j
-from kafkasafe.delivery.engine.slips import Slip
+from kafkasafe.delivery.engine.unit_handles import UnitHandle
 from kafkasafe.record import batch as codec
 
 __all__ = [
@@ -59,7 +59,7 @@ class Parcel:
         parents: The small pending parcels that were joined into it, if any.
         shift: Index of its first record in the parcel that it was joined into.
         given: For records without a chosen partition, the partitions that the caller gave: see `journal.Batch`.
-        slip: The slip of its unit. The first parcel of a unit has no records: it stands for the whole unit.
+        unit_handle: The handle of its unit. The first parcel of a unit has no records: it stands for the whole unit.
         watcher: Called once with the parcel when it is done, with the lock held. Parts of the parcel inherit it.
         keeper: While its batch is packed, only callers hold the parcel. `watch` then stores it in this dict, by number.
     """
@@ -84,7 +84,7 @@ class Parcel:
     parents: Sequence[Parcel] = ()
     shift: int = 0
     given: tuple[tuple[int, int, int], ...] | None = None
-    slip: Slip | None = None
+    unit_handle: UnitHandle | None = None
     watcher: Callable[[Parcel], None] | None = None
     batch: j.Batch | None = None
     keeper: dict[int, Parcel] | None = None

@@ -32,9 +32,9 @@ from kafkasafe.delivery.engine.messages import (
     RetryDue,
     Sent,
 )
-from kafkasafe.delivery.engine.outlet import Outlet
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.delivery.engine.running import RunningInquiry
+from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
@@ -65,7 +65,7 @@ class Sender:
         self._disk = disk
         self._rejects = rejects
         self._losses = losses
-        self._outlet = Outlet(context, disk)
+        self._send_queue = SendQueue(context, disk)
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
         """When the last inquiry begins at the permitted rate."""
@@ -82,16 +82,16 @@ class Sender:
         """By partition, the name of the last error."""
 
     def send(self, lane: Lane, batches: Sequence[j.Batch]) -> None:
-        """Send batches, in order, as soon as the outlet has room. The reply arrives as `Produced`."""
+        """Send batches, in order, as soon as the send queue has room. The reply arrives as `Produced`."""
         for batch in batches:
             address = lane.journal.views.address(batch.destination)
             self.tries(*address)
-            self._outlet.hold(address, lane, batch)
+            self._send_queue.hold(address, lane, batch)
         self._let_out()
 
     def let_out(self) -> None:
         """Use new metadata: held batches may have another route, and paused partitions another leader."""
-        self._outlet.find_leaders()
+        self._send_queue.find_leaders()
         for address, due in list(self._waiting.items()):
             if self._has_news(address) and self._calm_in_s(*address) <= 0:
                 del self._waiting[address]
@@ -114,13 +114,13 @@ class Sender:
     def link_answered(self, message: LinkAnswered) -> None:
         """Send held batches if their leader's connection is ready. If it failed, fail them."""
         failure = message.answer
-        for address in self._outlet.reached(message):
+        for address in self._send_queue.reached(message):
             if isinstance(failure, t.Failure):
                 self._fail_held(address, failure)
         self._let_out()
 
     def _fail_held(self, address: tuple[str, int], failure: t.Failure) -> None:
-        for lane, batch in self._outlet.take_back(address):
+        for lane, batch in self._send_queue.take_back(address):
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
@@ -128,7 +128,7 @@ class Sender:
         if self._context.stranger is not None:
             return
         requests = []
-        for (topic, partition), (lane, batch), node in self._outlet.due():
+        for (topic, partition), (lane, batch), node in self._send_queue.due():
             parcel = lane.parcels.get(batch.handle)
             if parcel is None or lane not in self._context.lanes:
                 continue  # its lane was closed
@@ -142,13 +142,13 @@ class Sender:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
                 # No later batch overtakes it.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
-                for other, later in self._outlet.take_back((topic, partition)):
+                for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
                 continue
             except SpoolError as error:
                 # Too many open files, or a disk that does not answer: retry, as with a leader that does not answer.
                 self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                for other, later in self._outlet.take_back((topic, partition)):
+                for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
                 continue
             if self._ledger.damage:
@@ -156,7 +156,7 @@ class Sender:
             parcel.lend()
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)
-            ticket, patience_s = self._outlet.sent(node, len(data), read=read, timeouts=batch.timeouts)
+            ticket, patience_s = self._send_queue.sent(node, len(data), read=read, timeouts=batch.timeouts)
             sent = Sent(lane, batch, self._context.leader_epoch(topic, partition), ticket)
             requests.append(t.ProduceRequest(sent, topic, partition, data, fence, patience_s))
             self._context.stats.sent_batches.add()
@@ -194,7 +194,7 @@ class Sender:
         )
         if sent.ticket is not None:
             failure = reply if isinstance(reply, t.Failure) else None
-            self._outlet.answered(sent.ticket, failure, timed_out=timed_out)
+            self._send_queue.answered(sent.ticket, failure, timed_out=timed_out)
         if isinstance(reply, t.Failure):
             if reply.sent:
                 self.in_trouble(*address)

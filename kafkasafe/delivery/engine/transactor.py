@@ -570,8 +570,8 @@ class Transactor:
                     )
                 )
             for head in lane.heads.pop(unit.unit_id, ()):
-                if head.slip is not None:
-                    head.slip.end(fate)
+                if head.unit_handle is not None:
+                    head.unit_handle.end(fate)
                 if fate is not j.Fate.COMMITTED:
                     head.fail(
                         BatchDroppedError(

@@ -8,37 +8,37 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["Bell", "Waiting"]
+__all__ = ["Waiting", "WakeFlag"]
 
 _LOOK_EVERY_S: Final = 5.0
-"""A waiting caller checks its condition this often by itself, in case no thread rings."""
+"""A waiting caller checks its condition this often by itself, in case no thread notifies."""
 
 
-class Bell:
+class WakeFlag:
     """An Event in which a signal handler that raises (Ctrl-C) leaves no lock taken: each method is one call into C."""
 
     def __init__(self) -> None:
-        self._silent = threading.Lock()
-        self._silent.acquire()
+        self._cleared = threading.Lock()
+        self._cleared.acquire()
 
     def set(self) -> None:
-        """Ring."""
+        """Set it."""
         try:  # noqa: SIM105  # a context manager costs more than the rest
-            self._silent.release()
-        except RuntimeError:  # it rings already
+            self._cleared.release()
+        except RuntimeError:  # it is set already
             pass
 
     def clear(self) -> None:
-        """Stop ringing."""
-        self._silent.acquire(blocking=False)
+        """Clear it."""
+        self._cleared.acquire(blocking=False)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the bell rings. It is silent again on return."""
-        self._silent.acquire(timeout=timeout_s)
+        """Wait until it is set. It is clear again on return."""
+        self._cleared.acquire(timeout=timeout_s)
 
 
-class _Choosy(Bell):
-    """Rings only if the waiting thread can continue: a useless wake-up costs both threads more than a check."""
+class _ConditionalWakeFlag(WakeFlag):
+    """Is set only if the waiting thread can continue: a useless wake-up costs both threads more than a check."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         super().__init__()
@@ -47,49 +47,49 @@ class _Choosy(Bell):
     def set(self) -> None:
         try:
             ready = self._ready()
-        except Exception:  # the waiting thread raises it, not the ringing one
+        except Exception:  # the waiting thread raises it, not the notifying one
             ready = True
         if ready:
             super().set()
 
 
-class Rings(Protocol):
-    """What can be rung, from any thread: a `Bell`, or that of an event loop (`delivery/awaiting.py`)."""
+class Wakeable(Protocol):
+    """What can be set, from any thread: a `WakeFlag`, or that of an event loop (`delivery/awaiting.py`)."""
 
     def set(self) -> None:
-        """Ring. Never blocks."""
+        """Set it. Never blocks."""
 
 
 class Waiting:
-    """The waiting callers, each with a bell of its own: a Condition whose waiters hold no lock while they check.
+    """The waiting callers, each with a wake flag of its own: a Condition whose waiters hold no lock while they check.
 
     A signal handler may interrupt any Python code of the main thread. If it interrupted the waiter of a Condition, its
     own thread would hold the lock, and the pump could not get the lock before the handler returns.
     """
 
     def __init__(self) -> None:
-        self._bells: list[Rings] = []
+        self._wake_flags: list[Wakeable] = []
 
     def __bool__(self) -> bool:
-        return bool(self._bells)
+        return bool(self._wake_flags)
 
     def notify_all(self) -> None:
-        """Ring all bells, so that waiting threads check their conditions."""
-        for bell in tuple(self._bells):
-            bell.set()
+        """Set all wake flags, so that waiting threads check their conditions."""
+        for wake_flag in tuple(self._wake_flags):
+            wake_flag.set()
 
-    def add(self, bell: Rings) -> None:
-        """Let `notify_all` ring this bell too."""
-        self._bells.append(bell)
+    def add(self, wake_flag: Wakeable) -> None:
+        """Let `notify_all` set this wake flag too."""
+        self._wake_flags.append(wake_flag)
 
-    def remove(self, bell: Rings) -> None:
-        """Stop ringing a bell. Harmless if it was not added."""
+    def remove(self, wake_flag: Wakeable) -> None:
+        """Stop setting a wake flag. Harmless if it was not added."""
         with contextlib.suppress(ValueError):
-            self._bells.remove(bell)
+            self._wake_flags.remove(wake_flag)
 
-    def bells(self) -> tuple[Rings, ...]:
-        """The bells that `notify_all` rings."""
-        return tuple(self._bells)
+    def wake_flags(self) -> tuple[Wakeable, ...]:
+        """The wake flags that `notify_all` sets."""
+        return tuple(self._wake_flags)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
         """Wait until `ready()`. Returns False if the time ended first.
@@ -97,19 +97,19 @@ class Waiting:
         Args:
             ready: Checks the condition, without side effects.
             timeout: Seconds, None for no limit.
-            choosy: `ready` may also be called by the ringing thread, with any lock held.
+            choosy: `ready` may also be called by the notifying thread, with any lock held.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        bell = _Choosy(ready) if choosy else Bell()
-        self._bells.append(bell)
+        wake_flag = _ConditionalWakeFlag(ready) if choosy else WakeFlag()
+        self._wake_flags.append(wake_flag)
         try:
             while True:
-                bell.clear()
+                wake_flag.clear()
                 if ready():
                     return True
                 left = _LOOK_EVERY_S if end is None else end - time.monotonic()
                 if left <= 0:
                     return False
-                bell.wait(min(left, _LOOK_EVERY_S))
+                wake_flag.wait(min(left, _LOOK_EVERY_S))
         finally:
-            self._bells.remove(bell)
+            self._wake_flags.remove(wake_flag)

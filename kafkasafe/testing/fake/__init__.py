@@ -2,7 +2,7 @@
 
 Its centre is a pure state machine without I/O, thread or clock (each call passes the time). `checks`, `producers`,
 `log` and `partition` implement one partition, `centre` all brokers and topics, `groups` and `transactions` their
-coordinators. `*_requests` turn requests of Kafka's protocol into calls of these modules, and `desk` turns bytes into
+coordinators. `*_requests` turn requests of Kafka's protocol into calls of these modules, and `handler` turns bytes into
 requests.
 
 There are two ways to use it. `wire` is for programs: Kafka's protocol on 127.0.0.1, in real time; users hold it as

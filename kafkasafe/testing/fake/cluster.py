@@ -82,7 +82,7 @@ class FakeCluster(Control):
         if self._closed:
             raise UsageError("a FakeCluster is opened once; make a new one")
         if self._wire is None:
-            self._wire = Wire(self._desk, list(self.brokers), self._lock, self.now_ms)
+            self._wire = Wire(self._handler, list(self.brokers), self._lock, self.now_ms)
         return self
 
     def close(self) -> None:
@@ -96,11 +96,11 @@ class FakeCluster(Control):
         self._closed = True
         if self._wire is not None:
             self._wire.close()
-        if self._desk.errors:
+        if self._handler.errors:
             raise NotModelledError(
-                f"A client wanted what the fake does not have: {self._desk.errors[0]}"
-                f" ({len(self._desk.errors)} in all); use a KafkaCluster for it"
-            ) from self._desk.errors[0]
+                f"A client wanted what the fake does not have: {self._handler.errors[0]}"
+                f" ({len(self._handler.errors)} in all); use a KafkaCluster for it"
+            ) from self._handler.errors[0]
 
     def __enter__(self) -> Self:
         return self.open()
@@ -127,7 +127,7 @@ class FakeCluster(Control):
         """Host and port of a broker."""
         self._check_node(node)
         self._open_wire()
-        return self._desk.addresses[node]
+        return self._handler.addresses[node]
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
@@ -150,7 +150,7 @@ class FakeCluster(Control):
             raise UsageError(f"Time does not go back: {seconds:g} s")
         with self._acting():
             self._ahead_ms += int(seconds * 1000)
-            self._desk.advance(self.now_ms())
+            self._handler.advance(self.now_ms())
 
     # --- the network ------------------------------------------------------------------------------------------------
 

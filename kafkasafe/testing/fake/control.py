@@ -15,8 +15,8 @@ from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.record.batch import Columns, decode
 from kafkasafe.testing.broker import ClusterError, LostRecords, PartitionState
 from kafkasafe.testing.fake.checks import RefusedError
-from kafkasafe.testing.fake.desk import Desk
 from kafkasafe.testing.fake.partition import Partition
+from kafkasafe.testing.fake.request_handler import RequestHandler
 from kafkasafe.testing.fake.settings import profile_of, racks_of
 from kafkasafe.testing.fake.weather import Network
 
@@ -44,7 +44,7 @@ class Control(Network):
         """Node ids of the brokers."""
         for node in broker_config or {}:
             self._check_node(node)
-        self._desk = Desk(
+        self._handler = RequestHandler(
             brokers,
             profile_of(version),
             {"min.insync.replicas": 2 if brokers >= 3 else 1} | dict(config or {}),
@@ -56,7 +56,7 @@ class Control(Network):
     def __repr__(self) -> str:
         states = ", ".join(
             f"{broker.node} {'paused' if broker.paused else 'up' if broker.up else 'down'}"
-            for broker in self._desk.centre.brokers.values()
+            for broker in self._handler.centre.brokers.values()
         )
         return f"<{type(self).__name__} {self.version} [{states}]>"
 
@@ -78,41 +78,41 @@ class Control(Network):
     @property
     def cluster_id(self) -> str:
         """The cluster's id, as brokers report it."""
-        return self._desk.centre.cluster_id
+        return self._handler.centre.cluster_id
 
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def is_running(self, node: int) -> bool:
         """Whether the broker's process exists, even if it is paused."""
         self._check_node(node)
-        return self._desk.centre.brokers[node].up
+        return self._handler.centre.brokers[node].up
 
     def kill(self, node: int) -> None:
         """Like SIGKILL: connections end, and new ones are refused. Leaders move after `broker.session.timeout.ms`."""
-        with self._acting(node) as desk:
-            desk.centre.kill(node)
+        with self._acting(node) as handler:
+            handler.centre.kill(node)
 
     def kill_all(self) -> None:
         """Like SIGKILL to all brokers at once. Data stays."""
-        with self._acting() as desk:
+        with self._acting() as handler:
             for node in self.brokers:
-                desk.centre.kill(node)
+                handler.centre.kill(node)
 
     def stop(self, node: int) -> None:
         """Shuts a broker down in an orderly way: it moves its leaders first."""
-        with self._acting(node) as desk:
-            desk.centre.stop(node)
+        with self._acting(node) as handler:
+            handler.centre.stop(node)
 
     def start(self, node: int) -> None:
         """Starts a broker on its data. Does nothing if it is running."""
-        with self._acting(node) as desk:
-            desk.centre.start(node)
+        with self._acting(node) as handler:
+            handler.centre.start(node)
 
     def start_all(self) -> None:
         """Starts all brokers that are not running."""
-        with self._acting() as desk:
+        with self._acting() as handler:
             for node in self.brokers:
-                desk.centre.start(node)
+                handler.centre.start(node)
 
     def restart(self, node: int, *, hard: bool = False) -> None:
         """Calls `stop` (with `hard=True`, `kill`) and `start`."""
@@ -121,24 +121,24 @@ class Control(Network):
 
     def pause(self, node: int) -> None:
         """Like SIGSTOP: connections stay open, but nothing answers. Leaders move after the session timeout."""
-        with self._acting(node) as desk:
-            desk.centre.pause(node)
+        with self._acting(node) as handler:
+            handler.centre.pause(node)
 
     def resume(self, node: int) -> None:
         """Resumes a paused broker. Does nothing if it is not paused."""
-        with self._acting(node) as desk:
-            desk.centre.resume(node)
+        with self._acting(node) as handler:
+            handler.centre.resume(node)
 
     def recover(self) -> None:
         """Repairs everything: resumes paused brokers, starts brokers that are down, and ends network faults."""
         self.restore()
-        with self._acting() as desk:
+        with self._acting() as handler:
             for node in self.brokers:
-                desk.centre.resume(node)
-                desk.centre.start(node)
-            for partition in desk.centre.partitions():
+                handler.centre.resume(node)
+                handler.centre.start(node)
+            for partition in handler.centre.partitions():
                 partition.lagging.clear()
-            desk.centre.controlled()
+            handler.centre.controlled()
 
     def wait_ready(self) -> None:
         """Returns at once, because a started broker serves at once."""
@@ -167,30 +167,30 @@ class Control(Network):
             kafka.errors.TopicAlreadyExistsError: The topic exists.
             kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
         """
-        with self._acting() as desk:
-            desk.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
+        with self._acting() as handler:
+            handler.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic with its records. If it is created again, it gets another id."""
-        with self._acting() as desk:
-            desk.centre.delete_topic(name)
-            desk.groups.topic_deleted(name)
+        with self._acting() as handler:
+            handler.centre.delete_topic(name)
+            handler.groups.topic_deleted(name)
 
     def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
         """Changes settings of a topic; its other settings stay."""
-        with self._acting() as desk:
-            desk.centre.alter_topic(name, config)
+        with self._acting() as handler:
+            handler.centre.alter_topic(name, config)
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """Adds partitions to a topic, up to this total number."""
-        with self._acting() as desk:
-            desk.centre.grow_topic(name, partitions)
+        with self._acting() as handler:
+            handler.centre.grow_topic(name, partitions)
 
     def delete_records(self, topic: str | TopicPartition, partition: int = 0, before: int = -1) -> int:
         """Removes the records before an offset (-1: the high watermark). Returns the new first offset."""
         found = self._partition(topic, partition)
-        with self._acting() as desk:
-            return desk.centre.delete_records(found.leader, found.topic, found.number, before)
+        with self._acting() as handler:
+            return handler.centre.delete_records(found.leader, found.topic, found.number, before)
 
     def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
         """The records of a partition that readers can see, decoded, batch by batch."""
@@ -208,8 +208,8 @@ class Control(Network):
 
         Ignores transactions: the result includes records of aborted ones.
         """
-        with self._acting() as desk:
-            numbers = [partition] if partition is not None else sorted(desk.centre.topic(topic).partitions)
+        with self._acting() as handler:
+            numbers = [partition] if partition is not None else sorted(handler.centre.topic(topic).partitions)
         return [
             value
             for number in numbers
@@ -235,7 +235,7 @@ class Control(Network):
     def leader(self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 30.0) -> int:
         """Node id of the partition's leader. Waits while there is none, or while the leader is killed or paused."""
         found = self._partition(topic, partition)
-        brokers = self._desk.centre.brokers
+        brokers = self._handler.centre.brokers
         self._until(
             lambda: found.leader >= 0 and brokers[found.leader].serves,
             timeout_s,
@@ -259,7 +259,7 @@ class Control(Network):
         Raises:
             ClusterError: After `timeout_s` some transactions still lack markers.
         """
-        transactions = self._desk.transactions
+        transactions = self._handler.transactions
         self._until(
             lambda: not transactions.ending, timeout_s, "There are transactions without their markers"
         )
@@ -271,15 +271,15 @@ class Control(Network):
             UsageError: `to` is not an in-sync replica, or there is no other in-sync replica.
         """
         found = self._partition(topic, partition)
-        with self._acting() as desk:
+        with self._acting() as handler:
             others = [n for n in found.replicas if n != found.leader and n in found.in_sync]
             target = to if to is not None else next(iter(others), -1)
-            if target not in found.in_sync or not desk.centre.able(target):
+            if target not in found.in_sync or not handler.centre.able(target):
                 raise UsageError(f"{found!r} has no such in-sync replica to move to")
             if target != found.leader:
                 found.lead(target)
             found.replicas.sort(key=lambda node: node != target)
-            desk.centre.replicate()
+            handler.centre.replicate()
         return target
 
     def hold_back(
@@ -289,9 +289,9 @@ class Control(Network):
         found = self._partition(topic, partition)
         if node not in found.logs:
             raise UsageError(f"Broker {node} has no replica of {found!r}")
-        with self._acting() as desk:
+        with self._acting() as handler:
             (found.lagging.add if on else found.lagging.discard)(node)
-            desk.centre.replicate()
+            handler.centre.replicate()
 
     # --- disasters --------------------------------------------------------------------------------------------------
 
@@ -316,59 +316,59 @@ class Control(Network):
         followers = [node for node in found.replicas if node != former]
         if not followers:
             raise UsageError(f"{found!r} has one replica: there is no other replica to fail over to")
-        with self._acting() as desk:
-            before = dict(desk.centre.topic(found.topic).settings)
-            desk.centre.alter_topic(
+        with self._acting() as handler:
+            before = dict(handler.centre.topic(found.topic).settings)
+            handler.centre.alter_topic(
                 found.topic, {"min.insync.replicas": 1, "unclean.leader.election.enable": "true"}
             )
         try:
-            with self._acting() as desk:
+            with self._acting() as handler:
                 for node in followers:
-                    desk.centre.stop(node)
+                    handler.centre.stop(node)
                 kept = found.logs[followers[0]].end_offset
             if during is not None:
                 during()
-            with self._acting() as desk:
-                desk.centre.kill(former)
+            with self._acting() as handler:
+                handler.centre.kill(former)
                 end = found.logs[former].end_offset
-                desk.centre.start(followers[0])
-                desk.centre.brokers[former].fenced = True
-                desk.centre.controlled()
+                handler.centre.start(followers[0])
+                handler.centre.brokers[former].fenced = True
+                handler.centre.controlled()
         finally:
-            with self._acting() as desk:
+            with self._acting() as handler:
                 for node in self.brokers:
-                    desk.centre.start(node)
+                    handler.centre.start(node)
                 restored = {
                     name: before.get(name)
                     for name in ("min.insync.replicas", "unclean.leader.election.enable")
                 }
-                desk.centre.alter_topic(found.topic, restored)
+                handler.centre.alter_topic(found.topic, restored)
         return LostRecords(found.topic, found.number, min(kept, end), end, found.leader)
 
     def lose_log(self, topic: str | TopicPartition, partition: int = 0) -> LostRecords:
         """Deletes a partition on all its replicas, like a lost disk: it starts again at offset 0."""
         found = self._partition(topic, partition)
         self.leader(topic, partition)
-        with self._acting() as desk:
+        with self._acting() as handler:
             first, end = found.log.start_offset, found.log.end_offset
-            up = [node for node in found.replicas if desk.centre.brokers[node].up]
+            up = [node for node in found.replicas if handler.centre.brokers[node].up]
             for node in up:
-                desk.centre.kill(node)
-        with self._acting() as desk:
-            desk.centre.wipe(found.topic, found.number)
+                handler.centre.kill(node)
+        with self._acting() as handler:
+            handler.centre.wipe(found.topic, found.number)
             for node in up:
-                desk.centre.start(node)
+                handler.centre.start(node)
         return LostRecords(found.topic, found.number, first, end, found.leader)
 
     def expire_producers(self, topics: Iterable[str] | None = None) -> None:
         """Makes the brokers forget all idempotent producers, as after 24 h without a write."""
-        with self._acting() as desk:
-            desk.centre.forget_producers(None if topics is None else list(topics))
+        with self._acting() as handler:
+            handler.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
         """Replaces the cluster by another, empty one at the same addresses. Only in the fake."""
-        with self._acting() as desk:
-            desk.reset(cluster_id or random_id(), self.now_ms())
+        with self._acting() as handler:
+            handler.reset(cluster_id or random_id(), self.now_ms())
         self.cut()
 
     def deny(
@@ -399,9 +399,9 @@ class Control(Network):
         }
         if len(given) > 1:
             raise UsageError(f"deny() takes one kind of resource, not {' and '.join(given)}")
-        with self._acting() as desk:
+        with self._acting() as handler:
             for kind, name in given.items():
-                desk.centre.deny(operation, kind, name, on=on)
+                handler.centre.deny(operation, kind, name, on=on)
 
     def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
         """Makes brokers throttle clients: answers request a pause, and the broker reads nothing meanwhile. 0 ends it.
@@ -416,8 +416,8 @@ class Control(Network):
         """
         if seconds < 0:
             raise UsageError(f"No time is negative: {seconds:g} s")
-        with self._acting() as desk:
-            desk.throttle(int(seconds * 1000), api, times)
+        with self._acting() as handler:
+            handler.throttle(int(seconds * 1000), api, times)
 
     def _nodes(self, node: int | None) -> list[int]:
         if node is None:
@@ -428,24 +428,24 @@ class Control(Network):
     @property
     def requests(self) -> Counter[str]:
         """Number of requests so far, by API name. A copy."""
-        return Counter(self._desk.counts)
+        return Counter(self._handler.counts)
 
     @property
     def errors(self) -> list[BaseException]:
         """Errors about features that clients used but the fake does not have. A copy."""
-        return list(self._desk.errors)
+        return list(self._handler.errors)
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _acting(self, node: int | None = None) -> Iterator[Desk]:
+    def _acting(self, node: int | None = None) -> Iterator[RequestHandler]:
         """Context for one action at the current time. Turns Kafka's codes into kafka-python's errors."""
         if node is not None:
             self._check_node(node)
         try:
             with self._held():
-                self._desk.advance(self.now_ms())
-                yield self._desk
+                self._handler.advance(self.now_ms())
+                yield self._handler
         except RefusedError as refused:
             error: KafkaError = for_code(refused.code)(refused.message or "")
             raise error from None
@@ -458,7 +458,7 @@ class Control(Network):
         name, number = (topic, partition) if isinstance(topic, str) else (topic.topic, topic.partition)
         with self._held():
             try:
-                return self._desk.centre.partition(name, number)
+                return self._handler.centre.partition(name, number)
             except RefusedError:
                 raise ClusterError(f"there is no {name}-{number}") from None
 

@@ -1,4 +1,4 @@
-"""The fake's door for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
+"""The fake's backend for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
 Requests pass through the same handlers that answer on the wire, as plain data. A broker answers the requests of one
 connection one after another. Requests and answers take `latency_s` in each direction.
@@ -16,7 +16,7 @@ from typing import Any
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.cluster.client import Transport
 from kafkasafe.testing.broker import ClusterError
-from kafkasafe.testing.fake import desk as desks
+from kafkasafe.testing.fake import request_handler as request_handlers
 from kafkasafe.testing.fake.asking import Ask, Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 from kafkasafe.testing.fake.control import Control
@@ -125,7 +125,7 @@ class VirtualCluster(Control):
         self.latency_s = latency_s
         super().__init__(brokers, version, config, cluster_id)
         self._skies = {node: Weather() for node in self.brokers}
-        self._desk.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
+        self._handler.addresses = {node: (f"fake-{node}", 9092) for node in self.brokers}
         self._pipes: list[Pipe] = []
         self._timer: Timer | None = None
         self._timer_ms = -1
@@ -148,7 +148,7 @@ class VirtualCluster(Control):
 
     def speaks(self, name: str) -> tuple[int, int]:
         """(oldest, newest) version of an API that the brokers support; (0, -1) if they do not support it."""
-        return self._desk.centre.profile.apis.get(name, (0, -1))
+        return self._handler.centre.profile.apis.get(name, (0, -1))
 
     # -- the network -------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class VirtualCluster(Control):
         return len(ended)
 
     def _hangs(self, node: int) -> bool:
-        return self._desk.centre.brokers[node].paused or self.weather[node].stall
+        return self._handler.centre.brokers[node].paused or self.weather[node].stall
 
     def _end(self, pipe: Pipe, why: str) -> None:
         if pipe.open:
@@ -196,7 +196,7 @@ class VirtualCluster(Control):
         """Opens a connection. Calls `on_made` with it when it is usable, or `on_end` with the reason if it fails."""
 
         def arrive() -> None:
-            if not self._desk.centre.brokers[node].up or self.weather[node].refuse:
+            if not self._handler.centre.brokers[node].up or self.weather[node].refuse:
                 self.time.call_later(self.latency_s, lambda: on_end("The connection was refused"))
                 return
             pipe = Pipe(node, on_end)
@@ -223,7 +223,7 @@ class VirtualCluster(Control):
         """
         taken_s, through_s = self.way(pipe, name, message)
         written_s = self.time.monotonic() + taken_s
-        request = InTransit(pipe, self._desk.centre, name, version, message, on_answer, written_s)
+        request = InTransit(pipe, self._handler.centre, name, version, message, on_answer, written_s)
         self.time.call_later(self.latency_s + through_s, lambda: self._arrive(request))
         return taken_s
 
@@ -261,7 +261,7 @@ class VirtualCluster(Control):
 
     def _settle(self) -> None:
         """Answers requests that can be answered now, and ends connections to dead brokers."""
-        centre = self._desk.centre
+        centre = self._handler.centre
         for pipe in list(self._pipes):
             if not centre.brokers[pipe.node].up:
                 self._end(pipe, "The broker is down")
@@ -284,8 +284,8 @@ class VirtualCluster(Control):
         if not pipe.requests or self.now_ms() < pipe.muted_until_ms:
             return False
         name, version, message, on_answer = pipe.requests.popleft()
-        self._desk.counts[name] += 1
-        found = desks.handler(name)(self._ask(pipe.node, version, message))
+        self._handler.counts[name] += 1
+        found = request_handlers.handler(name)(self._ask(pipe.node, version, message))
         if isinstance(found, Later):
             pipe.held = found, name, on_answer
         elif found is not None:
@@ -293,22 +293,22 @@ class VirtualCluster(Control):
         return True
 
     def _ask(self, node: int, version: int, message: Any) -> Ask:
-        desk = self._desk
+        handler = self._handler
         return Ask(
-            desk.centre,
-            desk.groups,
-            desk.transactions,
+            handler.centre,
+            handler.groups,
+            handler.transactions,
             node,
             version,
             message,
             self.now_ms(),
             "virtual",
-            desk.addresses,
+            handler.addresses,
         )
 
     def _deliver(self, pipe: Pipe, name: str, answer: Fields, on_answer: Callable[[Fields], None]) -> None:
         weather = self.weather[pipe.node]
-        pipe.muted_until_ms = self.now_ms() + self._desk.throttled(name)
+        pipe.muted_until_ms = self.now_ms() + self._handler.throttled(name)
         if weather.drop_responses:
             return
 
@@ -320,7 +320,7 @@ class VirtualCluster(Control):
 
     def _plan(self) -> None:
         """Wakes the brokers when time alone changes something."""
-        due = [self._desk.next_due_ms()]
+        due = [self._handler.next_due_ms()]
         # A hanging broker answers nothing that is due; its requests are checked when it continues.
         due += [
             pipe.held[0].due_ms
@@ -340,7 +340,7 @@ class VirtualCluster(Control):
 
     def _due(self) -> None:
         self._timer = None
-        self._desk.advance(self.now_ms())
+        self._handler.advance(self.now_ms())
         self._settle()
 
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:

@@ -93,7 +93,7 @@ class VirtualNetwork:
         """See `Network`."""
         return self._time.monotonic()
 
-    def dice(self) -> float:
+    def random_fraction(self) -> float:
         """See `Network`. Always the same, so that runs can be repeated."""
         return 0.5
 

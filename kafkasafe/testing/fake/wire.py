@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kafkasafe.testing.fake.asking import NotModelledError
-from kafkasafe.testing.fake.desk import Desk, Held, Reply
+from kafkasafe.testing.fake.request_handler import PendingRequest, Reply, RequestHandler
 from kafkasafe.testing.fake.weather import Weather
 
 __all__ = ["Wire"]
@@ -39,7 +39,7 @@ class _Connection:
     sock: socket.socket
     incoming: bytearray = field(default_factory=bytearray)
     requests: deque[bytes] = field(default_factory=deque)
-    held: Held | None = None
+    held: PendingRequest | None = None
     outgoing: deque[tuple[int, memoryview]] = field(default_factory=deque)
     muted_until_ms: int = 0
     interest: int = 0
@@ -49,9 +49,9 @@ class Wire:
     """Listeners and connections of a fake cluster.
 
     Args:
-        desk: Answers the requests.
+        handler: Answers the requests.
         nodes: The brokers' node ids.
-        lock: Held whenever `desk` is used.
+        lock: Held whenever `handler` is used.
         now_ms: The clock.
 
     Attributes:
@@ -59,9 +59,9 @@ class Wire:
     """
 
     def __init__(
-        self, desk: Desk, nodes: list[int], lock: threading.RLock, now_ms: Callable[[], int]
+        self, handler: RequestHandler, nodes: list[int], lock: threading.RLock, now_ms: Callable[[], int]
     ) -> None:
-        self._desk = desk
+        self._handler = handler
         self._lock = lock
         self._now_ms = now_ms
         self.weather = {node: Weather() for node in nodes}
@@ -79,7 +79,7 @@ class Wire:
         self._failure: BaseException | None = None
         for node in nodes:
             holder = self._holders[node] = _bound(0)
-            desk.addresses[node] = holder.getsockname()
+            handler.addresses[node] = holder.getsockname()
         self._agree()
         self._thread = threading.Thread(target=self._run, name="kafkasafe-fake", daemon=True)
         self._thread.start()
@@ -141,7 +141,7 @@ class Wire:
         with self._lock:
             barriers = len(self._barriers)
             now = self._now_ms()
-            self._desk.advance(now)
+            self._handler.advance(now)
             self._agree()
             # A request on one connection may complete a waiting request on another one.
             while any(self._work(connection, now) for connection in list(self._connections)):
@@ -161,7 +161,7 @@ class Wire:
                 self._read(key.data)
 
     def _next_due_ms(self) -> int | None:
-        due = [self._desk.next_due_ms()]
+        due = [self._handler.next_due_ms()]
         for connection in self._connections:
             if self._hangs(connection):  # it is checked again when its broker resumes
                 continue
@@ -177,11 +177,11 @@ class Wire:
 
     def _agree(self) -> None:
         """Adapts listeners and connections to the brokers' state."""
-        for node, broker in self._desk.centre.brokers.items():
+        for node, broker in self._handler.centre.brokers.items():
             weather = self.weather[node]
             listens = broker.up and not weather.refuse
             if listens and node not in self._listeners:
-                listener = _bound(self._desk.addresses[node][1])
+                listener = _bound(self._handler.addresses[node][1])
                 listener.listen(_BACKLOG)
                 self._listeners[node] = listener
                 self._selector.register(listener, selectors.EVENT_READ, node)
@@ -215,7 +215,7 @@ class Wire:
             connection.sock.close()
 
     def _hangs(self, connection: _Connection) -> bool:
-        return self._desk.centre.brokers[connection.node].paused or self.weather[connection.node].stall
+        return self._handler.centre.brokers[connection.node].paused or self.weather[connection.node].stall
 
     def _read(self, connection: _Connection) -> None:
         if connection not in self._connections or self._hangs(connection):
@@ -274,7 +274,7 @@ class Wire:
     def _answer(self, connection: _Connection, weather: Weather, now: int) -> bool:
         handled = False
         if connection.held is not None:
-            reply = self._desk.look(connection.held, now)
+            reply = self._handler.look(connection.held, now)
             if reply is None:
                 return False
             connection.held = None
@@ -284,8 +284,8 @@ class Wire:
             handled = True
             if weather.drop_requests:
                 continue
-            answer = self._desk.handle(connection.node, frame, now)
-            if isinstance(answer, Held):
+            answer = self._handler.handle(connection.node, frame, now)
+            if isinstance(answer, PendingRequest):
                 connection.held = answer
                 break
             self._put(connection, answer, weather, now)

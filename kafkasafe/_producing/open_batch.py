@@ -1,7 +1,8 @@
 """The open batch: records of one topic that are sealed together, with their callbacks.
 
-A chunk uses the callback thread and parcels, but no producer. The parts of `SafeProducer` decide when it is sealed and
-where its records go. The docstring of `Chunk` explains how threads and signal handlers use it without a lock.
+An open batch uses the callback thread and parcels, but no producer. The parts of `SafeProducer` decide when it is
+sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal handlers use it without a
+lock.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import numpy as np
 from kafka.producer.future import RecordMetadata
 from kafka.structs import TopicPartition
 
-from kafkasafe._producing.chunk_room import MAX_RECORDS
+from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 
-__all__ = ["ABSENT", "Chunk", "Encoded", "Headers", "Sizes", "Special", "headers_bytes"]
+__all__ = ["ABSENT", "Encoded", "Headers", "OpenBatch", "Sizes", "Special", "headers_bytes"]
 
 _FEW_RECORDS: Final = 16
-"""Size of the lists of a new chunk, in records. They grow fourfold."""
+"""Size of the lists of a new open batch, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
 """Placeholder for a record that is not there."""
 
@@ -36,7 +37,7 @@ Sizes = int | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoded records of a chunk. `Chunk` has the same attributes."""
+    """The encoded records of an open batch. `OpenBatch` has the same attributes."""
 
     parcels: list[Parcel]
     head: Parcel | None = None
@@ -47,25 +48,26 @@ class Encoded:
     index_in: Indexes | None = None
 
 
-class Chunk:
+class OpenBatch:
     """Records of one topic that are sealed together.
 
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
-    number, stores its record there, the value last, and then checks whether the chunk is still open. Sealing uses the
-    opposite order: it marks the chunk as no longer open, then takes the stored records (`close`). So if a sender finds
-    the chunk open, its record is in it. Otherwise the sender checks the records that were taken (`has`).
+    number, stores its record there, the value last, and then checks whether the batch is still open. Sealing uses the
+    opposite order: it marks the open batch as no longer open, then takes the stored records (`close`). So if a sender
+    finds the batch open, its record is in it. Otherwise the sender checks the records that were taken (`has`).
 
     Attributes:
         topic: Topic name.
         open: Whether it accepts records.
-        room: Bytes of room of the empty chunk. With more than `batch_size`, a partition may get several batches of it.
+        room: Bytes of room of the empty open batch. With more than `batch_size`, a partition may get several batches of
+            it.
         most: It takes at most this many records.
         left: Bytes of room left. Concurrent threads may exceed it, which makes a larger batch.
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `absent`.
         keys, values: Lists by number, with spare entries; `keys` is shorter while no record has a key. Empty once
             sealed.
         special: (partition, headers, timestamp) of the records that have any of them, by number.
-        timestamp_ms: For records without a timestamp of their own: when the first record of the chunk was added.
+        timestamp_ms: For records without a timestamp of their own: when the first record of the open batch was added.
         due: When it is sealed at the latest, monotonic seconds.
         encoded: While it is being sealed: parcels, each for one partition, and the places of the records in them.
         parcels: The parcels, once sealed.
@@ -74,13 +76,13 @@ class Chunk:
             timestamp, and sizes of key and value.
         parcel_of, index_in: The place of record i; None if there is one parcel with the records in order.
         sizes: Sizes of keys and values.
-        firsts: By number: the first callback of each record, if it was added before the chunk was sealed; shorter while
-            there are none. See `RecordFuture.add_callback`.
+        firsts: By number: the first callback of each record, if it was added before the open batch was sealed; shorter
+            while there are none. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that were added and not handled yet: record, function, record, function and
             so on. One object for each would cost the garbage collector more than the records do.
         thread: The thread that calls them.
-        guard: Raises UsageError while the chunk belongs to an atomic batch that is not committed, because only the
-            commit seals it. An argument replaces the end of the message. None for other chunks.
+        guard: Raises UsageError while the open batch belongs to an atomic batch that is not committed, because only the
+            commit seals it. An argument replaces the end of the message. None for other open batches.
         watched: Whether any callback was added.
     """
 
@@ -164,7 +166,7 @@ class Chunk:
         keys, values = (
             self.keys,
             self.values,
-        )  # a signal handler may seal the chunk, which replaces these lists
+        )  # a signal handler may seal the open batch, which replaces these lists
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
                 # The last record never has an entry in advance, so it always comes here, and its sender seals then.
@@ -185,7 +187,7 @@ class Chunk:
         self.open = False
         taken = (
             self._taken
-        )  # keep this list: a signal handler may seal the chunk now, which replaces the attribute
+        )  # keep this list: a signal handler may seal the open batch now, which replaces the attribute
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
@@ -198,8 +200,8 @@ class Chunk:
         """Leave no room for other records."""
         self.left = -1
 
-    def hurry(self) -> None:
-        """Make the chunk due: the pump seals it in its next turn."""
+    def make_due(self) -> None:
+        """Make the open batch due: the pump seals it in its next turn."""
         self.due = 0.0
 
     def shut(self) -> None:
@@ -209,8 +211,8 @@ class Chunk:
     def keep(self, encoded: Encoded) -> Encoded:
         """Note how the records are encoded, and return the encoding that counts.
 
-        It is the first one, because its parcels may have been submitted: a signal handler may seal the chunk while it
-        interrupts the thread that seals it. The attribute that decides is set last, so this may be repeated after a
+        It is the first one, because its parcels may have been submitted: a signal handler may seal the open batch while
+        it interrupts the thread that seals it. The attribute that decides is set last, so this may be repeated after a
         Ctrl-C.
         """
         if self.encoded is None:
@@ -232,11 +234,11 @@ class Chunk:
         return len(values) - values.count(ABSENT)
 
     def has(self, index: int) -> bool:
-        """Return whether a record is in this sealed chunk."""
+        """Return whether a record is in this sealed open batch."""
         return index < self.count and index not in self.absent
 
     def took(self, index: int) -> bool:
-        """Return whether a stored record is in this chunk, which is no longer open but may not be sealed yet.
+        """Return whether a stored record is in this open batch, which is no longer open but may not be sealed yet.
 
         It takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
         """
@@ -252,7 +254,7 @@ class Chunk:
         return index < encoded.count and index not in encoded.absent
 
     def unguard(self) -> None:
-        """Note that the chunk's atomic batch was handed to the pump."""
+        """Note that the open batch's atomic batch was handed to the pump."""
         self.guard = None
 
     def forget(self) -> None:
@@ -262,7 +264,7 @@ class Chunk:
     def locate(self, index: int) -> tuple[Parcel, int]:
         """Return the parcel of record `index` and its index there, after all divisions of parcels."""
         if self.parcels is None:
-            raise AssertionError("A chunk that is not sealed has no parcels")
+            raise AssertionError("A open_batch that is not sealed has no parcels")
         if self.parcel_of is None or self.index_in is None:
             parcel = self.parcels[0]
         else:
@@ -362,7 +364,7 @@ class Chunk:
         self.thread.start()
 
     def first_calls(self) -> Sequence[Any]:
-        """Return the contents of `firsts` at the first call after the chunk was sealed, by number.
+        """Return the contents of `firsts` at the first call after the open batch was sealed, by number.
 
         Any thread may call it, and a signal handler may interrupt and repeat it. Functions that were called are
         replaced by another value that is not None.
@@ -372,13 +374,15 @@ class Chunk:
         return self._first_calls[0]
 
     def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Return the records and their first callbacks, once, on the callback thread, after the chunk was sealed."""
+        """Return the records and their first callbacks, once, on the callback thread, after the open batch was
+        sealed.
+        """
         firsts = self.first_calls()
         if not isinstance(firsts, list):
             return (), ()
         firsts = firsts[: self.count]
         every, self._first_due = self._first_due == len(firsts), 0
-        # Drop the functions after the call: a program may keep a future, which keeps this chunk.
+        # Drop the functions after the call: a program may keep a future, which keeps this open batch.
         self.firsts = []
         if every:
             self._first_calls[0] = range(len(firsts))
@@ -388,7 +392,9 @@ class Chunk:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self, parcels: Iterable[Parcel]) -> None:
-        """Call back when these parcels are done, for callbacks of a sealed chunk. Calling it twice does no harm."""
+        """Call back when these parcels are done, for callbacks of a sealed open batch. Calling it twice does no
+        harm.
+        """
         self.watched = True
         if self._first_due < 0:
             firsts = self.first_calls()[: self.count]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from virtual import World
 
 
-class Weather:
+class FaultSchedule:
     """One schedule; what is sent and promised in it is the subclass's.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The protocol `Cluster` by each of its doors: over the network to a fake or to real brokers, or in virtual time."""
+"""The protocol `Cluster` by each of its backends: over the network to a fake or to real brokers, or in virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOO_LARGE = 2_000_000
 numbers = itertools.count(1)
 
 
-class Door:
+class Backend:
     """A cluster with one broker, a client, and its answers.
 
     Args:
@@ -49,12 +49,12 @@ class Door:
         self.cluster = cluster
         self.client = self.connect()
 
-    def connect(self, guard=None, **options):
-        """Another client, started; `guard`: the arguments of `Cluster.guard`."""
+    def connect(self, pin=None, **options):
+        """Another client, started; `pin`: the arguments of `Cluster.pin_cluster`."""
         options = {"bootstrap_servers": self.cluster.bootstrap_servers, **options}
         client = self.cluster.connect(options) if self.virtual else over_sockets(options)
-        if guard is not None:
-            client.guard(**guard)
+        if pin is not None:
+            client.pin_cluster(**pin)
         client.start()
         return client
 

@@ -1,7 +1,7 @@
 """Holds batches that may be sent, until the connection to their leader has room.
 
-The journal counts these batches as sent. The outlet holds them, without their bytes, until the leader is reachable, and
-its link and the producer's memory have room. Batches of a partition are sent in order; partitions take turns.
+The journal counts these batches as sent. The send queue holds them, without their bytes, until the leader is reachable,
+and its link and the producer's memory have room. Batches of a partition are sent in order; partitions take turns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import LinkAnswered
-from kafkasafe.limits.uplink import MEMORY_BYTES, Link, Ticket
+from kafkasafe.limits.uplink import MEMORY_BYTES, Ticket, UplinkBudget
 
-__all__ = ["Address", "Held", "Outlet"]
+__all__ = ["Address", "QueuedBatch", "SendQueue"]
 
 Address: TypeAlias = tuple[str, int]
-Held: TypeAlias = tuple[Lane, j.Batch]
+QueuedBatch: TypeAlias = tuple[Lane, j.Batch]
 
 _NOWHERE = -1
 
 
-class Outlet:
+class SendQueue:
     """See the module.
 
     Invariant: if batches are held for a node, an answer of `Cluster.reach` is awaited, or a batch is in flight.
@@ -36,8 +36,8 @@ class Outlet:
     def __init__(self, context: EngineContext, disk: DiskWriter) -> None:
         self._context = context
         self._disk = disk
-        self._links: dict[int, Link] = {}
-        self._held: dict[Address, collections.deque[Held]] = {}
+        self._links: dict[int, UplinkBudget] = {}
+        self._held: dict[Address, collections.deque[QueuedBatch]] = {}
         # By node, the partitions with held batches, in the order of their turns.
         self._turns: dict[int, collections.OrderedDict[Address, None]] = {}
         self._reaching: set[int | Address] = set()
@@ -72,10 +72,10 @@ class Outlet:
         known = info.partitions.get(address[1]) if info is not None and not info.error_code else None
         return known.leader if known is not None else _NOWHERE
 
-    def _link(self, node: int) -> Link:
+    def _link(self, node: int) -> UplinkBudget:
         link = self._links.get(node)
         if link is None:
-            link = self._links[node] = Link(self._context.config.request_timeout_s)
+            link = self._links[node] = UplinkBudget(self._context.config.request_timeout_s)
         return link
 
     def find_leaders(self) -> None:
@@ -84,7 +84,7 @@ class Outlet:
         for address in itertools.chain.from_iterable(turns.values()):
             self._line_up(address)  # in the order of their turns
 
-    def due(self) -> Iterator[tuple[Address, Held, int]]:
+    def due(self) -> Iterator[tuple[Address, QueuedBatch, int]]:
         """Batches to send now: partition, batch, node. The caller must pass each to `sent` before it takes the next."""
         for node in list(self._turns):
             turns = self._turns[node]
@@ -138,7 +138,7 @@ class Outlet:
         else:
             link.failed(ticket, timed_out=timed_out)
 
-    def take_back(self, address: Address) -> Sequence[Held]:
+    def take_back(self, address: Address) -> Sequence[QueuedBatch]:
         """Take all held batches of a partition, so that they are not sent."""
         held = self._held.pop(address, ())
         if held:

@@ -10,12 +10,12 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe import units as u
 
-__all__ = ["Slip"]
+__all__ = ["UnitHandle"]
 
 
 @dataclass(slots=True, eq=False)
-class Slip:
-    """One unit on its way. All parcels with the same slip are handed over in one call.
+class UnitHandle:
+    """One unit on its way. All parcels with the same unit handle are handed over in one call.
 
     Attributes:
         unit_id: 16 bytes, never given twice.

@@ -24,7 +24,7 @@ from kafkasafe.testing.fake.groups import Groups
 from kafkasafe.testing.fake.settings import Profile
 from kafkasafe.testing.fake.transactions import Transactions
 
-__all__ = ["Desk", "Held", "Reply", "handler"]
+__all__ = ["PendingRequest", "Reply", "RequestHandler", "handler"]
 
 UNSUPPORTED_VERSION: Final = 35
 _MAX_ERRORS: Final = 100
@@ -49,8 +49,8 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A request whose answer is not available yet. Call `Desk.look` again."""
+class PendingRequest:
+    """A request whose answer is not available yet. Call `RequestHandler.look` again."""
 
     request: frames.Request
     later: Later
@@ -62,7 +62,7 @@ class _Throttle:
     times: int | None
 
 
-class Desk:
+class RequestHandler:
     """The whole state of a fake cluster, and the entry for requests.
 
     Attributes:
@@ -119,7 +119,7 @@ class Desk:
 
     # -- Requests ----------------------------------------------------------------------------------------------------
 
-    def handle(self, node: int, frame: bytes, now_ms: int) -> Reply | Held:
+    def handle(self, node: int, frame: bytes, now_ms: int) -> Reply | PendingRequest:
         """Handles one request.
 
         Args:
@@ -139,7 +139,7 @@ class Desk:
                 raise
             raise NotModelledError(f"The fake failed: {error!r}") from error
 
-    def _handle(self, node: int, frame: bytes, now_ms: int) -> Reply | Held:
+    def _handle(self, node: int, frame: bytes, now_ms: int) -> Reply | PendingRequest:
         request = frames.parse_request(frame)
         known = frames.api(request.key) if request.key in _KEYS else None
         spoken = None if known is None else self.centre.profile.apis.get(known.name)
@@ -161,10 +161,10 @@ class Desk:
         ask = self._ask(node, request, now_ms)
         answer = _HANDLERS[known.name](ask)
         if isinstance(answer, Later):
-            return Held(request, answer)
+            return PendingRequest(request, answer)
         return Reply(None) if answer is None else self._reply(request, answer)
 
-    def look(self, held: Held, now_ms: int) -> Reply | None:
+    def look(self, held: PendingRequest, now_ms: int) -> Reply | None:
         """The answer to a held request; None if it is still not available."""
         answer = held.later.look(now_ms)
         return None if answer is None else self._reply(held.request, answer)
