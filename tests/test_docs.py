@@ -10,7 +10,8 @@ import tiers
 import typer.main
 import yaml
 
-from kafkasafe import cli, config, events, stats
+from kafkasafe import cli, events, stats
+from kafkasafe.config.table import CONSUMER_DEFAULTS, PRODUCER_DEFAULTS
 from kafkasafe.history.epochs import Strategy
 
 ROOT = Path(__file__).parents[1]
@@ -44,11 +45,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_option_of_the_producer_is_explained():
-    assert [name for name in config._SPOOL if f"`{name}`" not in text("options.md")] == []
+    assert [name for name in PRODUCER_DEFAULTS if f"`{name}`" not in text("options.md")] == []
 
 
 def test_every_option_of_the_consumer_is_explained():
-    assert [name for name in config._CONSUMER if f"`{name}`" not in text("consumer.md")] == []
+    assert [name for name in CONSUMER_DEFAULTS if f"`{name}`" not in text("consumer.md")] == []
 
 
 def test_every_event_is_in_the_table():

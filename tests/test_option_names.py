@@ -6,10 +6,11 @@ import pytest
 from kafka import KafkaConsumer
 
 from kafkasafe import SafeConsumer, config, option_names
+from kafkasafe.config.table import CONSUMER_DEFAULTS
 from kafkasafe.errors import ConfigError
 from kafkasafe.option_names import size_of, snake
 
-CONSUMER = {**KafkaConsumer.DEFAULT_CONFIG, **config._CONSUMER}
+CONSUMER = {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}
 
 
 @pytest.mark.parametrize(

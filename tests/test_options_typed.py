@@ -13,6 +13,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.net.sasl import SASL_MECHANISMS
 
 from kafkasafe import SafeProducer, config, options
+from kafkasafe.config.names import WITHOUT_EFFECT
+from kafkasafe.config.table import CONSUMER_DEFAULTS
 from kafkasafe.errors import ConfigError
 from kafkasafe.options import AsyncConsumerOptions, AsyncProducerOptions, ConsumerOptions, ProducerOptions
 
@@ -151,9 +153,9 @@ def program_of_options() -> tuple[str, set[int]]:
 
 
 def test_every_option_has_a_type():
-    heeded = config.DEFAULTS.keys() - config._WITHOUT_EFFECT.keys()
+    heeded = config.DEFAULTS.keys() - WITHOUT_EFFECT.keys()
     assert typing.get_type_hints(ProducerOptions).keys() == heeded  # completion offers what has an effect
-    ours = {**KafkaConsumer.DEFAULT_CONFIG, **config._CONSUMER}
+    ours = {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}
     assert typing.get_type_hints(ConsumerOptions).keys() == ours.keys()
     # The asyncio clients have the others' options, without those that they refuse or that have no effect.
     assert typing.get_type_hints(AsyncProducerOptions).keys() == heeded - {"transactional_id"}
@@ -186,7 +188,7 @@ def test_the_mechanisms_of_the_type_are_those_of_kafka_python():
 
 
 def test_run_time_refuses_the_same_names():
-    for name in WRONG["SafeProducer"].keys() - config._WITHOUT_EFFECT.keys():
+    for name in WRONG["SafeProducer"].keys() - WITHOUT_EFFECT.keys():
         with pytest.raises(ConfigError, match=f"Unknown option '{name}'"):
             config.validate({name: 1})
     for name in WRONG["SafeConsumer"]:

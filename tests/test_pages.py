@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from kafkasafe import SafeProducer, config
 from kafkasafe._log_events import LOG_EVENTS
+from kafkasafe.config.names import REMOVED, WITHOUT_EFFECT
 from kafkasafe.errors import FACTS
 from kafkasafe.metrics import install
 from tests.pages import DOCS, errors, events, log_events, metrics, options
@@ -92,9 +93,7 @@ def test_every_option_has_a_text_that_editors_show_and_the_page_has():
     assert [name for name in known if f"| `{name}` |" not in page] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["retries", "max_in_flight_requests_per_connection", *config._WITHOUT_EFFECT]
-)
+@pytest.mark.parametrize("name", ["retries", "max_in_flight_requests_per_connection", *WITHOUT_EFFECT])
 def test_a_producers_option_whose_effect_is_limited_is_logged_as_such(name, caplog):
     # 7 is nobody's default, and no value of these options is looked at.
     config.validate({name: 7})
@@ -115,7 +114,7 @@ def test_options_that_kafka_python_lost_are_on_the_page_of_migration():
         .partition("### Options that are gone")[2]
         .partition("\n### ")[0]
     )
-    assert [name for name in config._REMOVED if f"`{name}`" not in gone] == []
+    assert [name for name in REMOVED if f"`{name}`" not in gone] == []
 
 
 def test_the_options_of_librdkafka_exist_and_so_do_ours():

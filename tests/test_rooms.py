@@ -23,6 +23,7 @@ ROOMS = [
     "_producing",
     "aio",
     "cluster",
+    "config",
     "kafkapython",
     "testing/_real",
     "testing/fake",

@@ -1,4 +1,4 @@
-"""docs/options-reference.md, from the texts of kafkasafe/options.py and the defaults and notes of kafkasafe/config.py."""
+"""docs/options-reference.md, from the texts of kafkasafe/options.py and the defaults and notes of kafkasafe/config."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any, Final
 from kafka import KafkaConsumer
 
 from kafkasafe import config
+from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, WITHOUT_EFFECT
+from kafkasafe.config.producer import MOST_IN_FLIGHT
+from kafkasafe.config.table import CONSUMER_DEFAULTS
 from kafkasafe.kafkapython.client import OURS
 from tests.pages import DOCS, PACKAGE, class_bases, class_body, code, table
 
 PATH: Final = DOCS / "options-reference.md"
 SOURCE: Final = PACKAGE / "options.py"
 
-CONSUMER: Final[dict[str, Any]] = {**KafkaConsumer.DEFAULT_CONFIG, **OURS, **config._CONSUMER}
+CONSUMER: Final[dict[str, Any]] = {**KafkaConsumer.DEFAULT_CONFIG, **OURS, **CONSUMER_DEFAULTS}
 """A consumer's defaults."""
 
 LIMITED: Final = {
     "retries": "without effect: the producer retries a pending record without a limit",
-    "max_in_flight_requests_per_connection": f"heeded up to {config._MOST_IN_FLIGHT}",
+    "max_in_flight_requests_per_connection": f"heeded up to {MOST_IN_FLIGHT}",
     "enable_idempotence": "only True",
 }
 """What `kafkasafe.config` says of some values of a producer's options."""
@@ -34,7 +37,7 @@ SHOWN: Final = {
 
 HEAD: Final = """# All options
 
-<!-- Written by `python -m tests.pages` from kafkasafe/options.py and kafkasafe/config.py. -->
+<!-- Written by `python -m tests.pages` from kafkasafe/options.py and kafkasafe/config. -->
 
 This page lists every option of `SafeProducer` and `SafeConsumer`, with its type and default. [Options](options.md) is the guide to the
 producer's options, [SafeConsumer](consumer.md#options) to the consumer's. Options of kafka-python have the same name and meaning here.
@@ -105,14 +108,14 @@ def _default(name: str, value: Any) -> str:
 
 def of_producer(name: str) -> str:
     """Whether a producer heeds an option."""
-    if name in config._WITHOUT_EFFECT:
-        return f"without effect: {config._WITHOUT_EFFECT[name]}"
+    if name in WITHOUT_EFFECT:
+        return f"without effect: {WITHOUT_EFFECT[name]}"
     return LIMITED.get(name, "heeded")
 
 
 def of_consumer(name: str) -> str:
     """Whether a consumer heeds an option."""
-    reason = config._CONSUMER_WITHOUT_EFFECT.get(name)
+    reason = CONSUMER_WITHOUT_EFFECT.get(name)
     return "heeded" if reason is None else f"without effect: {reason}"
 
 

@@ -1,0 +1,26 @@
+"""Validate the options of SafeProducer and SafeConsumer. Errors for an unknown option name the nearest known one.
+
+`table` has the options of kafkasafe, one row each. `values` has the checks of one value, `names` those of an option's
+name, and `connection` those of the options that both clients have. `producer` and `consumer` make the configurations.
+"""
+
+from kafkasafe.config.consumer import ConsumerConfig, validate_consumer
+from kafkasafe.config.names import DEPRECATED
+from kafkasafe.config.producer import DEFAULT_CLIENT_ID, Decide, ProducerConfig, validate
+from kafkasafe.config.spool_dir import take_locks_early, volatile_reason
+from kafkasafe.config.table import DEFAULTS
+from kafkasafe.options import OnRejected
+
+__all__ = [
+    "DEFAULTS",
+    "DEFAULT_CLIENT_ID",
+    "DEPRECATED",
+    "ConsumerConfig",
+    "Decide",
+    "OnRejected",
+    "ProducerConfig",
+    "take_locks_early",
+    "validate",
+    "validate_consumer",
+    "volatile_reason",
+]

@@ -1,0 +1,165 @@
+"""Checks of the connection options, which both clients have: addresses, TLS, SASL."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final
+
+from kafka.net.sasl import SASL_MECHANISMS
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "check_connection",
+    "check_types",
+]
+
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+_SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
+
+
+def check_connection(options: Mapping[str, Any]) -> None:
+    """Refuse values that kafka-python accepts silently, or refuses without saying what to do."""
+    protocol = options["security_protocol"]
+    if protocol not in _PROTOCOLS:
+        # kafka-python accepts any name and connects without encryption.
+        hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
+        raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
+    _check_servers(options["bootstrap_servers"])
+    if not callable(options["selector"]):
+        raise ConfigError(
+            f"selector must be a class such as selectors.DefaultSelector, not {options['selector']!r}"
+        )
+    if not isinstance(options["client_id"], (str, NoneType)):
+        raise ConfigError(f"client_id must be a str, not {options['client_id']!r}")
+    for name in _SECRET_TEXTS:
+        if not isinstance(options[name], (str, NoneType)):
+            # The message must not contain the value, which may be a password.
+            raise ConfigError(f"{name} must be a str, not {type(options[name]).__name__}")
+    _check_tls(options)
+    _check_sasl(options)
+
+
+def _near_protocol(given: str) -> str:
+    """Guess the intended protocol. The guess never drops SASL, and never replaces TLS by plain text."""
+    words = set(re.split(r"[^A-Z]+", given.upper()))
+    if any("SAS" in word for word in words):
+        return "SASL_PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SASL_SSL"
+    return "PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SSL"
+
+
+def _check_servers(servers: Any) -> None:
+    names = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
+        raise ConfigError(f"bootstrap_servers must be 'host:port' or a list of them, not {servers!r}")
+    for name in names:
+        if not isinstance(name, str) or not _is_address(re.sub("^.*://", "", name.strip())):
+            raise ConfigError(
+                f"bootstrap_servers must be 'host:port' or a list of them; {name!r} is not host:port"
+            )
+
+
+def _is_address(text: str) -> bool:
+    """Return whether the text is host, host:port, [v6], [v6]:port or a bare IPv6 address, as kafka-python parses it."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        return bool(host and bracket) and (not rest or (rest[0] == ":" and _is_port(rest[1:])))
+    if text.count(":") > 1:
+        try:
+            return ipaddress.ip_address(text).version == 6
+        except ValueError:
+            return False
+    host, colon, port = text.partition(":")
+    return bool(host.strip()) and (not colon or _is_port(port))
+
+
+def _is_port(text: str) -> bool:
+    return text.strip().isdecimal() and 0 < int(text) < 65_536
+
+
+def _check_tls(options: Mapping[str, Any]) -> None:
+    context = options["ssl_context"]
+    if context is not None and not isinstance(context, ssl.SSLContext):
+        raise ConfigError(f"ssl_context must be an ssl.SSLContext, not {type(context).__name__}")
+    files = [name for name in _TLS_FILES if options[name] is not None]
+    for name in files:
+        path = options[name]
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ConfigError(f"{name} must be the path of a file, not {path!r}")
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}: {os.fspath(path)!r}") from None
+    if context is not None or not files or options["security_protocol"] not in {"SSL", "SASL_SSL"}:
+        return
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for name in files:
+        if name == "ssl_keyfile":
+            continue  # it is loaded together with the certificate
+        try:
+            if name == "ssl_certfile":
+                # If no password is passed, OpenSSL asks for one on the terminal.
+                trial.load_cert_chain(
+                    options[name], options["ssl_keyfile"], password=options["ssl_password"] or str
+                )
+            else:
+                trial.load_verify_locations(options[name])
+        except (OSError, ValueError) as error:
+            also = " (with ssl_keyfile and ssl_password)" if name == "ssl_certfile" else ""
+            why = getattr(error, "reason", None) or error
+            raise ConfigError(
+                f"{name}={os.fspath(options[name])!r} cannot be used{also}: {why}. Give a PEM file"
+            ) from None
+
+
+def _check_sasl(options: Mapping[str, Any]) -> None:
+    mechanism = options["sasl_mechanism"]
+    known = sorted(SASL_MECHANISMS)
+    if mechanism is not None and mechanism not in known:
+        near = difflib.get_close_matches(str(mechanism).upper(), known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"sasl_mechanism must be one of {', '.join(known)}, not {mechanism!r}{hint}")
+    provider = options["sasl_oauth_token_provider"]
+    if provider is not None and not isinstance(provider, AbstractTokenProvider):
+        # The message must not contain the value, which may be a token.
+        raise ConfigError(
+            "sasl_oauth_token_provider must be an object of a subclass of"
+            f" kafka.net.sasl.oauth.AbstractTokenProvider, not {type(provider).__name__}"
+        )
+    if not options["security_protocol"].startswith("SASL"):
+        return
+    if mechanism is None:
+        raise ConfigError(
+            f"security_protocol={options['security_protocol']} needs sasl_mechanism, one of {', '.join(known)}"
+        )
+    if mechanism == "AWS_MSK_IAM" and options["security_protocol"] != "SASL_SSL":
+        raise ConfigError("sasl_mechanism=AWS_MSK_IAM needs security_protocol=SASL_SSL")
+    if mechanism == "PLAIN" or mechanism.startswith("SCRAM-"):
+        for name in ("sasl_plain_username", "sasl_plain_password"):
+            if not options[name]:
+                raise ConfigError(f"sasl_mechanism={mechanism} needs {name}")
+    if mechanism == "OAUTHBEARER" and provider is None:
+        raise ConfigError(
+            "sasl_mechanism=OAUTHBEARER needs sasl_oauth_token_provider, a subclass of"
+            " kafka.net.sasl.oauth.AbstractTokenProvider"
+        )
+
+
+def check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse a string for a number or a boolean: kafka-python would fail much later, or treat the string as True."""
+    for name, value in options.items():
+        default = defaults.get(name)
+        if isinstance(default, bool) and isinstance(value, (str, bytes)):
+            raise ConfigError(f"{name} must be True or False, not {value!r}")
+        if isinstance(default, (int, float)) and not isinstance(value, (int, float, type(None))):
+            raise ConfigError(f"{name} must be a number, not {value!r}")

@@ -1,0 +1,97 @@
+"""The configuration of a SafeConsumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kafka import KafkaConsumer
+
+from kafkasafe.config.connection import check_connection, check_types
+from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, with_sizes
+from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, fields
+from kafkasafe.config.values import choice
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "ConsumerConfig",
+    "validate_consumer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """Validated options of a SafeConsumer.
+
+    Attributes:
+        kafka: The options of KafkaConsumer that the user gave.
+        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
+        on_event: Gets each `kafkasafe.events.ConsumerEvent`.
+        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
+        offsets_hold_timeout_s: How long the consumer keeps the old value if an end offset is lower and nothing explains
+            it. After that it reports the case as unproven.
+        lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
+            offsets carry this history.
+        prometheus: Whether prometheus-client's default registry collects the metrics.
+        remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
+    """
+
+    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
+    on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None]
+    on_event: Callable[[Any], object] | None
+    offsets_path: Path | None
+    offsets_hold_timeout_s: float
+    lineage_path: Path | None
+    prometheus: bool
+    remote_storage_timeout_s: float | None
+
+
+def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
+    """Validate the options of a SafeConsumer. Connection options get the same checks as a producer's.
+
+    Raises:
+        ConfigError: An option is unknown (the message names the nearest) or has a value that cannot work.
+    """
+    check_names(
+        options, {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}, DEFAULTS, "SafeProducer", "consumer"
+    )
+    options = with_sizes(options)
+    merged = {**CONSUMER_DEFAULTS, **options}
+    check_types(options, KafkaConsumer.DEFAULT_CONFIG)
+    check_connection({**KafkaConsumer.DEFAULT_CONFIG, **options})
+    for name, reason in CONSUMER_WITHOUT_EFFECT.items():
+        if options.get(name) is not None:
+            ignored(name, options[name], reason)
+    # kafka-python treats any other word as "none" and logs a warning.
+    reset = options.get("auto_offset_reset", "latest")
+    if reset not in {"smallest", "largest"}:
+        choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")
+    values = fields(CONSUMER, merged)
+    _check_memories(values)
+    return ConsumerConfig(
+        kafka={name: value for name, value in options.items() if not _is_default(name, value)}, **values
+    )
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether to withhold a consumer's option from kafka-python: it is our own, or merely the default."""
+    return (
+        name in CONSUMER_DEFAULTS
+        or (name == "api_version" and value == "auto")
+        or (name == "max_poll_records" and value is None)
+    )
+
+
+def _check_memories(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the files `offsets_path` and `lineage_path` cannot be written."""
+    paths: dict[str, Path | None] = {name: values[name] for name in ("offsets_path", "lineage_path")}
+    for name, path in paths.items():
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{name}: {path} is a directory; give the name of a file")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{name}: {path.parent} is not a directory; create it, or correct {name}")
+    offsets, lineage = paths.values()
+    if offsets is not None and lineage is not None and offsets.absolute() == lineage.absolute():
+        raise ConfigError(f"offsets_path and lineage_path are both {offsets}; each needs a file of its own")

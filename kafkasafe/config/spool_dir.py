@@ -1,0 +1,94 @@
+"""Where the spool directory is, and whether its files survive a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from kafkasafe.config.values import nameable
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "resolved",
+    "spool_dir",
+    "take_locks_early",
+    "volatile_reason",
+]
+
+# Volatile file systems: their files do not survive a restart of the machine, or vanish with the container.
+_VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
+
+
+def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
+    """Return the spool directory (absolute) and whether it is the default one.
+
+    The option comes first, then the environment variable, then a directory in the user's state directory. This default
+    depends on client id and cluster address, because records left for one cluster must never be delivered to another.
+    If the same address was spelled differently before, `siblings.py` finds the former directory by the cluster id.
+    """
+    chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
+    if chosen is not None:
+        if not isinstance(chosen, (str, os.PathLike)):
+            raise ConfigError(f"spool_dir must be a path, not {chosen!r}")
+        return nameable("spool_dir", Path(chosen).expanduser().absolute()), False
+    names = [servers] if isinstance(servers, str) else list(servers)
+    address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))
+    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in client_id)
+    unknown: object = "no home directory"
+    try:
+        import platformdirs
+
+        state = platformdirs.user_state_path("kafkasafe")
+    except (RuntimeError, OSError) as error:
+        state, unknown = Path(), error
+    if not state.is_absolute():
+        raise ConfigError(
+            f"There is no default spool directory: {unknown}. Set spool_dir= or KAFKASAFE_SPOOL_DIR"
+        )
+    return nameable("client_id", state / f"{safe}-{digest}"), True
+
+
+def resolved(path: Path) -> Path:
+    """Resolve symbolic links once. A deployment may switch a link later, and that must not split the spool."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise ConfigError(f"spool_dir={path} cannot be resolved: {error}") from None
+
+
+def take_locks_early() -> None:
+    """Do now what takes one of Python's locks only the first time that a producer is opened.
+
+    1. Another thread opens a producer, and holds the lock. 2. The program forks. 3. The child opens a producer too, and
+    waits for the lock for ever, because the thread that holds it does not exist there.
+    """
+    import platformdirs  # noqa: F401 - the default of spool_dir
+
+    tempfile.gettempdir()
+
+
+def volatile_reason(path: Path) -> str | None:
+    """Return why files in `path` may not survive a restart of the machine or container; None if they should."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        mounts = []
+    best = ("", "")
+    for line in mounts:
+        fields = line.split(" ")
+        if len(fields) > 2:
+            point = fields[1].replace("\\040", " ")
+            if path.is_relative_to(point) and len(point) >= len(best[0]):
+                best = (point, fields[2])
+    if best[1] in _VOLATILE:
+        return f"{best[0]} is a {best[1]}: its files are in memory"
+    if best[1] in _LAYERS:
+        return f"{best[0]} is a container's own layer ({best[1]}): its files vanish with the container; mount a volume"
+    if path.is_relative_to(tempfile.gettempdir()):
+        return f"{tempfile.gettempdir()} is cleared at a restart on many systems"
+    return None

@@ -1,0 +1,167 @@
+"""Checks of one option's value. Each returns the value of the configuration's field."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from kafkasafe.errors import ConfigError
+
+__all__ = [
+    "Check",
+    "anything",
+    "choice",
+    "consumers_hook",
+    "divergence",
+    "duration",
+    "flag",
+    "hook",
+    "lane",
+    "nameable",
+    "number",
+    "optional",
+    "path_of_file",
+    "seconds",
+    "sendable",
+]
+
+MAX_LANES: Final = 1000
+_ENDLESS: Final = 2**62
+_TEXT_BYTES: Final = 0x7FFF
+"""Largest size of a string in Kafka's protocol."""
+
+
+Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
+"""Returns the value of a field, of all options and the name of one."""
+
+
+def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any], str], int]:
+    """Return the check of a whole number."""
+
+    def check(options: Mapping[str, Any], name: str) -> int:
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _ENDLESS:
+            raise ConfigError(f"{name} must be a number of at least {least}, not {value!r}")
+        if most is not None and value > most:
+            raise ConfigError(f"{name} must be a number of at most {most}, not {value!r}")
+        return int(value)
+
+    return check
+
+
+def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
+    """Return the check of a whole number of milliseconds that becomes seconds: `per` of them are one."""
+    whole = number(least=least)
+    return lambda options, name: whole(options, name) / per
+
+
+def duration(options: Mapping[str, Any], name: str) -> float:
+    """Return the seconds of any number of milliseconds, infinity included."""
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
+    return float(value) / 1000
+
+
+def optional(check: Check, *absent: Any) -> Check:
+    """Return a check that makes None of None, and of the values `absent`."""
+    return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
+
+
+def choice(*choices: str) -> Check:
+    """Return the check of a word."""
+
+    def check(options: Mapping[str, Any], name: str) -> Any:
+        value = options[name]
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+        return value
+
+    return check
+
+
+def flag(options: Mapping[str, Any], name: str) -> bool:
+    """Return whether the value is true."""
+    return bool(options[name])
+
+
+def anything(options: Mapping[str, Any], name: str) -> Any:
+    """Return the value as it is."""
+    return options[name]
+
+
+def lane(options: Mapping[str, Any], name: str) -> int | None:
+    """Return the number of a lane, or None."""
+    value = options[name]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_LANES:
+        raise ConfigError(f"{name} must be the number of a lane, 0 to {MAX_LANES - 1}, not {value!r}")
+    return value
+
+
+def hook(options: Mapping[str, Any], name: str) -> Any:
+    """Return a producer's function, or None."""
+    value = options[name]
+    if value is not None and not callable(value):
+        topic = name == "on_rejected" and isinstance(value, str)
+        instead = (
+            ": it cannot name a dead-letter topic; pass a function that produces to that topic"
+            if topic
+            else ""
+        )
+        raise ConfigError(f"{name} must be a function or None, not {value!r}{instead}")
+    return value
+
+
+def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
+    """Return the absolute path of a file, or None."""
+    value = options[name]
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise ConfigError(f"{name} must be the path of a file, not {value!r}")
+    return nameable(name, Path(value).expanduser().absolute())
+
+
+def nameable(option: str, path: Path) -> Path:
+    """Return the path if this process can encode it as a file name.
+
+    Raises:
+        ConfigError: The path cannot be encoded: the process has the locale C, or another locale without UTF-8.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{option}: {str(path)!a} cannot be a file name in this process, which encodes file names as"
+            f" {error.encoding}: start the process with PYTHONUTF8=1, or in a locale with UTF-8 (LC_ALL=C.UTF-8)"
+        ) from None
+    return path
+
+
+def sendable(name: str, value: str) -> None:
+    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: {value!r} cannot be written as UTF-8") from error
+    if size > _TEXT_BYTES:
+        raise ConfigError(f"{name}: {size} bytes are too long; the maximum is {_TEXT_BYTES}")
+
+
+def divergence(options: Mapping[str, Any], name: str) -> Any:
+    """Return what a consumer does about a divergence: a word or a function."""
+    return options[name] if callable(options[name]) else choice("raise", "seek")(options, name)
+
+
+def consumers_hook(options: Mapping[str, Any], name: str) -> Any:
+    """Return a consumer's function, or None."""
+    if options[name] is not None and not callable(options[name]):
+        raise ConfigError(f"{name} must be callable, not {options[name]!r}")
+    return options[name]
