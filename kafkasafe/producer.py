@@ -349,6 +349,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             if the cluster does not acknowledge it within `spool_after_ms`, if the buffer fills, or at close; a crash of
             this process before that loses the record. "never": there are no files; records that the cluster has not
             acknowledged are lost when this process ends.
+        spool_after_ms (int): How long `spool="on_error"` waits for an acknowledgement before it writes to disk.
+            Default: 1000.
         spool_max_bytes (int): Largest size of the spool on disk, or of pending records in memory (`spool="never"`). If
             it is full, `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB on disk, 32 MiB
             in memory.
@@ -358,6 +360,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         spool_segment_bytes (int): Size of one file. Default: an eighth of `spool_max_bytes`, at most 64 MiB.
         spool_sync (str): "group": one fsync for all waiting batches. "each": one fsync per batch. "os": no fsync; a
             crash of the machine (not of the process) may lose records that are not acknowledged.
+        rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, at
+            most 256 MiB.
         delivery (str): "idempotent": each batch is sent to its partition independently, exactly once, for consumers
             with any isolation level. "transactional": batches are sent in transactions, which this process or another
             one commits in a separate step; exactly once for consumers with `isolation_level="read_committed"`. See

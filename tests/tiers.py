@@ -117,6 +117,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_clock.py": ALL,
     "test_docs.py": ALL,
     "test_kafkapython.py": ALL,
+    "test_options_table.py": ALL,
     "test_option_names.py": ALL,
     "test_options_typed.py": ALL,
     "test_ownership.py": ALL,

@@ -1,14 +1,16 @@
 """Validate the options of SafeProducer and SafeConsumer. Errors for an unknown option name the nearest known one.
 
-`table` has the options of kafkasafe, one row each. `values` has the checks of one value, `names` those of an option's
-name, and `connection` those of the options that both clients have. `producer` and `consumer` make the configurations.
+`table` has the options, one row each, which are the fields of the configurations. `values` has the checks of one value,
+`sizes` those of the spool's sizes, `names` those of an option's name, and `connection` those of the options that both
+clients have. `producer` and `consumer` validate.
 """
 
-from kafkasafe.config.consumer import ConsumerConfig, validate_consumer
+from kafkasafe.config.consumer import validate_consumer
 from kafkasafe.config.names import DEPRECATED
-from kafkasafe.config.producer import DEFAULT_CLIENT_ID, Decide, ProducerConfig, validate
+from kafkasafe.config.producer import validate
 from kafkasafe.config.spool_dir import take_locks_early, volatile_reason
-from kafkasafe.config.table import DEFAULTS
+from kafkasafe.config.table import DEFAULTS, ConsumerConfig, Decide, ProducerConfig
+from kafkasafe.config.values import DEFAULT_CLIENT_ID
 from kafkasafe.options import OnRejected
 
 __all__ = [

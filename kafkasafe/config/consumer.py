@@ -1,17 +1,17 @@
-"""The configuration of a SafeConsumer."""
+"""The validation of a consumer's options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kafka import KafkaConsumer
 
 from kafkasafe.config.connection import check_connection, check_types
 from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, with_sizes
-from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, fields
+from kafkasafe.config.option import fields_of
+from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
 from kafkasafe.config.values import choice
 from kafkasafe.errors import ConfigError
 
@@ -19,33 +19,6 @@ __all__ = [
     "ConsumerConfig",
     "validate_consumer",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerConfig:
-    """Validated options of a SafeConsumer.
-
-    Attributes:
-        kafka: The options of KafkaConsumer that the user gave.
-        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
-        on_event: Gets each `kafkasafe.events.ConsumerEvent`.
-        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
-        offsets_hold_timeout_s: How long the consumer keeps the old value if an end offset is lower and nothing explains
-            it. After that it reports the case as unproven.
-        lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
-            offsets carry this history.
-        prometheus: Whether prometheus-client's default registry collects the metrics.
-        remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
-    """
-
-    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
-    on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None]
-    on_event: Callable[[Any], object] | None
-    offsets_path: Path | None
-    offsets_hold_timeout_s: float
-    lineage_path: Path | None
-    prometheus: bool
-    remote_storage_timeout_s: float | None
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
@@ -68,7 +41,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     reset = options.get("auto_offset_reset", "latest")
     if reset not in {"smallest", "largest"}:
         choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")
-    values = fields(CONSUMER, merged)
+    values = fields_of(CONSUMER.items(), merged)
     _check_memories(values)
     return ConsumerConfig(
         kafka={name: value for name, value in options.items() if not _is_default(name, value)}, **values

@@ -1,30 +1,45 @@
-"""The options of kafkasafe, one row each, and the defaults of all options."""
+"""The options that kafkasafe itself reads: one row each, which is a field of a configuration.
+
+A row has the option's name, default, check, and what it means with `spool="never"` (`Option`), and the type that its
+field has. `kafkasafe.options` has the type that users may give, and the text.
+"""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from kafka import KafkaProducer
+from kafka.partitioner import DefaultPartitioner, StickyPartitioner
 
+from kafkasafe.config import sizes
+from kafkasafe.config.option import KAFKAS, Option, option, rows
 from kafkasafe.config.values import (
-    Check,
+    acks_of,
     anything,
     choice,
+    client_id_of,
+    compression_of,
     consumers_hook,
     divergence,
     duration,
     flag,
     hook,
+    idempotence_of,
     lane,
     number,
     optional,
+    partitioner_of,
     path_of_file,
     seconds,
+    transactional_id_of,
+    window_of,
 )
 from kafkasafe.limits.run_ahead import RUN_AHEAD_BYTES
+from kafkasafe.options import OnRejected
+from kafkasafe.record.batch import Compression
 
 __all__ = [
     "CONSUMER",
@@ -32,20 +47,19 @@ __all__ = [
     "DEFAULTS",
     "FILES_ONLY",
     "KAFKA_DEFAULTS",
-    "KAFKA_PRODUCER",
-    "MIB",
+    "OTHER_DEFAULTS",
     "PRODUCER",
     "PRODUCER_DEFAULTS",
-    "Option",
-    "fields",
+    "ConsumerConfig",
+    "Decide",
+    "ProducerConfig",
 ]
 
-MIB: Final = 1024 * 1024
 _INT32: Final = 0x7FFF_FFFF
 
 # KafkaProducer's defaults, then the defaults that differ, with the reasons.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
-_OTHER_DEFAULTS: Final[dict[str, Any]] = {
+OTHER_DEFAULTS: Final[dict[str, Any]] = {
     # A pending record is safe on disk, so there is no reason to give it up.
     "delivery_timeout_ms": None,
     # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end this wait early.
@@ -57,115 +71,187 @@ _OTHER_DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
-class Default(enum.Enum):
-    """A default that is not a value."""
-
-    KAFKAS = enum.auto()
-    """KafkaProducer's default, or the one in `_OTHER_DEFAULTS`."""
-    GIVEN = enum.auto()
-    """The value that was given."""
-
-
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One option: everything about it but its type and its text, which editors read in `kafkasafe.options`.
-
-    The name says the unit: `_ms` milliseconds, `_bytes` bytes.
+class Decide:
+    """An instruction: deliver no records, and only end the named atomic batches.
 
     Attributes:
-        name: Name of the option.
-        default: Its default.
-        check: Makes the value of the field from all options and the name. None: the option has no field of its own,
-            because its value depends on others.
-        field: Name of the field of the configuration; by default that of the option.
-        files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
-        in_memory: The value with `spool="never"`.
+        commit: Ids of the atomic batches to commit if they are staged (wholly in Kafka, but not committed); None: all.
+        abort: Ids of the atomic batches to drop if they are not committed yet.
     """
 
-    name: str
-    default: Any
-    check: Check | None = None
-    field: str = ""
-    files_only: bool = False
-    in_memory: Any = Default.GIVEN
+    commit: frozenset[bytes] | None = frozenset()
+    abort: frozenset[bytes] = frozenset()
 
-    def value(self, options: Mapping[str, Any]) -> Any:
-        """Return the value of the field.
 
-        Raises:
-            ConfigError: The option has a value that cannot work.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """The validated options of a SafeProducer. A field with an `option` is a row of the table.
+
+    The rows are checked in their order. A row with `unset` or a check of another option stands below what it reads.
+
+    Attributes:
+        kafka: All of KafkaProducer's options, for the connections.
+        client_id: Client id, never empty.
+        spool_dir: The directory's real path, without symbolic links, resolved once.
+        spool_dir_given: The absolute path as the user gave it. A producer that starts later resolves this path again.
+        spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
+            does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": there are no
+            files.
+        idempotent: Always True: `enable_idempotence=False` is refused.
+        batch_bytes: Largest batch, headers included.
+        linger_s: How long a batch waits for more records.
+        max_block_s: How long `send` waits for room.
+        run_ahead_bytes: How many bytes may be accepted but not acknowledged while the cluster answers; None: no limit.
+        state_age_s: How long after a batch's timestamp a broker certainly remembers the producer.
+        decide: Instruction of a command that ends staged batches; None: deliver everything.
+    """
+
+    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
+    spool_dir: Path
+    spool_dir_given: Path
+    spool_dir_is_default: bool
+    decide: Decide | None = None
+
+    # KafkaProducer's options.
+    acks: int = option("acks", KAFKAS, acks_of)
+    transactional_id: str | None = option("transactional_id", KAFKAS, transactional_id_of)
+    idempotent: bool = option("enable_idempotence", KAFKAS, idempotence_of)
+    compression: Compression = option("compression_type", KAFKAS, compression_of)
+    window: int = option("max_in_flight_requests_per_connection", KAFKAS, window_of)
+    max_record_bytes: int = option("max_request_size", KAFKAS, number(least=sizes.LEAST_RECORD_BYTES))
+    batch_bytes: int = option("batch_size", KAFKAS, sizes.batch_bytes)
+    client_id: str = option("client_id", KAFKAS, client_id_of)
+    partitioner: Any = option("partitioner", KAFKAS, partitioner_of)
+    linger_s: float = option("linger_ms", KAFKAS, seconds(least=0))
+    max_block_s: float = option("max_block_ms", KAFKAS, seconds(least=0))
+    delivery_timeout_s: float | None = option(
+        "delivery_timeout_ms", KAFKAS, optional(seconds(least=1), float("inf"))
+    )
+    request_timeout_s: float = option("request_timeout_ms", KAFKAS, seconds(least=1))
+    retry_backoff_s: float = option("retry_backoff_ms", KAFKAS, seconds(least=1))
+    transaction_timeout_ms: int = option("transaction_timeout_ms", KAFKAS, number(least=1000, most=_INT32))
+    key_serializer: Any = option("key_serializer", KAFKAS, anything)
+    value_serializer: Any = option("value_serializer", KAFKAS, anything)
+
+    # Options that KafkaProducer does not have. `spool_dir` and its two companions are found together.
+    spool: Literal["always", "on_error", "never"] = option(
+        "spool", "always", choice("always", "on_error", "never")
+    )
+    delivery: Literal["idempotent", "transactional"] = option(
+        "delivery", "idempotent", choice("idempotent", "transactional")
+    )
+    spool_lane: int | None = option("spool_lane", None, lane, files_only=True)
+    spool_max_bytes: int = option(
+        "spool_max_bytes", None, number(least=sizes.MIN_SPOOL_BYTES), unset=sizes.default_spool_bytes
+    )
+    spool_segment_bytes: int = option(
+        "spool_segment_bytes",
+        None,
+        number(least=sizes.MIB),
+        files_only=True,
+        in_memory=sizes.MEMORY_SEGMENT_BYTES,
+        unset=sizes.default_segment_bytes,
+    )
+    spool_sync: Literal["group", "each", "os"] = option(
+        "spool_sync", "group", choice("group", "each", "os"), files_only=True, in_memory="os"
+    )
+    spool_after_s: float = option("spool_after_ms", 1000, seconds(least=0), files_only=True)
+    run_ahead_bytes: int | None = option(
+        "run_ahead_bytes",
+        RUN_AHEAD_BYTES,
+        optional(number(least=sizes.MIB)),
+        files_only=True,
+        in_memory=None,
+    )
+    rejected_max_bytes: int = option(
+        "rejected_max_bytes",
+        None,
+        number(least=0),
+        files_only=True,
+        in_memory=0,
+        unset=sizes.default_rejected_bytes,
+    )
+    retain_acked_bytes: int = option("retain_acked_bytes", 0, number(least=0), files_only=True)
+    retain_acked_s: float = option("retain_acked_ms", 0, duration, files_only=True)
+    on_data_loss: Literal["restore", "raise", "event"] = option(
+        "on_data_loss", "restore", choice("restore", "raise", "event")
+    )
+    restore_recreated_topics: bool = option("restore_recreated_topics", False, flag, files_only=True)
+    data_loss_check_s: float = option("data_loss_check_ms", 30_000, seconds(least=100))
+    on_corrupt: Literal["raise", "quarantine"] = option(
+        "on_corrupt", "raise", choice("raise", "quarantine"), files_only=True
+    )
+    on_undecidable: Literal["raise", "resend", "skip"] = option(
+        "on_undecidable", "raise", choice("raise", "resend", "skip")
+    )
+    on_rejected: OnRejected | None = option("on_rejected", None, hook)
+    on_event: Callable[[Any], object] | None = option("on_event", None, hook)
+    prometheus: bool = option("prometheus", False, flag)
+    blocked_timeout_s: float | None = option("blocked_timeout_ms", 7 * 86_400_000, optional(seconds(least=0)))
+    on_blocked_topic: Literal["raise", "accept"] = option(
+        "on_blocked_topic", "raise", choice("raise", "accept")
+    )
+    state_age_s: float = option("producer_id_expiration_ms", 86_400_000, seconds(least=1, per=4000))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `spool="never"`: unacknowledged records are in memory only."""
+        return self.spool == "never"
+
+    @property
+    def custom_partitioner(self) -> bool:
+        """Whether the partitioner must be asked.
+
+        Both partitioners of kafka-python choose the same partition for a key. They differ for records without a key,
+        but kafkasafe itself puts all such records of one batch into one partition.
         """
-        if options.get("spool") == "never" and self.in_memory is not Default.GIVEN:
-            return self.in_memory
-        return options[self.name] if self.check is None else self.check(options, self.name)
+        return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
 
-PRODUCER: Final = (
-    Option("spool_dir", None, files_only=True),
-    Option("spool", "always", choice("always", "on_error", "never")),
-    Option("delivery", "idempotent", choice("idempotent", "transactional")),
-    Option("spool_lane", None, lane, files_only=True),
-    Option("spool_max_bytes", None),
-    Option("spool_segment_bytes", None, files_only=True),
-    Option("spool_sync", "group", choice("group", "each", "os"), files_only=True, in_memory="os"),
-    Option("spool_after_ms", 1000, seconds(least=0), "spool_after_s", files_only=True),
-    Option("run_ahead_bytes", RUN_AHEAD_BYTES, optional(number(least=MIB)), files_only=True, in_memory=None),
-    Option("rejected_max_bytes", None, number(least=0), files_only=True, in_memory=0),
-    Option("retain_acked_bytes", 0, number(least=0), files_only=True),
-    Option("retain_acked_ms", 0, duration, "retain_acked_s", files_only=True),
-    Option("on_data_loss", "restore", choice("restore", "raise", "event")),
-    Option("restore_recreated_topics", False, flag, files_only=True),
-    Option("data_loss_check_ms", 30_000, seconds(least=100), "data_loss_check_s"),
-    Option("on_corrupt", "raise", choice("raise", "quarantine"), files_only=True),
-    Option("on_undecidable", "raise", choice("raise", "resend", "skip")),
-    Option("on_rejected", None, hook),
-    Option("on_event", None, hook),
-    Option("prometheus", False, flag),
-    Option("blocked_timeout_ms", 7 * 86_400_000, optional(seconds(least=0)), "blocked_timeout_s"),
-    Option("on_blocked_topic", "raise", choice("raise", "accept")),
-    Option("producer_id_expiration_ms", 86_400_000, seconds(least=1, per=4000), "state_age_s"),
-)
-"""Options of a SafeProducer that KafkaProducer does not have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """The validated options of a SafeConsumer. A field with an `option` is a row of the table.
 
-KAFKA_PRODUCER: Final = (
-    Option("max_request_size", Default.KAFKAS, number(least=1024), "max_record_bytes"),
-    Option("linger_ms", Default.KAFKAS, seconds(least=0), "linger_s"),
-    Option("max_block_ms", Default.KAFKAS, seconds(least=0), "max_block_s"),
-    Option(
-        "delivery_timeout_ms",
-        Default.KAFKAS,
-        optional(seconds(least=1), float("inf")),
-        "delivery_timeout_s",
-    ),
-    Option("request_timeout_ms", Default.KAFKAS, seconds(least=1), "request_timeout_s"),
-    Option("retry_backoff_ms", Default.KAFKAS, seconds(least=1), "retry_backoff_s"),
-    Option("transaction_timeout_ms", Default.KAFKAS, number(least=1000, most=_INT32)),
-    Option("key_serializer", Default.KAFKAS, anything),
-    Option("value_serializer", Default.KAFKAS, anything),
-)
-"""KafkaProducer's options that become fields without regard to others."""
+    Attributes:
+        kafka: The options of KafkaConsumer that the user gave.
+        on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
+        on_event: Gets each `kafkasafe.events.ConsumerEvent`.
+        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
+        offsets_hold_timeout_s: How long the consumer keeps the old value if an end offset is lower and nothing explains
+            it. After that it reports the case as unproven.
+        lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
+            offsets carry this history.
+        prometheus: Whether prometheus-client's default registry collects the metrics.
+        remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
+    """
 
-PRODUCER_DEFAULTS: Final[dict[str, Any]] = {option.name: option.default for option in PRODUCER}
-FILES_ONLY: Final = tuple(option.name for option in PRODUCER if option.files_only)
+    kafka: Mapping[str, Any] = field(repr=False)  # there are passwords in it
+    on_divergence: Literal["raise", "seek"] | Callable[[Any], int | None] = option(
+        "on_divergence", "raise", divergence
+    )
+    on_event: Callable[[Any], object] | None = option("on_event", None, consumers_hook)
+    offsets_path: Path | None = option("offsets_path", None, path_of_file)
+    offsets_hold_timeout_s: float = option("offsets_hold_timeout_ms", 30_000, duration)
+    lineage_path: Path | None = option("lineage_path", None, path_of_file)
+    prometheus: bool = option("prometheus", False, flag)
+    remote_storage_timeout_s: float | None = option(
+        "remote_storage_timeout_ms", None, optional(seconds(least=1))
+    )
 
 
-DEFAULTS: Final[dict[str, Any]] = {**KAFKA_DEFAULTS, **_OTHER_DEFAULTS, **PRODUCER_DEFAULTS}
-
-
-CONSUMER: Final = (
-    Option("on_divergence", "raise", divergence),
-    Option("on_event", None, consumers_hook),
-    Option("offsets_path", None, path_of_file),
-    Option("offsets_hold_timeout_ms", 30_000, duration, "offsets_hold_timeout_s"),
-    Option("lineage_path", None, path_of_file),
-    Option("prometheus", False, flag),
-    Option("remote_storage_timeout_ms", None, optional(seconds(least=1)), "remote_storage_timeout_s"),
-)
-"""Options of a SafeConsumer that KafkaConsumer does not have."""
-
-CONSUMER_DEFAULTS: Final[dict[str, Any]] = {option.name: option.default for option in CONSUMER}
-
-
-def fields(rows: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a configuration that these options determine, each by itself."""
-    return {option.field or option.name: option.value(options) for option in rows if option.check}
+PRODUCER: Final[dict[str, Option]] = rows(ProducerConfig)
+"""The rows of a producer, by the name of the configuration's field."""
+CONSUMER: Final[dict[str, Option]] = rows(ConsumerConfig)
+"""The rows of a consumer, by the name of the configuration's field."""
+PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
+    "spool_dir": None,
+    **{row.name: row.default for row in PRODUCER.values() if row.default is not KAFKAS},
+}
+"""Options of a SafeProducer that KafkaProducer does not have, with their defaults."""
+CONSUMER_DEFAULTS: Final[dict[str, Any]] = {row.name: row.default for row in CONSUMER.values()}
+"""Options of a SafeConsumer that KafkaConsumer does not have, with their defaults."""
+FILES_ONLY: Final = ("spool_dir", *(row.name for row in PRODUCER.values() if row.files_only))
+"""Options about files: `spool="never"` cannot be combined with them."""
+DEFAULTS: Final[dict[str, Any]] = {**KAFKA_DEFAULTS, **OTHER_DEFAULTS, **PRODUCER_DEFAULTS}
+"""Every option of a SafeProducer, with its default."""

@@ -5,30 +5,52 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kafkasafe.errors import ConfigError
+from kafkasafe.record.batch import Compression
 
 __all__ = [
+    "DEFAULT_CLIENT_ID",
+    "MOST_IN_FLIGHT",
     "Check",
+    "Choice",
+    "acks_of",
     "anything",
     "choice",
+    "client_id_of",
+    "compression_of",
     "consumers_hook",
     "divergence",
     "duration",
     "flag",
     "hook",
+    "idempotence_of",
     "lane",
     "nameable",
     "number",
     "optional",
+    "partitioner_of",
     "path_of_file",
     "seconds",
-    "sendable",
+    "transactional_id_of",
+    "window_of",
 ]
 
 MAX_LANES: Final = 1000
+DEFAULT_CLIENT_ID: Final = "kafkasafe"
+MOST_IN_FLIGHT: Final = 5
+"""A broker remembers a producer's last five batches. With more in flight, it could not recognise a repeated batch."""
+_COMPRESSION: Final = {
+    None: Compression.NONE,
+    "none": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
 _ENDLESS: Final = 2**62
 _TEXT_BYTES: Final = 0x7FFF
 """Largest size of a string in Kafka's protocol."""
@@ -71,18 +93,31 @@ def optional(check: Check, *absent: Any) -> Check:
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 
-def choice(*choices: str) -> Check:
-    """Return the check of a word."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The check of a word."""
 
-    def check(options: Mapping[str, Any], name: str) -> Any:
+    words: tuple[str, ...]
+
+    def __call__(self, options: Mapping[str, Any], name: str) -> Any:
+        """Return the word.
+
+        Raises:
+            ConfigError: It is not one of `words`.
+        """
         value = options[name]
-        if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1)
+        if value not in self.words:
+            near = difflib.get_close_matches(str(value), self.words, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+            raise ConfigError(
+                f"{name} must be one of {', '.join(map(repr, self.words))}, not {value!r}{hint}"
+            )
         return value
 
-    return check
+
+def choice(*words: str) -> Choice:
+    """Return the check of a word."""
+    return Choice(words)
 
 
 def flag(options: Mapping[str, Any], name: str) -> bool:
@@ -145,7 +180,7 @@ def nameable(option: str, path: Path) -> Path:
     return path
 
 
-def sendable(name: str, value: str) -> None:
+def _sendable(name: str, value: str) -> None:
     """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
     try:
         size = len(value.encode())
@@ -164,4 +199,63 @@ def consumers_hook(options: Mapping[str, Any], name: str) -> Any:
     """Return a consumer's function, or None."""
     if options[name] is not None and not callable(options[name]):
         raise ConfigError(f"{name} must be callable, not {options[name]!r}")
+    return options[name]
+
+
+def acks_of(options: Mapping[str, Any], name: str) -> int:
+    """Return the number of `acks`: -1 or 1."""
+    acks: Any = {"all": -1, "-1": -1, "1": 1}.get(str(options[name]), options[name])
+    if acks == 0:
+        raise ConfigError(
+            "acks=0 requests no acknowledgement, so the producer could never know that a record is safe; use 'all'"
+        )
+    if not (acks == -1 or acks == 1):  # noqa: PLR1714 - the value may be unhashable
+        raise ConfigError(f"acks must be 'all', -1 or 1, not {options[name]!r}")
+    return -1 if acks == -1 else 1
+
+
+def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
+    """Return a transactional id, or None."""
+    value = options[name]
+    if value is None:
+        return None
+    if not (isinstance(value, str) and value):
+        raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
+    _sendable(name, value)
+    return value
+
+
+def idempotence_of(options: Mapping[str, Any], name: str) -> bool:
+    """Return True: batches always have ids."""
+    if not options[name]:
+        raise ConfigError(f"{name}=False would let every retry create a duplicate; leave {name} on")
+    return True
+
+
+def compression_of(options: Mapping[str, Any], name: str) -> Compression:
+    """Return the compression of batches."""
+    kind = options[name]
+    compression = _COMPRESSION.get(kind) if kind is None or isinstance(kind, str) else None
+    if compression is None:
+        known = ", ".join(str(word) for word in _COMPRESSION)
+        raise ConfigError(f"{name} must be one of {known}, not {kind!r}")
+    return compression
+
+
+def window_of(options: Mapping[str, Any], name: str) -> int:
+    """Return how many batches of one partition may be in flight."""
+    return min(MOST_IN_FLIGHT, number(least=1)(options, name))
+
+
+def client_id_of(options: Mapping[str, Any], name: str) -> str:
+    """Return the client id, never empty."""
+    return options[name] or DEFAULT_CLIENT_ID
+
+
+def partitioner_of(options: Mapping[str, Any], name: str) -> Any:
+    """Return a partitioner."""
+    if not hasattr(options[name], "partition"):
+        raise ConfigError(
+            f"{name} must have a method partition(), like kafka.partitioner.Partitioner, not {options[name]!r}"
+        )
     return options[name]

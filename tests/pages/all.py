@@ -13,6 +13,7 @@ from tests.pages import (
     marks,
     metrics,
     options,
+    options_guide,
     partition_flows,
     position_states,
 )
@@ -26,6 +27,7 @@ PAGES: Final = (
     marks,
     metrics,
     options,
+    options_guide,
     partition_flows,
     position_states,
 )

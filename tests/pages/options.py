@@ -9,8 +9,8 @@ from kafka import KafkaConsumer
 
 from kafkasafe import config
 from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, WITHOUT_EFFECT
-from kafkasafe.config.producer import MOST_IN_FLIGHT
 from kafkasafe.config.table import CONSUMER_DEFAULTS
+from kafkasafe.config.values import MOST_IN_FLIGHT
 from kafkasafe.kafkapython.client import OURS
 from tests.pages import DOCS, PACKAGE, class_bases, class_body, code, table
 

@@ -1,0 +1,97 @@
+"""What a table of options consists of: one row for each option."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from kafkasafe.config.values import Check, anything
+
+__all__ = ["KAFKAS", "Default", "Option", "fields_of", "option", "rows"]
+
+
+class Default(enum.Enum):
+    """What stands in a row in place of a value."""
+
+    KAFKAS = enum.auto()
+    """The default of kafka-python, or the one that `table.OTHER_DEFAULTS` has instead."""
+    GIVEN = enum.auto()
+    """The value that the user gave."""
+
+
+KAFKAS: Final = Default.KAFKAS
+_ROW: Final = "option"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option: everything about it but its text, which editors read in `kafkasafe.options`.
+
+    The name says the unit: `_ms` milliseconds, `_bytes` bytes.
+
+    Attributes:
+        name: Name of the option.
+        default: Its default.
+        check: Makes the value of the field from all options and the name, or raises ConfigError.
+        files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
+        in_memory: The value of the field with `spool="never"`.
+        unset: Makes the value of the field if the option is None, from the fields of the rows above.
+    """
+
+    name: str
+    default: Any
+    check: Check = anything
+    files_only: bool = False
+    in_memory: Any = Default.GIVEN
+    unset: Callable[[Mapping[str, Any]], Any] | None = None
+
+    def value(self, options: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
+        """Return the value of the field.
+
+        Args:
+            options: Every option.
+            above: The fields of the rows above.
+
+        Raises:
+            ConfigError: The option has a value that cannot work.
+        """
+        if options.get("spool") == "never" and self.in_memory is not Default.GIVEN:
+            return self.in_memory
+        if self.unset is not None and options[self.name] is None:
+            return self.unset(above)
+        return self.check(options, self.name)
+
+
+def option(
+    name: str,
+    default: Any,
+    check: Check = anything,
+    *,
+    files_only: bool = False,
+    in_memory: Any = Default.GIVEN,
+    unset: Callable[[Mapping[str, Any]], Any] | None = None,
+) -> Any:
+    """Return a field of a configuration that has the value of an option. See `Option` for the arguments."""
+    row = Option(name, default, check, files_only, in_memory, unset)
+    return dataclasses.field(metadata={_ROW: row})
+
+
+def rows(configuration: type[Any]) -> dict[str, Option]:
+    """Return the option of each field of a configuration, by the name of the field."""
+    return {
+        each.name: each.metadata[_ROW] for each in dataclasses.fields(configuration) if _ROW in each.metadata
+    }
+
+
+def fields_of(table: Iterable[tuple[str, Option]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that these rows determine, checked in the order of the table.
+
+    Raises:
+        ConfigError: An option has a value that cannot work.
+    """
+    found: dict[str, Any] = {}
+    for name, row in table:
+        found[name] = row.value(options, found)
+    return found
