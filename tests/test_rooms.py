@@ -26,6 +26,7 @@ ROOMS = [
     "config",
     "kafkapython",
     "testing/_real",
+    "testing/disk",
     "testing/fake",
 ]
 MOST_LINES = 600

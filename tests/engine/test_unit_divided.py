@@ -97,7 +97,7 @@ def test_a_damaged_batch_that_is_to_be_divided_ends_its_unit(monkeypatch):
     life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
     lane = life.context.own
     assert world.run(60, lambda: bool(lane.undivided))
-    for file in world.disk._files.values():
+    for file in world.disk._tree.files.values():
         at = file.content.find(values[5])
         if at >= 0:
             file.content[at] ^= 1
@@ -122,7 +122,7 @@ def test_a_damaged_batch_that_waits_for_its_partitions_ends_its_unit():
     world.set_outage(False)
     life = world.start(retry_backoff_ms=100, on_corrupt="quarantine")
     world.run(3)
-    for file in world.disk._files.values():
+    for file in world.disk._tree.files.values():
         at = file.content.find(values[5])
         if at >= 0:
             file.content[at] ^= 1
@@ -133,7 +133,7 @@ def test_a_damaged_batch_that_waits_for_its_partitions_ends_its_unit():
 
 def flip(world: World, value: bytes) -> None:
     """Damage the first copy of a value on the disk."""
-    for file in world.disk._files.values():
+    for file in world.disk._tree.files.values():
         at = file.content.find(value)
         if at >= 0:
             file.content[at] ^= 1
@@ -214,7 +214,7 @@ def test_a_damaged_part_of_a_divided_batch_ends_its_unit():
     assert world.run(60, lambda: _copies(world, values[0]) == 2)  # its part is written
     world.kill(life)
     assert world.committed("orders", 0) == []
-    for file in world.disk._files.values():
+    for file in world.disk._tree.files.values():
         at = file.content.rfind(values[0])
         if at >= 0:
             file.content[at] ^= 1
@@ -225,4 +225,4 @@ def test_a_damaged_part_of_a_divided_batch_ends_its_unit():
 
 
 def _copies(world: World, value: bytes) -> int:
-    return sum(file.content.count(value) for file in world.disk._files.values())
+    return sum(file.content.count(value) for file in world.disk._tree.files.values())

@@ -1,0 +1,61 @@
+"""A simulated disk for tests of programs that store data: it loses power, lies, fills up and gets damaged.
+
+`Disk` is the machine's disk. `DiskFiles` is one process's use of it, and implements the spool's seam to the disk
+(`kafkasafe.spool.files.Files`). Several processes can share a disk, like a real one.
+
+    disk = Disk()
+    write_something(disk.process())
+    for state in disk.crash_states():
+        recover(state.disk.process())
+
+Processes always see the newest state, as through a page cache. A crash leaves another state:
+
+* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of it survives or not,
+  in any combination. A surviving sector may be torn at any byte, but then at least its last four bytes are missing. The
+  file's size may or may not be updated, independently of the data. So bytes may be missing, or zeros may replace data.
+  Bytes that were cut off may reappear.
+* **Names.** Consider the names that were created, deleted or renamed in a directory since its last `sync_directory`.
+  Each has its old or its new state, in any combination. A rename is atomic. A rename from one directory into another is
+  durable as soon as either of them was synced.
+* **A failed `sync_data`** leaves the data written since the last successful one in such a state permanently: a later
+  `sync_data` does not repair it, only writing it again does. Processes still read what they wrote. (Linux marks the
+  pages as clean. PostgreSQL had relied on the contrary until 2018; this is known as fsyncgate.) All file systems in use
+  journal names, so a `sync_directory` that succeeds after a failed one is valid.
+
+A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this. The next process sees everything, and a
+later loss of power can still lose unsynced data.
+
+Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
+`Disk.unmount` replace a directory by another volume and back. A process keeps what it has open.
+"""
+
+from kafkasafe.testing.disk.durability import SECTOR_BYTES
+from kafkasafe.testing.disk.faults import Fault, ProcessKilled
+from kafkasafe.testing.disk.machine import CrashState, Disk, DiskFiles
+from kafkasafe.testing.disk.operations import (
+    Link,
+    Operation,
+    Rename,
+    SyncData,
+    SyncDirectory,
+    Truncate,
+    Unlink,
+    Write,
+)
+
+__all__ = [
+    "SECTOR_BYTES",
+    "CrashState",
+    "Disk",
+    "DiskFiles",
+    "Fault",
+    "Link",
+    "Operation",
+    "ProcessKilled",
+    "Rename",
+    "SyncData",
+    "SyncDirectory",
+    "Truncate",
+    "Unlink",
+    "Write",
+]

@@ -1,0 +1,27 @@
+"""Bytes of simulated files, and the errors of the calls on them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["failure", "put", "resize"]
+
+
+def put(content: bytearray, offset: int, data: bytes) -> None:
+    """Writes data into a file. What it skips becomes zeros."""
+    if data:
+        if offset > len(content):
+            resize(content, offset)
+        content[offset : offset + len(data)] = data
+
+
+def resize(content: bytearray, size: int) -> None:
+    """Sets the size of a file. What is added is zeros."""
+    del content[size:]
+    content.extend(bytes(size - len(content)))
+
+
+def failure(code: int, path: Path | None = None) -> OSError:
+    """Returns the error that a call fails with."""
+    return OSError(code, os.strerror(code), *(() if path is None else (str(path),)))

@@ -1,0 +1,258 @@
+"""What of a disk is durable, and the states in which a loss of power may leave the rest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from kafkasafe.testing.disk.contents import put, resize
+from kafkasafe.testing.disk.operations import (
+    Link,
+    Names,
+    Operation,
+    Rename,
+    SyncData,
+    SyncDirectory,
+    Truncate,
+    Unlink,
+    Write,
+)
+
+__all__ = ["SECTOR_BYTES", "DurableData", "DurableState"]
+
+SECTOR_BYTES: Final = 512
+_LEAST_MISSING_BYTES: Final = 4
+"""The smallest unit that a disk writes. Real units may be larger; a program that survives these survives those."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A change of a file since the durable state. Certain: itself durable, but applied to a change that is not."""
+
+    at: int
+    change: Write | Truncate
+    certain: bool = False
+    doubtful: bool = False
+
+
+@dataclass(slots=True)
+class DurableData:
+    """The durable content of a file, and its changes since then.
+
+    Attributes:
+        base: The durable content.
+        layers: Later changes, in order.
+        size: The size that processes see.
+    """
+
+    base: bytes = b""
+    layers: list[_Layer] = field(default_factory=list)
+    size: int = -1
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            self.size = len(self.base)
+
+    def add(self, at: int, change: Write | Truncate) -> None:
+        """Notes a change of the file."""
+        self.layers.append(_Layer(at, change))
+        if isinstance(change, Truncate):
+            self.size = change.size
+        elif change.data:
+            self.size = max(self.size, change.offset + len(change.data))
+
+    def sync(self, at: int, node: int, *, ok: bool) -> None:
+        """Makes the changes so far durable, or doubtful if the sync failed."""
+        for layer in self.layers:
+            if not layer.doubtful and not layer.certain:
+                layer.certain, layer.doubtful = ok, not ok
+        if not ok:
+            return
+        # A failed sync loses pages with data, but not the size. So the size is certain now.
+        self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
+        if all(layer.certain for layer in self.layers):
+            self.base = self.settle(_ALL, random.Random(0))
+            self.layers.clear()
+
+    def settle(self, choice: _Choice, rng: random.Random) -> bytes:
+        """Returns one of the contents that a crash may leave."""
+        content = bytearray(self.base)
+        size = len(content)
+        open_layers = sum(not layer.certain for layer in self.layers)
+        sizes = choice.how_many_sizes(open_layers, rng)
+        for layer in self.layers:
+            done = 1 << 60 if layer.certain else choice.bytes_done(layer)
+            counts = layer.certain or (sizes > 0 if done is None else done > 0)
+            if not layer.certain:
+                sizes -= 1
+            match layer.change:
+                case Truncate(_, new_size) if counts:
+                    resize(content, new_size)
+                    size = new_size
+                case Write(_, offset, data) if done is not None:
+                    data = data[:done]
+                    put(content, offset, data)
+                    size = max(size, offset + len(data)) if data else size
+                case Write(_, offset, data):
+                    for start, end in _sectors(offset, len(data)):
+                        if rng.random() < choice.data:
+                            torn = rng.randint(start, end) if rng.random() < choice.torn else end
+                            # To write a sector, the kernel reads memory in units larger than this.
+                            torn = end if end - torn < _LEAST_MISSING_BYTES else torn
+                            put(content, start, data[start - offset : torn - offset])
+                    if counts:
+                        size = max(size, offset + len(data))
+                case _:
+                    pass
+        resize(content, size)
+        return bytes(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The probabilities with which changes survive in a random state although they are not durable.
+
+    Attributes:
+        data: Probability for each sector.
+        sizes: 0: no new size survives; 1: the newest does; in between: any earlier one (sizes are journalled in order).
+        names: Probability for each change of a directory.
+        torn: Probability that a surviving sector is torn.
+        cut: Replaces the probabilities: everything before this (operation, byte) survives, and nothing after it.
+    """
+
+    data: float = 1
+    sizes: float = 1
+    names: float = 1
+    torn: float = 0
+    cut: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.cut is not None:
+            return f"all before byte {self.cut[1]} of operation {self.cut[0]}"
+        return f"data {self.data} sizes {self.sizes} names {self.names} torn {self.torn}"
+
+    def how_many_sizes(self, changes: int, rng: random.Random) -> int:
+        if self.sizes in {0, 1}:
+            return changes * int(self.sizes)
+        return rng.randint(0, changes)
+
+    def bytes_done(self, layer: _Layer) -> int | None:
+        """How many bytes of a change survive. None: the probabilities decide."""
+        if self == _ALL:
+            return 1 << 60
+        if self.cut is None or layer.doubtful:
+            return None
+        at, byte = self.cut
+        return 1 << 60 if layer.at < at else byte if layer.at == at else 0
+
+    def name_done(self, at: int, rng: random.Random) -> bool:
+        return at < self.cut[0] if self.cut is not None else rng.random() < self.names
+
+
+_ALL: Final = _Choice()
+_NONE: Final = _Choice(data=0, sizes=0, names=0)
+
+
+@dataclass(slots=True)
+class DurableState:
+    """The durable state at one moment of the history, and the changes since then."""
+
+    files: dict[int, DurableData]
+    directories: dict[int, Names]
+    names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
+
+    def copy(self) -> DurableState:
+        """Returns the durable state without the changes since then."""
+        return DurableState(
+            {node: DurableData(data.base) for node, data in self.files.items()},
+            {node: dict(names) for node, names in self.directories.items()},
+        )
+
+    def add(self, at: int, operation: Operation) -> None:
+        """Notes an operation."""
+        match operation:
+            case Write() | Truncate():
+                self.files[operation.node].add(at, operation)
+            case SyncData(node, ok):
+                self.files[node].sync(at, node, ok=ok)
+            case SyncDirectory(directory, ok):
+                if ok:
+                    self._sync(directory)
+            case Link(_, _, node, is_directory):
+                self.names.append((at, operation))
+                if is_directory:
+                    self.directories[node] = {}
+                else:
+                    self.files[node] = DurableData()
+            case Unlink() | Rename():
+                self.names.append((at, operation))
+
+    def _sync(self, directory: int) -> None:
+        left = []
+        for at, change in self.names:
+            if directory == change.directory or (isinstance(change, Rename) and directory == change.into):
+                _apply(self.directories, change)
+            else:
+                left.append((at, change))
+        self.names = left
+
+    def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
+        """Yields what may survive: everything, nothing, and random choices."""
+        yield _ALL
+        open_layers = [layer for data in self.files.values() for layer in data.layers if not layer.certain]
+        if not open_layers and not self.names:
+            return
+        yield _NONE
+        for _ in range(samples):
+            if rng.random() < 0.4:
+                cuts: list[tuple[int, Write | Truncate | Link | Unlink | Rename]] = [
+                    (layer.at, layer.change) for layer in open_layers if not layer.doubtful
+                ]
+                cuts += self.names
+                if cuts:
+                    at, change = rng.choice(cuts)
+                    length = len(change.data) if isinstance(change, Write) else 1
+                    byte = rng.randint(0, length)
+                    if rng.random() < 0.3:
+                        byte -= byte % SECTOR_BYTES
+                    doubtful = rng.choice((0, 0.5, 1))
+                    yield _Choice(doubtful, doubtful, cut=(at, byte))
+                    continue
+            yield _Choice(
+                data=rng.choice((0, 0.1, 0.5, 0.9, 1)),
+                sizes=rng.choice((0, 0.5, 1)),
+                names=rng.choice((0, 0.5, 1)),
+                torn=rng.choice((0, 0.1)),
+            )
+
+    def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, Names]]:
+        """Returns the files and directories, by node."""
+        directories = {node: dict(names) for node, names in self.directories.items()}
+        for at, change in self.names:
+            if choice.name_done(at, rng):
+                _apply(directories, change)
+        return {node: data.settle(choice, rng) for node, data in self.files.items()}, directories
+
+
+def _apply(directories: dict[int, Names], change: Link | Unlink | Rename) -> None:
+    """Applies a change, even if an earlier one is missing, because names change independently of each other."""
+    names = directories[change.directory]
+    match change:
+        case Link(_, name, node):
+            names[name] = node
+        case Unlink(_, name):
+            names.pop(name, None)
+        case Rename(_, name, into, target, node):
+            if names.get(name) == node:
+                del names[name]
+            directories[into][target] = node
+
+
+def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
+    end = offset + size
+    while offset < end:
+        following = min(end, offset - offset % SECTOR_BYTES + SECTOR_BYTES)
+        yield offset, following
+        offset = following

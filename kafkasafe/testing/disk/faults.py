@@ -1,0 +1,44 @@
+"""Faults of a disk, and the end of a process."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+__all__ = ["Fault", "ProcessKilled"]
+
+
+class ProcessKilled(BaseException):
+    """The process that made this call has died, as after kill -9. None of its code should run from here on."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault and its time. `Disk.fail` arms it; its counts begin there.
+
+    Attributes:
+        call: Number of matching calls that succeed first.
+        operation: Name of the method of `Files` that the fault matches; None: all methods.
+        error: errno of the OSError to raise. 0: raise nothing, but write only a part (only for `writev`).
+        times: Number of calls that fail; None: all further ones.
+        partial: Part of a write that is done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
+        kill: The process dies at this call; no error is raised.
+        hits: How often the fault has occurred so far.
+    """
+
+    call: int = 0
+    operation: str | None = None
+    error: int = errno.EIO
+    times: int | None = 1
+    partial: float = 0.5
+    kill: bool = False
+    hits: int = 0
+
+    def _strikes(self, operation: str) -> bool:
+        if self.operation not in {None, operation} or (self.times is not None and self.hits >= self.times):
+            return False
+        if self.call > 0:
+            self.call -= 1
+            return False
+        self.hits += 1
+        return True
