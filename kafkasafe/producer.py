@@ -23,7 +23,7 @@ from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import Parts, opened
 from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
-from kafkasafe.config import DEFAULTS, DEPRECATED, ProducerConfig, validate
+from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.metric_readings import producer_readings
@@ -414,7 +414,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         max_usable_produce_magic = not_for_callers("records have format 2, which brokers know since 0.11")
 
     def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
-        config = self._validated(configs)
+        config = validate(configs)
         self.config: Mapping[str, Any] = config.kafka
         self._config = config
         self._transactions: Transactions | None = None
@@ -436,9 +436,6 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
             self._transactions = Transactions(parts)
             parts.shutdown.end_first(self._transactions)
-
-    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
-        return validate(options)
 
     def send(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,11 +13,11 @@ import typer
 from kafkasafe import units as u
 from kafkasafe.cli.common import CODES, EXIT_BROKEN, EXIT_FAILED, open_directory
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
+from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
-from kafkasafe.config import Decide, ProducerConfig, validate
+from kafkasafe.config import Decide
 from kafkasafe.events import AtomicBatchCommitted, AtomicBatchDropped
 from kafkasafe.maintenance.examination import read_content
-from kafkasafe.producer import SafeProducer
 from kafkasafe.spool.examine import Step
 
 __all__ = ["DECISION_CODES", "BatchIds", "Decided", "Patience", "Wanted", "decide_staged"]
@@ -42,37 +42,16 @@ Patience = Annotated[
 ]
 
 
-class _Decider(SafeProducer):
-    """A SafeProducer that delivers nothing: it only commits or aborts staged atomic batches."""
+class _Outcomes:
+    """The ends of atomic batches, by their ids."""
 
-    def __init__(self, options: Mapping[str, Any], directory: Path, decide: Decide) -> None:
-        self._decide = decide
-        self.outcomes: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
-        mine = {"spool_dir": directory, "client_id": "kafkasafe-decide", "on_event": self._note}
-        super().__init__(**{**options, **mine})
+    def __init__(self) -> None:
+        self.known: dict[str, AtomicBatchCommitted | AtomicBatchDropped] = {}
 
-    def _note(self, event: object) -> None:
+    def note(self, event: object) -> None:
+        """Note an event of the producer."""
         if isinstance(event, (AtomicBatchCommitted, AtomicBatchDropped)):
-            self.outcomes[event.batch_id] = event
-
-    def _validated(self, options: Mapping[str, Any]) -> ProducerConfig:
-        return replace(validate(options), decide=self._decide)
-
-    @property
-    def lanes(self) -> set[str]:
-        """Names of the lanes that this producer holds."""
-        return {lane.name for lane in self._pump.lanes}
-
-    def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """The phase of an undecided unit (an atomic batch), and whether a unit that is left undecided holds it up.
-
-        None if none of this producer's lanes has the unit.
-        """
-        for lane in self._pump.lanes:
-            unit = lane.journal.units.get(unit_id)
-            if unit is not None:
-                return unit.phase, unit.phase is u.Phase.STAGED and lane.journal.units.held_up(unit)
-        return None
+            self.known[event.batch_id] = event
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +108,27 @@ def _decide(
     deadline = time.monotonic() + limit_s
     unreachable = False
     phases: dict[str, tuple[u.Phase, bool] | None] = {}
-    with _Decider(options, directory, decide) as producer:
+    outcomes = _Outcomes()
+    with OpenSpool(options, directory, "kafkasafe-decide", outcomes.note, decide) as spool:
         names = {each.lane for each in wanted}
         while True:
-            there = names <= producer.lanes
-            phases = {each.unit_id.hex(): producer.unit(each.unit_id) for each in wanted}
+            there = names <= spool.lanes
+            phases = {each.unit_id.hex(): spool.unit(each.unit_id) for each in wanted}
             busy = _STAGED if not decide.abort else _STAGED | {u.Phase.REFUSED}
             if there and not any(at is not None and at[0] in busy and not at[1] for at in phases.values()):
                 break
             if time.monotonic() >= deadline:
-                network = producer.last_network_error
-                unreachable = network is not None and not producer.bootstrap_connected()
+                network = spool.last_network_error
+                unreachable = network is not None and not spool.connected
                 if network is not None:
                     typer.echo(f"No broker can be used: {in_words(network)}", err=True)
                 break
             time.sleep(_POLL_S)
-        producer.close(0)
-        outcomes = producer.outcomes
+        spool.close(0)
     # The log may no longer hold a finished batch, so `before` was read first.
     rows = []
     for row in before:
-        match outcomes.get(row["batch_id"]):
+        match outcomes.known.get(row["batch_id"]):
             case AtomicBatchCommitted():
                 step = Step.COMMIT_ACKNOWLEDGED
                 rows.append({**row, "step": step.number, "step_name": step.value})

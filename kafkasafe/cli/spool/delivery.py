@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from kafka.errors import KafkaTimeoutError
@@ -21,10 +20,10 @@ from kafkasafe.cli.common import (
     progress,
     rejected_lines,
 )
+from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import DataLossError, SpoolCorruptError, SpoolError, UndecidableError
 from kafkasafe.events import DeliveryRetried, RecordsCommitted, TopicBlocked, TopicUnblocked
-from kafkasafe.producer import SafeProducer
 from kafkasafe.spool.inspection import Inspected, inspect
 from kafkasafe.spool.lanes import SpoolDirectory
 
@@ -145,18 +144,20 @@ def deliver(
     refused_before = _rejected(lanes)
     deadline = began + limit_s
     trouble, unreachable, lost = "", False, ""
-    drain: _Drain | None = None
+    reasons = _Reasons()
+    drained: OpenSpool | None = None
+    options = {**options, "on_undecidable": on_undecidable}
     if on_corrupt is not None and on_corrupt != "raise":
         options = {**options, "on_corrupt": on_corrupt}
     try:
         with (
-            _Drain(options, lanes.path, on_undecidable) as producer,
+            OpenSpool(options, lanes.path, "kafkasafe-drain", reasons.note) as spool,
             progress("delivering", "records") as report,
         ):
-            drain = producer
+            drained = spool
             while True:
                 try:
-                    producer.flush(min(1.0, max(0.0, deadline - time.monotonic())))
+                    spool.flush(min(1.0, max(0.0, deadline - time.monotonic())))
                     flushed = True
                 except KafkaTimeoutError:
                     flushed = False
@@ -168,19 +169,19 @@ def deliver(
                 except UndecidableError as error:
                     trouble = str(error)
                     break
-                waiting = producer.unfinished_records
+                waiting = spool.unfinished_records
                 report(max(0, before - waiting), before)
                 if flushed and not waiting:
-                    there = _left(lanes, producer.lanes)
+                    there = _left(lanes, spool.lanes)
                     if there.damaged and options.get("on_corrupt") != "quarantine":
                         trouble = there.damaged
                         break
                     if not (there.records or there.damaged):
                         break
                 if time.monotonic() >= deadline:
-                    network = producer.last_network_error
-                    unreachable = network is not None and not producer.bootstrap_connected()
-                    why = f"no broker can be used: {in_words(network)}" if network else producer.reasons
+                    network = spool.last_network_error
+                    unreachable = network is not None and not spool.connected
+                    why = f"no broker can be used: {in_words(network)}" if network else str(reasons)
                     trouble = f"not everything was delivered within {limit_s:g} s" + (why and f" ({why})")
                     break
                 time.sleep(0.1 if flushed else 0)
@@ -191,7 +192,7 @@ def deliver(
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    dropped = 0 if drain is None else drain.dropped_records
+    dropped = 0 if drained is None else drained.dropped_records
     delivered = max(0, before - left - refused - dropped)
     return Delivery(
         delivered,
@@ -217,15 +218,14 @@ def _rejected(lanes: SpoolDirectory) -> int:
     return sum(each.records for _, _, found in inspected(lanes.path, []) for each in found.rejected)
 
 
-class _Drain(SafeProducer):
-    """A SafeProducer that only delivers what the spool already holds."""
+class _Reasons:
+    """Why the last attempts failed, for the partitions that are still retried."""
 
-    def __init__(self, options: dict[str, Any], directory: Path, on_undecidable: str) -> None:
-        mine = {"spool_dir": directory, "on_undecidable": on_undecidable, "client_id": "kafkasafe-drain"}
+    def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
-        super().__init__(**{**options, **mine, "on_event": self._note})
 
-    def _note(self, event: object) -> None:
+    def note(self, event: object) -> None:
+        """Note an event of the delivery."""
         match event:
             case DeliveryRetried(topic, partition, _, _, reason):
                 self._reasons[address_of(topic, partition)] = reason
@@ -236,28 +236,10 @@ class _Drain(SafeProducer):
             case _:
                 pass
 
-    @property
-    def reasons(self) -> str:
-        """Why the last attempts failed, for some of the partitions that are still retried."""
+    def __str__(self) -> str:
         found = sorted(self._reasons.copy().items())
         more = f"; and {len(found) - _REASONS} more partitions" if len(found) > _REASONS else ""
         return "; ".join(f"{where}: {reason}" for where, reason in found[:_REASONS]) + more
-
-    @property
-    def lanes(self) -> set[str]:
-        """Names of the lanes that this producer holds."""
-        return {lane.name for lane in self._pump.lanes}
-
-    @property
-    def unfinished_records(self) -> int:
-        """Number of undelivered records in those lanes."""
-        return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
-
-    @property
-    def dropped_records(self) -> int:
-        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
-        ended = self._pump.stats.records.copy()
-        return sum(count for (_, how), count in ended.items() if how == "dropped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""A spool directory that a command has opened as a producer does, to deliver or decide what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kafkasafe import units as u
+from kafkasafe._producing.opening import opened
+from kafkasafe.config import Decide, validate
+
+__all__ = ["OpenSpool"]
+
+
+class OpenSpool:
+    """The lanes without an owner of a spool directory, and the pump that works on them. It accepts no records.
+
+    Args:
+        options: Options of a producer.
+        directory: The spool directory.
+        client_id: Client id of the command.
+        on_event: Gets each event, on the pump's thread.
+        decide: Instruction to end atomic batches only; None: deliver everything.
+
+    Raises:
+        ConfigError: An option cannot work.
+        SpoolError: The spool cannot be opened.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        directory: Path,
+        client_id: str,
+        on_event: Callable[[object], None],
+        decide: Decide | None = None,
+    ) -> None:
+        config = validate({**options, "spool_dir": directory, "client_id": client_id, "on_event": on_event})
+        self._parts = opened(dataclasses.replace(config, decide=decide), lambda _: None)
+        self._pump = self._parts.delivery.pump
+        self._parts.shutdown.begin(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as own:
+            if error is None:
+                raise
+            error.add_note(f"Closing the spool failed as well: {type(own).__name__}: {own}")
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Release the spool. Raises as `SafeProducer.close` does. A second call does nothing."""
+        self._parts.shutdown.close(timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the records are delivered. Raises as `SafeProducer.flush` does."""
+        self._parts.delivery.flush(timeout_s)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cluster answers."""
+        return self._parts.cluster.connected
+
+    @property
+    def last_network_error(self) -> BaseException | None:
+        """Why no broker can be used, according to the latest attempt."""
+        return self._parts.cluster.last_error
+
+    @property
+    def lanes(self) -> set[str]:
+        """Names of the lanes that this process holds."""
+        return {lane.name for lane in self._pump.lanes}
+
+    @property
+    def unfinished_records(self) -> int:
+        """Number of undelivered records in those lanes."""
+        return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
+
+    @property
+    def dropped_records(self) -> int:
+        """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        ended = self._pump.stats.records.copy()
+        return sum(count for (_, how), count in ended.items() if how == "dropped")
+
+    def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
+        """The phase of an undecided unit (an atomic batch), and whether a unit that is left undecided holds it up.
+
+        None if none of these lanes has the unit.
+        """
+        for lane in self._pump.lanes:
+            unit = lane.journal.units.get(unit_id)
+            if unit is not None:
+                return unit.phase, unit.phase is u.Phase.STAGED and lane.journal.units.held_up(unit)
+        return None
