@@ -1,4 +1,4 @@
-"""What an unknown option was meant to be: other clients' names, and what users guess, to ours; and sizes as text."""
+"""Hints at the intended option, from names of other clients and from guesses; and sizes as text."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 class _OfProducers(ConnectionOptions, total=False):
-    """What both producers have: kafkasafe.SafeProducer and kafkasafe.aio.SafeProducer."""
+    """Options of both producers: kafkasafe.SafeProducer and kafkasafe.aio.SafeProducer."""
 
     key_serializer: Callable[[Any], _Buffer | None] | SupportsSerialize | None
     """Converts a key to bytes: a function, or an object with `serialize(topic, headers, data)`. None: keys are
@@ -319,7 +319,7 @@ class AsyncProducerOptions(_OfProducers, total=False):
 
 
 class _OfConsumers(ConnectionOptions, total=False):
-    """What both consumers have: kafkasafe.SafeConsumer and kafkasafe.aio.SafeConsumer."""
+    """Options of both consumers: kafkasafe.SafeConsumer and kafkasafe.aio.SafeConsumer."""
 
     ssl_ciphers: str | None
     """Ciphers in OpenSSL's notation."""

@@ -402,7 +402,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     Raises:
         ConfigError: An option is unknown or cannot work.
-        SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+        SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = dict(DEFAULTS)

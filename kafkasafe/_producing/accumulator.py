@@ -331,7 +331,7 @@ class Accumulator:
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted(parcels)
-            # Count partitions: several batches of one partition are no reason for more room.
+            # Count partitions: several batches of one partition do not need more room.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
                 self._spread[open_batch.topic] = spread

@@ -175,7 +175,7 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time what is missing. Return whether all are there."""
+        """Wait for the results, and log the missing ones from time to time. Return whether all are there."""
         pump = self.pump
         began = time.monotonic()
         while True:
@@ -265,7 +265,7 @@ class Delivery:
         """Raise if files of the spool were moved or deleted and are not restored yet."""
         if not self.pump.has_looked(look) and self.pump.displaced:
             raise WaitTimeoutError(
-                f"What was durable is not all where the next start finds it, within {timeout} s."
+                f"Some durable records were not yet where the next start finds them after {timeout} s."
                 f"{self.disk_cause()}"
             )
 

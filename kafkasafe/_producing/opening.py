@@ -59,7 +59,7 @@ def opened(config: ProducerConfig, before_start: Callable[[Parts], None]) -> Par
         before_start: Called when the lane is open, and its journal does not belong to the pump's thread yet.
 
     Raises:
-        SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+        SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
     """
     serializers = serializers_of(config)
     partition_by = partitioner_of(config.partitioner)

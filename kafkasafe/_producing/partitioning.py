@@ -84,7 +84,7 @@ class Partitioning:
         """Return the partition that a caller gives, as an int.
 
         Raises:
-            TypeError: It is no number.
+            TypeError: It is not a number.
             ValueError: The topic has no such partition.
         """
         number = as_int(partition, "partition", _MAX_PARTITION)

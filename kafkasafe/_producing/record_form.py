@@ -108,7 +108,7 @@ def serializers_of(config: ProducerConfig) -> Serializers:
     """Return the application's functions (topic, headers, object) → bytes for keys and for values, where it has any.
 
     Raises:
-        TypeError: An option is no serializer.
+        TypeError: An option is not a serializer.
     """
     return _serializer(config.key_serializer), _serializer(config.value_serializer)
 

@@ -90,7 +90,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         If it is cancelled, nothing stays open. Calling it again does nothing.
 
         Raises:
-            SpoolError: The spool cannot be opened; the message says what is safe and what to do.
+            SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
             ProducerClosedError: The producer was closed before.
         """
         if self._closing is not None:

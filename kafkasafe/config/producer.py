@@ -116,7 +116,7 @@ def _place(fields: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
 
 
 def _warn(options: Mapping[str, Any]) -> None:
-    """Log what is weaker than the user may think, and what has no effect."""
+    """Log which options weaken the guarantees, and which have no effect."""
     if acks_of(options, "acks") == 1:
         log.warning(
             "acks=1: if the leader fails, records that only the leader has are lost; use acks='all' for lossless"

@@ -9,7 +9,7 @@ __all__ = ["failure", "put", "resize"]
 
 
 def put(content: bytearray, offset: int, data: bytes) -> None:
-    """Writes data into a file. What it skips becomes zeros."""
+    """Writes data into a file. Skipped bytes become zeros."""
     if data:
         if offset > len(content):
             resize(content, offset)
@@ -17,7 +17,7 @@ def put(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def resize(content: bytearray, size: int) -> None:
-    """Sets the size of a file. What is added is zeros."""
+    """Sets the size of a file. New bytes are zeros."""
     del content[size:]
     content.extend(bytes(size - len(content)))
 
