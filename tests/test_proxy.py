@@ -26,6 +26,7 @@ from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.broker import KafkaCluster
 from kafkasafe.testing.proxy import FaultProxy
+from kafkasafe.testing.relay import Outbox
 
 pytestmark = pytest.mark.kafka
 
@@ -675,7 +676,7 @@ def test_a_client_that_does_not_read_is_not_read_from(proxy, cluster, topic) -> 
                 11,
             )  # fmt: skip
         time.sleep(0.5)
-        held = proxy._do(lambda: max(c.to_client_bytes + c.ready_bytes for c in proxy._connections))
+        held = proxy._do(lambda: max(c.to_client.size + c.ready_bytes for c in proxy._connections))
         assert held < 6_000_000
         assert [len(wire.frame()) > 900_000 for _ in range(20)] == [True] * 20
 
@@ -750,3 +751,20 @@ def test_frames_are_decoded_as_kafka_python_encodes_them() -> None:
         assert parsed.encode()[4:] == frame
     with pytest.raises(ValueError, match="no Kafka request"):
         frames.parse_request(b"\0\0")
+
+
+def test_a_piece_never_overtakes_an_earlier_one() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.setblocking(False)
+        outbox = Outbox(near)
+        outbox.put(b"first", due=10.0)
+        outbox.put(b"second", due=0.0)
+        outbox.send(now=9.0)
+        with pytest.raises(BlockingIOError):
+            far.recv(100)
+        assert (outbox.size, outbox.due) == (11, 10.0)
+        outbox.send(now=10.0)
+        assert far.recv(100) == b"firstsecond"
+        assert not outbox
+        assert outbox.size == 0

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkasafe.errors import UsageError
 from kafkasafe.kafkapython import frames
 from kafkasafe.testing.proxy_rules import Call, Exchange, Pending, Rule, Rules
-from kafkasafe.testing.relay import Relay, connect
+from kafkasafe.testing.relay import Outbox, Relay, connect
 
 if TYPE_CHECKING:
     from kafkasafe.testing.broker import KafkaCluster
@@ -68,10 +68,8 @@ class _Connection:
         self.number = number
         self.from_client = bytearray()
         self.from_target = bytearray()
-        self.to_client: collections.deque[memoryview] = collections.deque()
-        self.to_target: collections.deque[memoryview] = collections.deque()
-        self.to_client_bytes = 0
-        self.to_target_bytes = 0
+        self.to_client = Outbox(client)
+        self.to_target = Outbox(target)
         self.pending: collections.deque[Pending] = collections.deque()
         self.ready_bytes = 0
         self.muted = False
@@ -267,13 +265,13 @@ class FaultProxy(Relay[_Connection]):
             if (
                 not connection.ending
                 and not connection.client_ended
-                and connection.to_target_bytes < _MAX_BUFFERED_BYTES
+                and connection.to_target.size < _MAX_BUFFERED_BYTES
                 and len(connection.pending) < _MAX_PENDING
             ):
                 client |= selectors.EVENT_READ
             if connection.to_client:
                 client |= selectors.EVENT_WRITE
-            waiting = connection.to_client_bytes + connection.ready_bytes
+            waiting = connection.to_client.size + connection.ready_bytes
             if not connection.target_ended and waiting < _MAX_BUFFERED_BYTES:
                 target |= selectors.EVENT_READ
             if connection.to_target and not connection.target_ended:
@@ -309,8 +307,7 @@ class FaultProxy(Relay[_Connection]):
         if not data:
             if of_client:
                 connection.client_ended = connection.muted = True
-                connection.to_client.clear()
-                connection.to_client_bytes = 0
+                connection.to_client.take()
                 self._end_target(connection)
             else:
                 connection.target_ended = True
@@ -341,22 +338,10 @@ class FaultProxy(Relay[_Connection]):
 
     @classmethod
     def _write(cls, connection: _Connection, *, to_client: bool) -> None:
-        queue = connection.to_client if to_client else connection.to_target
-        sock = connection.client if to_client else connection.target
-        while queue:
-            try:
-                sent = sock.send(queue[0])
-            except BlockingIOError:
-                return
-            if to_client:
-                connection.to_client_bytes -= sent
-            else:
-                connection.to_target_bytes -= sent
-            if sent == len(queue[0]):
-                queue.popleft()
-            else:
-                queue[0] = queue[0][sent:]
-        if not to_client:
+        if to_client:
+            connection.to_client.send()
+        else:
+            connection.to_target.send()
             cls._end_target(connection)
 
     # -- The proxy's thread: frames ------------------------------------------------------------------------------
@@ -391,7 +376,7 @@ class FaultProxy(Relay[_Connection]):
             self._calls.append(call)
             self.seen[name, request.version] += 1
         if pending.forwarded:
-            self._to_target(connection, struct.pack(">i", len(frame)) + frame)
+            connection.to_target.put(struct.pack(">i", len(frame)) + frame)
             # With acks=0 the broker does not answer.
             if name == "Produce" and api is not None and request.message.acks == 0:
                 return
@@ -491,8 +476,7 @@ class FaultProxy(Relay[_Connection]):
             if connection.muted:
                 continue
             for part in head.parts:
-                connection.to_client.append(memoryview(part))
-                connection.to_client_bytes += len(part)
+                connection.to_client.put(part)
             connection.muted = head.effects.drop and head.effects.mute
             connection.ending = head.effects.hang_up
             if connection.to_client:
@@ -500,12 +484,7 @@ class FaultProxy(Relay[_Connection]):
                     self._write(connection, to_client=True)
                 except OSError:
                     connection.ending = True
-                    connection.to_client.clear()
-
-    @staticmethod
-    def _to_target(connection: _Connection, frame: bytes) -> None:
-        connection.to_target.append(memoryview(frame))
-        connection.to_target_bytes += len(frame)
+                    connection.to_client.take()
 
     def _compare(
         self, decoded: frames.Request | frames.Response, frame: bytes, name: str, version: int, what: str

@@ -16,13 +16,62 @@ import threading
 from collections.abc import Callable, Container
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-__all__ = ["Relay", "RelayedConnection"]
+__all__ = ["Outbox", "Relay", "RelayedConnection"]
 
 _T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S: Final = 2.0
 _COMMAND_TIMEOUT_S: Final = 10.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends RST
+
+
+class Outbox:
+    """Bytes that wait for a socket, in order. Each piece has a time before which it is not sent.
+
+    Attributes:
+        size: Number of bytes that wait.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.size = 0
+        self._sock = sock
+        self._pieces: collections.deque[tuple[float, memoryview]] = collections.deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def due(self) -> float:
+        """When the first piece may be sent, `time.monotonic()` in seconds. There must be one."""
+        return self._pieces[0][0]
+
+    def put(self, data: bytes, due: float = 0.0) -> None:
+        """Add a piece. It never overtakes an earlier one, even if it is due before that one."""
+        if self._pieces:
+            due = max(due, self._pieces[-1][0])
+        self._pieces.append((due, memoryview(data)))
+        self.size += len(data)
+
+    def send(self, now: float = 0.0) -> None:
+        """Send what is due, as far as the socket accepts it."""
+        while self._pieces and self._pieces[0][0] <= now:
+            due, data = self._pieces[0]
+            try:
+                sent = self._sock.send(data)
+            except BlockingIOError:
+                return
+            self.size -= sent
+            if sent == len(data):
+                self._pieces.popleft()
+            else:
+                self._pieces[0] = (due, data[sent:])
+
+    def take(self) -> bytes:
+        """Remove and return all bytes."""
+        data = b"".join(piece for _, piece in self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        return data
 
 
 class RelayedConnection(Protocol):

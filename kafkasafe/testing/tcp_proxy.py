@@ -17,13 +17,12 @@ the addresses that brokers advertise, not to their bootstrap servers.
 
 from __future__ import annotations
 
-import collections
 import selectors
 import socket
 import time
 from typing import Final
 
-from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, Relay, connect
+from kafkasafe.testing.relay import CONNECT_TIMEOUT_S, Outbox, Relay, connect
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SLOW_CHUNK_BYTES: Final = 4 * 1024
@@ -39,8 +38,7 @@ class _Pipe:
         self.source = source
         self.sink = sink
         self.to_target = to_target
-        self.queue: collections.deque[tuple[float, memoryview]] = collections.deque()  # when due, bytes
-        self.buffered = 0
+        self.outbox = Outbox(sink)
         self.ended = False  # the source has sent everything
         self.shut = False  # the sink is shut down too
 
@@ -237,12 +235,12 @@ class TcpProxy(Relay[_Connection]):
             for pipe in connection.pipes:
                 if self._stalled:
                     continue
-                if not pipe.ended and pipe.buffered < (
+                if not pipe.ended and pipe.outbox.size < (
                     self._buffer_bytes if pipe.to_target else _MAX_BUFFERED_BYTES
                 ):
                     masks[pipe.source] |= selectors.EVENT_READ
-                if pipe.queue:
-                    due = pipe.queue[0][0]
+                if pipe.outbox:
+                    due = pipe.outbox.due
                     if due <= now:
                         masks[pipe.sink] |= selectors.EVENT_WRITE
                     else:
@@ -257,9 +255,9 @@ class TcpProxy(Relay[_Connection]):
                 if pipe.source is fileobj and events & selectors.EVENT_READ:
                     self._read(connection, pipe)
                 if pipe.sink is fileobj and events & selectors.EVENT_WRITE:
-                    self._write(pipe)
+                    pipe.outbox.send(time.monotonic())
             for pipe in connection.pipes:
-                if pipe.ended and not pipe.queue and not pipe.shut:
+                if pipe.ended and not pipe.outbox and not pipe.shut:
                     pipe.shut = True
                     pipe.sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -291,7 +289,7 @@ class TcpProxy(Relay[_Connection]):
                 # The bytes before the limit must arrive before the reset does.
                 pipe.sink.setblocking(True)
                 pipe.sink.settimeout(CONNECT_TIMEOUT_S)
-                pipe.sink.sendall(b"".join(piece for _, piece in pipe.queue) + data[: self._cut_after])
+                pipe.sink.sendall(pipe.outbox.take() + data[: self._cut_after])
                 self._cut_after = None
                 # A reset could discard bytes that the target has not read yet.
                 self._close(connection, reset_only=(connection.client,))
@@ -302,26 +300,9 @@ class TcpProxy(Relay[_Connection]):
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
             delay_s += self._free_at - now
-        # A piece never overtakes an earlier one, even if the delay has changed.
-        due = max(time.monotonic() + delay_s, pipe.queue[-1][0] if pipe.queue else 0.0)
-        pipe.queue.append((due if delay_s or pipe.queue else 0.0, memoryview(data)))
-        pipe.buffered += len(data)
+        pipe.outbox.put(data, time.monotonic() + delay_s if delay_s else 0.0)
         if not delay_s:
-            self._write(pipe)
-
-    def _write(self, pipe: _Pipe) -> None:
-        now = time.monotonic()
-        while pipe.queue and pipe.queue[0][0] <= now:
-            due, data = pipe.queue[0]
-            try:
-                sent = pipe.sink.send(data)
-            except BlockingIOError:
-                return
-            pipe.buffered -= sent
-            if sent == len(data):
-                pipe.queue.popleft()
-            else:
-                pipe.queue[0] = (due, data[sent:])
+            pipe.outbox.send(time.monotonic())
 
     def _set_drop(self, *, requests: bool | None = None, responses: bool | None = None) -> None:
         if requests is not None:
