@@ -52,6 +52,8 @@ def opened(request, tmp_path):
         ({"ssl_keyfile": "/nonexistent/k"}, "ssl_keyfile: No such file"),
         ({"ssl_crlfile": "/nonexistent/l"}, "ssl_crlfile: No such file"),
         ({"ssl_cafile": 5}, "ssl_cafile must be the path of a file, not 5"),
+        ({"ssl_crlfile": "l\0"}, "ssl_crlfile='l.*' cannot be the path of a file: embedded null"),
+        ({"ssl_keyfile": "\ud800"}, "ssl_keyfile=.* cannot be the path of a file: .*surrogates not allowed"),
         ({"security_protocol": "SSL", "ssl_cafile": __file__}, "ssl_cafile=.* cannot be used: .*PEM"),
         ({"security_protocol": "SSL", "ssl_certfile": __file__}, "ssl_certfile=.* cannot be used"),
         ({"ssl_context": "x"}, "ssl_context must be an ssl.SSLContext, not str"),

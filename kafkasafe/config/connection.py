@@ -100,6 +100,8 @@ def _check_tls(options: Mapping[str, Any]) -> None:
                 pass
         except OSError as error:
             raise ConfigError(f"{name}: {error.strerror}: {os.fspath(path)!r}") from None
+        except ValueError as error:  # it has a null byte, or characters that no file name can have
+            raise ConfigError(f"{name}={os.fspath(path)!r} cannot be the path of a file: {error}") from None
     if context is not None or not files or options["security_protocol"] not in {"SSL", "SASL_SSL"}:
         return
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
