@@ -110,6 +110,7 @@ class Rejecter:
             self._identities.reidentify(partition)
         if kept < len(aside.batches):
             partition.rejection.stop()
+            _ask_again(aside.batches[kept:])
         elif not partition.rejection.is_done:
             return True
         else:
@@ -182,3 +183,15 @@ class Rejecter:
             self._out.ready.persist.marks.append(m.Rejected(batch.position, batch.code, batch.message))
         self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
         self._packer.touch(partition)
+
+
+def _ask_again(batches: Sequence[Batch]) -> None:
+    """Let the cluster decide again about batches that it refused because of their destination.
+
+    1. The user may not write to a topic. After `blocked_timeout_ms` the batches are rejected, but `rejected/` is full.
+    2. They wait, refused. Then an operator grants the permission.
+    3. The cluster would accept the batches. But a refused batch is only copied, and there is no room for the copy.
+    """
+    for batch in batches:
+        if batch.state is State.REFUSED and batch.code in DESTINATION_CODES:
+            batch.on(BatchEvent.PASSED_BY)

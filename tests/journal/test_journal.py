@@ -1262,6 +1262,23 @@ def refused_for(shell: Shell, batch: j.Batch, code: int, seconds: float, step_s:
             assert shell.judge(Verdict.DECIDED, 0) == [batch]
 
 
+def test_a_refused_batch_that_cannot_be_kept_is_sent_again() -> None:
+    """1. A topic may not be written to, and rejected/ is full. 2. The permission is granted: the batch is accepted."""
+    shell = Shell(blocked_timeout_s=3600.0)
+    shell.room = 0
+    batches = shell.flowing(1, 1)
+    refused_for(shell, batches[1], 29, 3500.0)
+    shell.now += 200
+    shell.wait()
+    shell.refuse(batches[1], 29)
+    shell.turn()
+    assert [aside.batches for aside in shell.asides] == [(batches[1],)]
+    assert shell.wait() == [batches[1]]
+    shell.ack(batches[1], 1)
+    shell.turn()
+    assert shell.fates()[-1] == (batches[1].handle, j.Fate.COMMITTED)
+
+
 @pytest.mark.parametrize("code", [3, 29, -1, 2])
 def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
     shell = Shell(blocked_timeout_s=3600.0)
