@@ -89,16 +89,17 @@ class Results:
             only: Raise only the error of this partition, even if it was raised before.
         """
         self._runner.work()
-        applied = False
+        moved = False
         for tp, part in self._parts.items():
             if part.inquiry is None:
                 if part.at.activity is not Activity.IDLE:
                     part.mend()
             elif (finished := part.take()) is not None:
+                position = part.state.position
                 self._apply(tp, part, finished)
-                applied = True
-        if applied:
-            # `on_divergence`, or an event hook, may have sought a position. It is checked before the next fetch.
+                moved |= part.state.position is not position
+        if moved:
+            # `on_divergence`, or an event hook, may have sought the position. It is checked before the next fetch.
             self._checking.begin()
         due = self._decisions.due(only)
         if only is None and (due := [part for part in due if not part.raised_at]):

@@ -227,7 +227,7 @@ def test_a_kafka_consumer_that_fell_out_of_its_group_sends_nothing(fake_kafka, s
         records = polled(consumer, 5000)
         assert records
         consumer._coordinator.reset_generation()
-        with pytest.raises(BatchDroppedError, match="no member"):
+        with pytest.raises(BatchDroppedError, match="not a member"):
             deliver(producer, consumer, records)
         fake_kafka.advance(60)
         for place in consumer.assignment():

@@ -21,7 +21,7 @@ def test_a_read_that_began_before_a_lane_was_adopted_says_nothing_about_its_debt
     order = LaneOrder(context)
 
     def adopt(number: int, *debts: m.Debt) -> Mock:
-        journal = Mock(afters=[SimpleNamespace(debts=debts, position=0)])
+        journal = Mock(views=Mock(afters=[SimpleNamespace(debts=debts, position=0)]))
         journal.views.held_back.return_value = []
         path = LANE.with_name(f"lane-{number:03}")
         context.lanes.append(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafkasafe.limits.uplink import Link
+from kafkasafe.limits.uplink import UplinkBudget
 
 MIB = 1024 * 1024
 
@@ -23,35 +23,35 @@ def deliver(link, bytes_per_s, batches, size):
 
 
 def test_a_slow_link_has_one_large_batch_out_at_a_time():
-    link = Link(30.0)
+    link = UplinkBudget(30.0)
     most, _ = deliver(link, 30_000, 10, MIB)
     assert most == MIB
     assert link.bytes_per_s == pytest.approx(30_000, rel=0.01)
 
 
 def test_a_slow_link_is_kept_busy():
-    link = Link(30.0)
+    link = UplinkBudget(30.0)
     most, took_s = deliver(link, 150_000, 300, 16_000)
     assert took_s == pytest.approx(300 * 16_000 / 150_000)
     assert most <= 150_000 * 30 / 3, "all of it is answered long before a request times out"
 
 
 def test_a_fast_link_soon_has_much_out():
-    most, _ = deliver(Link(30.0), 100e6, 200, MIB)
+    most, _ = deliver(UplinkBudget(30.0), 100e6, 200, MIB)
     assert most > 64 * MIB
 
 
 def test_of_an_unknown_link_small_batches_go_together_and_large_ones_alone():
-    link = Link(30.0)
+    link = UplinkBudget(30.0)
     for _ in range(10):
         assert link.has_room(10_000)
         link.send(1, 10_000, 0, 0.0)
     assert not link.has_room(MIB)
-    assert Link(30.0).has_room(100 * MIB)
+    assert UplinkBudget(30.0).has_room(100 * MIB)
 
 
 def test_what_timed_out_goes_alone_and_has_longer():
-    link = Link(30.0)
+    link = UplinkBudget(30.0)
     deliver(link, 100e6, 50, MIB)
     tickets = [link.send(1, MIB, 0, 10.0) for _ in range(5)]
     for ticket in tickets:
@@ -64,6 +64,6 @@ def test_what_timed_out_goes_alone_and_has_longer():
 
 
 def test_the_answer_to_a_batch_behind_others_may_take_as_long_as_all_of_them_need():
-    link = Link(3.0)
+    link = UplinkBudget(3.0)
     deliver(link, 150_000, 5, 100_000)
     assert link.patience_s(MIB, timeouts=0) > MIB / 150_000

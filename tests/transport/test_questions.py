@@ -11,7 +11,7 @@ import kafka.errors
 import pytest
 
 from kafkasafe.cluster.api import MAX_TIMESTAMP, EpochEnd, Failure, OffsetListed
-from kafkasafe.cluster.at_once import at_once, held
+from kafkasafe.cluster.at_once import at_once, is_deferred
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.client.calls import EpochsWanted, OffsetsWanted, PartitionQuestion
 from kafkasafe.kafkapython.connect import over_sockets
@@ -129,12 +129,12 @@ def test_a_leader_that_moves_takes_only_its_own_questions_along() -> None:
 def test_what_is_asked_at_once_wakes_each_thread_once() -> None:
     """At the end of the outermost one."""
     woken: list[int] = []
-    assert not held(functools.partial(woken.append, 1), 1)
+    assert not is_deferred(functools.partial(woken.append, 1), 1)
     with at_once():
-        assert held(functools.partial(woken.append, 1), 1)
+        assert is_deferred(functools.partial(woken.append, 1), 1)
         with at_once():
-            assert held(functools.partial(woken.append, 1), 1)
-        assert held(functools.partial(woken.append, 2), 2)
+            assert is_deferred(functools.partial(woken.append, 1), 1)
+        assert is_deferred(functools.partial(woken.append, 2), 2)
         assert not woken
     assert woken == [1, 2]
 
