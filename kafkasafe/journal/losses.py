@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
@@ -15,6 +17,7 @@ from kafkasafe.journal.destinations import Destinations
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.healing import Revivals
 from kafkasafe.journal.home import Home
+from kafkasafe.journal.loss_case import Suspicion
 from kafkasafe.journal.messages import SurveyAsk
 from kafkasafe.journal.missing import Missing
 from kafkasafe.journal.notices import AckedLoss
@@ -154,23 +157,62 @@ class Losses:
             leader_epoch: Of the leader whose log was surveyed, -1 when unknown.
         """
         partition = self._partitions[destination]
-        if partition.flow is not Flow.SURVEYING or partition.loss.suspicion is None:
-            return
         suspicion = partition.loss.suspicion
+        if partition.flow is not Flow.SURVEYING or suspicion is None:
+            return
+        log = partition.log
         cause = suspicion.cause
-        if any(topic_id) and any(partition.log.topic_id) and topic_id != partition.log.topic_id:
+        if any(topic_id) and any(log.topic_id) and topic_id != log.topic_id:
             cause = Cause.TOPIC_ID
         recreated = cause is Cause.TOPIC_ID or not same_topic
-        acked = list(partition.log.acked)
+        acked = list(log.acked)
         heal = self._heal and (self._heal_recreated or not recreated)
-        late = max((self._quiet_at(partition, acked[index]) for index in loss.indexes), default=0.0)
-        if heal and partition.doubt.asked_at < late:
-            # The broker may still append an older request with this batch than the acknowledged one.
-            pause_s = late - partition.doubt.asked_at
-            self._out.pause(partition, FlowEvent.LATE_REQUEST, suspicion.evidence, at_least_s=pause_s)
+        if heal and self._waits_for_late(partition, [acked[index] for index in loss.indexes]):
             return
+        self._end_survey(partition, topic_id, leader_epoch)
+        forgotten_offset = log.forgotten_offset
+        if forgotten_offset == ANYWHERE and 0 <= log.known_from <= epoch_end_offset:
+            forgotten_offset = log.known_from  # the log has all batches that are not remembered
+        remembered = _is_remembered(suspicion, loss, acked, forgotten_offset, recreated=recreated)
+        moved = self._relocate(acked, loss)
+        lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
+        extent = _Extent.of(loss, suspicion.evidence, lost)
+        if not remembered:
+            extent = extent.up_to(suspicion, epoch_end_offset, end_offset, log.baseline_offset, lost)
+        elif loss.oldest_known:
+            extent = extent.from_epoch_end(
+                epoch_end_offset, log.baseline_offset, forgotten_offset, recreated=recreated
+            )
+        hole = partition.loss.take_hole()
+        if extent.records <= 0:
+            if hole is not None:
+                self._out.ready.notices.append(hole)
+            log.confirm_until(end_offset)
+            # Written even if no batch moved: otherwise the next incarnation would find the same cause for a suspicion
+            # in the marks, and possibly no batch in the spool that refutes it.
+            self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
+            self._out.ready.persist.marks.extend(self._snapshots.states(partition))
+            return
+        if recreated and cause is not Cause.TOPIC_ID:
+            extent = extent.because(
+                "; nothing of it is left, and without topic ids it may be a recreated topic"
+            )
+        self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
+
+    def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
+        """Pause while a broker may still append a request with a lost batch that is older than the acknowledged one."""
+        late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
+        pause_s = late - partition.doubt.asked_at
+        if pause_s <= 0:
+            return False
+        suspicion = partition.loss.suspicion
+        reason = "" if suspicion is None else suspicion.evidence
+        self._out.pause(partition, FlowEvent.LATE_REQUEST, reason, at_least_s=pause_s)
+        return True
+
+    def _end_survey(self, partition: Partition, topic_id: bytes, leader_epoch: int) -> None:
         partition.loss.close()
-        self._missing.take_back(destination)
+        self._missing.take_back(partition.number)
         partition.progress.clear_reason()
         self._suspicions.keep_suspected(partition)
         if leader_epoch >= 0:
@@ -179,77 +221,48 @@ class Losses:
             partition.log.name_topic(topic_id)
         partition.progress.on(FlowEvent.SURVEYED)
         self._packer.touch(partition)
-        # Another batch that ends at this offset may have replaced a batch that is not remembered.
-        forgotten_offset = partition.log.forgotten_offset
-        if forgotten_offset == ANYWHERE and 0 <= partition.log.known_from <= epoch_end_offset:
-            forgotten_offset = partition.log.known_from  # the log has all batches that are not remembered
-        ends = {batch.place + batch.count - 1 for batch in acked}
-        remembered = suspicion.last_acked_offset >= forgotten_offset and suspicion.last_acked_offset in ends
-        if suspicion.leader_epoch >= 0 and not (recreated or suspicion.overlaps):
-            # All records there are ours, or all our batches that are not remembered are at their offsets.
-            remembered = remembered or suspicion.last_acked_offset < loss.ours_until
-            remembered = remembered or (loss.released_there and suspicion.last_acked_offset in ends)
+
+    def _relocate(self, acked: Sequence[Batch], loss: Loss) -> tuple[tuple[int, int], ...]:
+        """Note batches that the log has at other offsets. Returns (position, base offset) of those in the spool."""
         moved = []
         for index, base_offset in loss.moved.items():
             acked[index].relocate(base_offset)
             if self._index.has(acked[index]):
                 moved.append((acked[index].position, base_offset))
-        lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
-        first, last, records = loss.first_offset, loss.last_offset, loss.records
-        evidence = suspicion.evidence
-        others = (
-            "; what was there is not in the spool any more, so others' records, and what retention had removed, may be"
-            " counted too"
-        )
-        # Lost offsets whose batches are not remembered.
-        more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
-        if not remembered:
-            # The last batches are not remembered, but their last offset is.
-            bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
-            begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
-            # Before the baseline, the log never had a batch of this lane.
-            begin = max(begin, partition.log.baseline_offset)
-            if begin <= suspicion.last_acked_offset:
-                first = begin if first < 0 else min(first, begin)
-                last = max(last, suspicion.last_acked_offset)
-                records = max(records, last - first + 1)
-                more = _between(first, last, lost)
-                evidence += others
-        elif loss.oldest_known:
-            # The log lost all records acknowledged after the end of that leader epoch, remembered or not.
-            until = min(first, forgotten_offset)
-            begin = max(epoch_end_offset, partition.log.baseline_offset)
-            if recreated and until > max(0, partition.log.baseline_offset):
-                evidence += f"; what was acknowledged before {until} is not remembered"
-            elif epoch_end_offset >= 0 and begin < until and not recreated:
-                records += until - begin
-                first = begin
-                more = [(begin, until - 1)]
-                evidence += f"; the log of that leader ends at {epoch_end_offset}{others}"
-        hole = partition.loss.take_hole()
-        if records <= 0:
-            if hole is not None:
-                self._out.ready.notices.append(hole)
-            partition.log.confirm_until(end_offset)
-            # Written even if no batch moved: otherwise the next incarnation would find the same cause for a suspicion
-            # in the marks, and possibly no batch in the spool that refutes it.
-            self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), tuple(moved)))
-            self._out.ready.persist.marks.extend(self._snapshots.states(partition))
-            return
-        if recreated and cause is not Cause.TOPIC_ID:
-            evidence += "; nothing of it is left, and without topic ids it may be a recreated topic"
+        return tuple(moved)
+
+    def _report(
+        self,
+        partition: Partition,
+        extent: _Extent,
+        lost: Sequence[Batch],
+        moved: tuple[tuple[int, int], ...],
+        cause: Cause,
+        end_offset: int,
+        *,
+        heal: bool,
+        recreated: bool,
+    ) -> None:
+        """Report a loss, and queue the lost batches again if they are in the spool and may be sent again."""
         spooled = tuple(batch.position for batch in lost if self._index.has(batch))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)
-        forgotten = {batch.handle for batch in lost if batch.position not in spooled}
-        partition.log.leave_out(forgotten)
-        gone = records - revived, [_span(batch) for batch in lost if batch.position not in again] + more
+        partition.log.leave_out({batch.handle for batch in lost if batch.position not in spooled})
+        gone = [_span(batch) for batch in lost if batch.position not in again] + extent.more
         self._out.ready.notices.append(
-            AckedLoss(destination, first, last, records, cause, evidence, revived, _gone(*gone), recreated)
+            AckedLoss(
+                partition.number,
+                extent.first,
+                extent.last,
+                extent.records,
+                cause,
+                extent.evidence,
+                revived,
+                _gone(extent.records - revived, gone),
+                recreated,
+            )
         )
-        self._out.ready.persist.marks.append(
-            m.Revived(destination, end_offset, again, given_up, tuple(moved))
-        )
+        self._out.ready.persist.marks.append(m.Revived(partition.number, end_offset, again, given_up, moved))
         self.revive(partition, again, given_up, end_offset)
         self._out.ready.persist.marks.extend(self._snapshots.states(partition))
         if again:
@@ -272,6 +285,90 @@ class Losses:
         if back:
             self._revivals.add(partition.number, back)
         partition.log.end_at(end_offset)
+
+
+_OTHERS: Final = (
+    "; what was there is not in the spool any more, so others' records, and what retention had removed, may be"
+    " counted too"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The lost records of a partition.
+
+    Attributes:
+        first: Offset of the first one; -1: none is known.
+        last: Offset of the last one (inclusive).
+        records: Their number.
+        evidence: How the loss was found.
+        more: (first offset, last offset) of the ranges whose batches are not remembered.
+    """
+
+    first: int
+    last: int
+    records: int
+    evidence: str
+    more: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, loss: Loss, evidence: str, lost: Sequence[Batch]) -> _Extent:
+        """The extent that the survey found among the remembered batches."""
+        first = loss.first_offset
+        more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
+        return cls(first, loss.last_offset, loss.records, evidence, more)
+
+    def because(self, reason: str) -> _Extent:
+        """The same extent with more evidence."""
+        return replace(self, evidence=self.evidence + reason)
+
+    def up_to(
+        self,
+        suspicion: Suspicion,
+        epoch_end_offset: int,
+        end_offset: int,
+        baseline_offset: int,
+        lost: Sequence[Batch],
+    ) -> _Extent:
+        """The extent if the last acknowledged batches are not remembered, but their last offset is."""
+        bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
+        begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
+        # Before the baseline, the log never had a batch of this lane.
+        begin = max(begin, baseline_offset)
+        if begin > suspicion.last_acked_offset:
+            return self
+        first = begin if self.first < 0 else min(self.first, begin)
+        last = max(self.last, suspicion.last_acked_offset)
+        records = max(self.records, last - first + 1)
+        return _Extent(first, last, records, self.evidence + _OTHERS, _between(first, last, lost))
+
+    def from_epoch_end(
+        self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
+    ) -> _Extent:
+        """The extent if the log lost all records after the end of that leader epoch, remembered or not."""
+        until = min(self.first, forgotten_offset)
+        begin = max(epoch_end_offset, baseline_offset)
+        if recreated and until > max(0, baseline_offset):
+            return self.because(f"; what was acknowledged before {until} is not remembered")
+        if epoch_end_offset >= 0 and begin < until and not recreated:
+            evidence = f"{self.evidence}; the log of that leader ends at {epoch_end_offset}{_OTHERS}"
+            return _Extent(begin, self.last, self.records + until - begin, evidence, [(begin, until - 1)])
+        return self
+
+
+def _is_remembered(
+    suspicion: Suspicion, loss: Loss, acked: Sequence[Batch], forgotten_offset: int, *, recreated: bool
+) -> bool:
+    """Whether the batch that ends at the last acknowledged offset is remembered, or known to be in the log."""
+    last = suspicion.last_acked_offset
+    is_end = any(batch.place + batch.count - 1 == last for batch in acked)
+    # Another batch that ends at this offset may have replaced a batch that is not remembered.
+    if last >= forgotten_offset and is_end:
+        return True
+    if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
+        return False
+    # All records there are ours, or all our batches that are not remembered are at their offsets.
+    return last < loss.ours_until or (loss.released_there and is_end)
 
 
 def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Change, both, nothing, source
 
-from kafkasafe.journal import snapshots
+from kafkasafe.journal import losses, snapshots
 from kafkasafe.journal.acked import AckedLog
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.broker_clock import BrokerClock
@@ -191,7 +191,7 @@ MUTANTS: dict[str, Change] = {
         Recovery, "recover_marks", "self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))", "pass"
     ),
     # What is known by its offset alone is taken to be there.
-    "TrustsOffsets": source(Losses, "surveyed", "(loss.released_there and", "(True and"),
+    "TrustsOffsets": source(losses, "_is_remembered", "(loss.released_there and", "(True and"),
     # Two batches that were acknowledged at one place are taken for one.
     "TrustsItsOwn": both(
         source(LossCase, "add", "overlaps=known.overlaps or overlaps", "overlaps=False"),
