@@ -5,7 +5,7 @@ Recovery writes and sends nothing. The journal asks the cluster about batches in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from kafkasafe import marks as m
@@ -183,52 +183,11 @@ class Recovery:
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
-                    known = self._destinations.declared(mark.destination)
-                    if isinstance(known, Partition):
-                        self._suspicions.note_leader_epoch(known, mark.leader_epoch)
-                    for at, base_offset in mark.entries:
-                        self._reach(known, at if known.queue.has_packed(at) else -1)
-                        done = self._index.at(at)
-                        if done is not None and done.state is not State.REPLACED:
-                            self._index.drop(done)
-                            done.locate(base_offset)
-                            self._durability.dequeue(known, done)
-                            if not _is_found_late(known, done):
-                                if isinstance(known, Partition):
-                                    self._suspicions.check_offset_order(known, base_offset)
-                                known.log.acknowledge(base_offset, done.count)
-                            known.log.pass_id(done.identity)
-                            done.read_fate(State.COMMITTED)
-                            self._durability.remember(known, done)
-                            self._revivals.finish(done)
-                        elif done is None and _repeats_newest(recovered, index):
-                            pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
-                        elif done is None and base_offset >= 0 and at not in ended:
-                            # Released: the batch and all before it, except moved ones, were finished. Its record
-                            # count is unknown.
-                            clear = not known.queue or known.queue[0].rank > (at,)
-                            known.log.read_released(base_offset, clear=clear)
-                        elif at in ended and base_offset >= 0:
-                            # The batch of a unit: ENDED, earlier in this group, has finished it.
-                            clear = not known.queue or known.queue[0].rank > (at,)
-                            known.log.read_ended(base_offset, ended[at].count, clear=clear)
+                    self._recover_committed(mark, ended, repeats=_repeats_newest(recovered, index))
                 case m.Replaced(at, first_child, children):
-                    self._reach_any(at)
-                    parent = self._index.at(at)
-                    if parent is not None and parent not in self._all[parent.destination].queue:
-                        self._reach(self._all[parent.destination], ANYWHERE)
-                    origin = at if parent is None else parent.written_at
-                    self._replay.replace(parent, origin, range(first_child, first_child + children))
+                    self._recover_replaced(at, range(first_child, first_child + children))
                 case m.Rejected(at):
-                    self._reach_any(at)
-                    done = self._index.at(at)
-                    if done is not None and done.state is not State.REPLACED:
-                        self._index.drop(done)
-                        self._all[done.destination].queue.remove(done)
-                        self._reach(self._all[done.destination])
-                        _explain_gap(self._all[done.destination])
-                        done.read_fate(State.REJECTED)
-                        self._revivals.finish(done)
+                    self._recover_rejected(at)
                 case m.Revived():
                     self._recover_revived(mark, recovered[index + 1 : index + 2])
                 case m.Resent():
@@ -239,15 +198,8 @@ class Recovery:
                     self._replay.choose(index, runs)
                 case m.After():
                     self._precedence.read(mark)
-                case m.Unit(_, first, batches):
-                    if not self._replay.divides_unit(first):
-                        read = self._units.get(mark.unit_id) or self._units.recover(
-                            mark,
-                            position,
-                            # A divided unit whose first UNIT mark was in a deleted segment keeps that mark's turn.
-                            self._replay.origin_from(first, position),
-                        )
-                        self._replay.read_unit(read, range(first, first + batches))
+                case m.Unit():
+                    self._recover_unit(mark, position)
                 case m.Read():
                     self._units.recover_readings(mark)
                 case m.Begun():
@@ -269,6 +221,73 @@ class Recovery:
                     self._home.move(mark, forgets=any(_is_reset(each) for each in recovered[:index]))
                 case m.Undecidable() | m.Resolved():
                     pass  # the journal asks the cluster again, which may know more now, and then the user
+
+    def _recover_committed(self, mark: m.Committed, ended: Mapping[int, Batch], *, repeats: bool) -> None:
+        """Finish acknowledged batches.
+
+        Args:
+            mark: The mark.
+            ended: Batches of units that earlier marks of this group have finished, by position.
+            repeats: Whether the mark only repeats the newest acknowledged batches before a segment is deleted.
+        """
+        known = self._destinations.declared(mark.destination)
+        if isinstance(known, Partition):
+            self._suspicions.note_leader_epoch(known, mark.leader_epoch)
+        for at, base_offset in mark.entries:
+            self._reach(known, at if known.queue.has_packed(at) else -1)
+            done = self._index.at(at)
+            if done is not None and done.state is not State.REPLACED:
+                self._index.drop(done)
+                done.locate(base_offset)
+                self._durability.dequeue(known, done)
+                if not _is_found_late(known, done):
+                    if isinstance(known, Partition):
+                        self._suspicions.check_offset_order(known, base_offset)
+                    known.log.acknowledge(base_offset, done.count)
+                known.log.pass_id(done.identity)
+                done.read_fate(State.COMMITTED)
+                self._durability.remember(known, done)
+                self._revivals.finish(done)
+            elif done is None and repeats:
+                pass  # STATE, which follows, says how far it goes; later ones may be acknowledged as well
+            elif done is None and base_offset >= 0 and at not in ended:
+                # Released: the batch and all before it, except moved ones, were finished. Its record count is unknown.
+                clear = not known.queue or known.queue[0].rank > (at,)
+                known.log.read_released(base_offset, clear=clear)
+            elif at in ended and base_offset >= 0:
+                # The batch of a unit: ENDED, earlier in this group, has finished it.
+                clear = not known.queue or known.queue[0].rank > (at,)
+                known.log.read_ended(base_offset, ended[at].count, clear=clear)
+
+    def _recover_replaced(self, at: int, children: range) -> None:
+        """Note that the batches at these positions replace a divided one."""
+        self._reach_any(at)
+        parent = self._index.at(at)
+        if parent is not None and parent not in self._all[parent.destination].queue:
+            self._reach(self._all[parent.destination], ANYWHERE)
+        self._replay.replace(parent, at if parent is None else parent.written_at, children)
+
+    def _recover_rejected(self, at: int) -> None:
+        """Finish a rejected batch."""
+        self._reach_any(at)
+        done = self._index.at(at)
+        if done is not None and done.state is not State.REPLACED:
+            self._index.drop(done)
+            self._all[done.destination].queue.remove(done)
+            self._reach(self._all[done.destination])
+            _explain_gap(self._all[done.destination])
+            done.read_fate(State.REJECTED)
+            self._revivals.finish(done)
+
+    def _recover_unit(self, mark: m.Unit, position: int) -> None:
+        """Take a UNIT mark, unless it repeats that of a divided unit."""
+        first = mark.first
+        if self._replay.divides_unit(first):
+            return
+        # A divided unit whose first UNIT mark was in a deleted segment keeps that mark's turn.
+        accepted_at = self._replay.origin_from(first, position)
+        read = self._units.get(mark.unit_id) or self._units.recover(mark, position, accepted_at)
+        self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
         """Note damage in the log: to a data batch, or (destination 0) to a whole group with its marks.
