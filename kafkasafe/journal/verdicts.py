@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kafkasafe import marks as m
 from kafkasafe.history.identity import Judgement, Verdict
 from kafkasafe.history.loss import Cause
@@ -80,60 +82,22 @@ class Verdicts:
             evidence = f"the log ends at {shrunk_to}: {judgement.evidence}"
             self._suspicions.raise_suspicion(partition, Cause.LOG_END, evidence, from_offset=shrunk_to)
             partition.doubt.read_again(read_from)
-        newest = present[-1].identity if present else None
-        last = partition.log.last_acked_id
-        # A later acknowledged batch proves as much as a probe would.
-        passed = newest is not None and last is not None and follows(last, newest)
-        if present and not stable and not passed and now - partition.doubt.asked_at > self._request_timeout_s:
-            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
-            # would then append the probe.
-            partition.progress.on(FlowEvent.STALE)
-            self._packer.touch(partition)
-            return
-        if present and not stable and not passed:
-            # Above the high watermark an append can still be undone by a leader change.
-            partition.progress.on(FlowEvent.UNSTABLE)
-            self._out.send(partition, present[-1])
+        if present and not stable and not _is_passed(partition, present[-1]):
+            self._prove(partition, present[-1], now)
             return
         if present and stable:
             self._suspicions.note_leader_epoch(partition, leader_epoch)
-        for index, batch in enumerate(present):
-            batch.locate(judgement.offsets.get(index, -1))
-            batch.on(BatchEvent.FOUND)
-            if batch.base_offset >= 0:
-                partition.loss.find(batch.base_offset, partition.log.last_acked_offset)
-                partition.log.find(batch.base_offset, batch.count)
-            self._durability.finish(partition, batch)
+        self._finish_present(partition, present, judgement)
         if absent and (judgement.verdict is Verdict.UNDECIDABLE or partition.doubt.fenced):
-            evidence = judgement.evidence
-            if partition.doubt.fenced:
-                evidence = (
-                    f"fenced: a newer epoch of the producer id of {absent[0].identity} wrote to the partition, so"
-                    f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
-                )
-            self._stop_at(partition, absent[0], FlowEvent.UNKNOWABLE, evidence)
+            self._stop_at_undecidable(partition, absent[0], judgement.evidence)
             return
-        # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
-        gap = judgement.verdict is Verdict.GAP
-        gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
-        if absent and gap and not partition.queue.explains_gap(absent[0]):
+        if absent and _is_gap(partition, absent[0], judgement, stable=stable):
             if partition.doubt.is_early:
                 # No new id while a request under the old one may still be appended.
                 pause_s = max(0.0, partition.doubt.dead_at - now)
                 self._out.pause(partition, FlowEvent.LATE_REQUEST, judgement.evidence, at_least_s=pause_s)
                 return
-            partition.ids.expire()
-            first = absent[0]
-            if (
-                judgement.missing
-                and first.former_life
-                and not partition.loss.explained
-                and not self._replay.is_blind
-            ):
-                partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-            # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
-            evidence = f"{judgement.evidence}; the next batch is {absent[0].identity}"
-            self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
+            self._note_gap(partition, absent[0], judgement)
         if absent and absent[0].condemned and absent[0].code == TOO_SLOW and now < partition.doubt.dead_at:
             # Its parts get new ids: it is looked for once more when no request with it can still be appended.
             pause_s = partition.doubt.dead_at - now
@@ -147,6 +111,49 @@ class Verdicts:
         partition.doubt.unfence()
         partition.progress.on(FlowEvent.JUDGED)
         self._packer.touch(partition)
+
+    def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
+        """Send the newest present batch again: above the high watermark, a leader change can still undo an append."""
+        if now - partition.doubt.asked_at > self._request_timeout_s:
+            # The process was suspended past the answer's validity: the leader may have dropped our producer state, and
+            # would then append the probe.
+            partition.progress.on(FlowEvent.STALE)
+            self._packer.touch(partition)
+            return
+        partition.progress.on(FlowEvent.UNSTABLE)
+        self._out.send(partition, newest)
+
+    def _finish_present(self, partition: Partition, present: Sequence[Batch], judgement: Judgement) -> None:
+        """Finish the batches that are in the log."""
+        for index, batch in enumerate(present):
+            batch.locate(judgement.offsets.get(index, -1))
+            batch.on(BatchEvent.FOUND)
+            if batch.base_offset >= 0:
+                partition.loss.find(batch.base_offset, partition.log.last_acked_offset)
+                partition.log.find(batch.base_offset, batch.count)
+            self._durability.finish(partition, batch)
+
+    def _stop_at_undecidable(self, partition: Partition, first: Batch, evidence: str) -> None:
+        if partition.doubt.fenced:
+            evidence = (
+                f"fenced: a newer epoch of the producer id of {first.identity} wrote to the partition, so"
+                f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
+            )
+        self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
+
+    def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
+        """Suspect that the log lost the batches before this one. It gets a new id."""
+        partition.ids.expire()
+        if (
+            judgement.missing
+            and first.former_life
+            and not partition.loss.explained
+            and not self._replay.is_blind
+        ):
+            partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
+        # A leader that cannot be asked for its state says no more than that: retention, or a loss (KAFKA-5793).
+        evidence = f"{judgement.evidence}; the next batch is {first.identity}"
+        self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """The user's decision about an undecidable batch: send it under a new id, or take it as delivered.
@@ -191,3 +198,17 @@ class Verdicts:
         evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
         self._stop_at(partition, head, FlowEvent.MARKS_LOST, evidence)
         return True
+
+
+def _is_passed(partition: Partition, newest: Batch) -> bool:
+    """Whether a later batch is acknowledged, which proves as much as a probe would."""
+    last = partition.log.last_acked_id
+    return newest.identity is not None and last is not None and follows(last, newest.identity)
+
+
+def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
+    """Whether the leader misses the batches before this one, and nothing that this lane knows explains it."""
+    gap = judgement.verdict is Verdict.GAP
+    # Brokers that cannot report their state: they refuse the sequence, and the log does not have it.
+    gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
+    return gap and not partition.queue.explains_gap(first)
