@@ -6,8 +6,8 @@ Each object gets those that it uses when it is made, and `reading.py` makes them
 - `headers.py`, `failures.py`, `history.py`, `partition.py`: the state of one partition.
 - `port.py`: what they need of kafka-python. `kafkasafe.kafkapython.adapter` implements it.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
-- `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: what is kept, committed, raised,
-  read again and shown.
+- `keeper.py`, `parts.py`, `commits.py`, `decisions.py`, `rereading.py`, `status.py`: kept histories, committed
+  offsets, raised errors, partitions to read again, and the state for probes.
 - `moves.py`, `pauses.py`, `checking.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, by
   the table in `kafkasafe._consuming.position_table`.
 

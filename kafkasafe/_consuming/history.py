@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 class History:
-    """What was read of one partition.
+    """The records that were read of one partition.
 
     The polling thread changes it. kafka-python's I/O thread encodes it for commits (`copied`), so changes of the
     lineage happen under a lock.
@@ -72,7 +72,7 @@ class History:
         """Return what a later assignment needs to know.
 
         Args:
-            end: Leave out what was read from this offset on; None: keep everything.
+            end: Leave out records from this offset on; None: keep everything.
         """
         lineage, topic_id = self.copied()
         if end is not None:
@@ -94,7 +94,7 @@ class History:
             self.topic_id = topic_id
 
     def cut(self, end: int) -> None:
-        """Forget what was read from this offset on."""
+        """Forget records from this offset on."""
         with self._lock:
             self.lineage.truncate(end)
             self.marks.truncate(end)

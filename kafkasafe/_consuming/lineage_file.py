@@ -13,7 +13,7 @@ __all__ = ["LineageMemory"]
 
 
 class LineageMemory:
-    """What was read of partitions that are not assigned now, or in an earlier run. Not thread-safe.
+    """The histories of partitions that are not assigned now, or were read in an earlier run. Not thread-safe.
 
     Args:
         path: The file; None: remember it only during this run.
@@ -57,11 +57,11 @@ class LineageMemory:
             )
 
     def get(self, topic: str, partition: int) -> Remembered | None:
-        """Returns what is remembered of a partition."""
+        """Returns the history of a partition."""
         return self._known.get((topic, partition))
 
     def keep(self, topic: str, partition: int, known: Remembered) -> None:
-        """Remembers what was read of a partition. Not written to disk yet."""
+        """Remembers the history of a partition, without writing it to disk yet."""
         if known.lineage.entries:
             self._known[topic, partition] = known
 

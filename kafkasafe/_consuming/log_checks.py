@@ -63,7 +63,7 @@ class LogChecks:
         lookups: Look-ups of offsets.
         port: Gives kafka-python's metadata, which are apart from those of our connections.
         reports: Takes events, and counts retries.
-        tracker: What is remembered of earlier end offsets.
+        tracker: Remembers earlier end offsets.
         hold_timeout_s: How long a lower end offset is not believed, seconds.
         isolation: Which end of a log counts.
     """
@@ -119,7 +119,7 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If it ends before the position, compare it with what was read."""
+        """Look up the bounds of the log. If it ends before the position, compare it with the history."""
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
@@ -135,7 +135,7 @@ class LogChecks:
         return (yield from self._lookups.end(*tp, note)).offset
 
     def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogCompared]:
-        """Compare the leader's log with what was read before a position."""
+        """Compare the leader's log with the history before a position."""
         topic_id = read.topic_id
         tries = 0
         while True:
@@ -143,7 +143,7 @@ class LogChecks:
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
-            # And this broker may not know yet what another broker told kafka-python.
+            # And this broker may have older metadata than the one that answered kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
             if ids & read.former_ids:
                 self._port.request_metadata()

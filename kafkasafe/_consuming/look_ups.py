@@ -38,7 +38,7 @@ class OffsetLookUps:
 
     Args:
         lookups: The procedures, one for each partition.
-        tracker: What is remembered of earlier answers.
+        tracker: Remembers earlier answers.
         path: The option `offsets_path`: the file of the tracker.
         client_id: The consumer's, for the log.
         timeout_ms: Used if a call names none.

@@ -11,9 +11,9 @@ The batches of one lane are compared and ordered there (`kafkasafe.units`). Thos
 
 So before a batch goes to another lane than an undecided one:
 
-- A member of a group leaves it. Then it is another member, in another generation, and the group refuses what was left
-  (KIP-447). It requests the group's offset only afterwards: what the group had accepted before is committed or aborted
-  by then, because the group's offset is not stable until that.
+- A member of a group leaves it. Then it is another member, in another generation, and the group refuses the left
+  batches (KIP-447). It requests the group's offset only afterwards: by then, earlier offsets that the group had
+  accepted are committed or aborted, because the group's offset is not stable until that.
 - `assign` has no generation. So the batch is refused as long as the lane has an undecided batch of the partition. A
   producer on the same directory adopts the lane within seconds, and `send_offsets` waits for that.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that goes on from

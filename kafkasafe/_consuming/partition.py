@@ -141,7 +141,7 @@ class AssignedPartition:
     Attributes:
         state: kafka-python's state object. Another object stands for another assignment.
         at: The state of the position (`kafkasafe._consuming.position_table`).
-        history: What was read.
+        history: The records that were read.
         failures: The failed fetches.
         doubted: The connection to the leader was lost, and no leader epoch shows which broker leads since then.
         checked: The leadership under which the position was found valid; None: it must be checked.
@@ -291,7 +291,7 @@ class AssignedPartition:
             self.doubted = True
 
     def looked(self) -> None:
-        """A check begins, so a lost connection is no reason for another one."""
+        """A check begins. It also covers the lost connection."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:

@@ -1,4 +1,4 @@
-"""The assigned partitions with what is known of each."""
+"""The state of each assigned partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Parts:
         self._parts: dict[TopicPartition, AssignedPartition] = {}
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
-        """Return what is known of a partition, which may be revoked meanwhile. Any thread may call it."""
+        """Return the state of a partition, which may be revoked meanwhile. Any thread may call it."""
         return self._parts.get(tp)
 
     def items(self) -> list[tuple[TopicPartition, AssignedPartition]]:
@@ -37,7 +37,7 @@ class Parts:
         return list(self._parts.items())
 
     def values(self) -> list[AssignedPartition]:
-        """Return what is known of all of them. Any thread may call it."""
+        """Return the states of all of them. Any thread may call it."""
         return list(self._parts.values())
 
     def of(self, tp: TopicPartition) -> AssignedPartition | None:

@@ -45,8 +45,8 @@ class Reading:
         safe: Our options.
         config: KafkaConsumer's options.
         port: kafka-python.
-        tracker: What is remembered of end offsets.
-        memory: What is remembered of partitions that are not assigned.
+        tracker: Remembers end offsets.
+        memory: The histories of partitions that are not assigned.
         reports: Takes events.
         seek: `SafeConsumer.seek`, for the policy `on_divergence`.
         rewound: Called when a partition is moved back, so that nothing fetched of it before is returned.

@@ -72,10 +72,10 @@ class Rereading:
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. Another state object stands for another assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """Partitions that must be read again, as the program was told, and its position when it was told."""
+        """Partitions that must be read again, as an error has told the program, and its position at that time."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
-        """Of those that are held: the program was told, and has discarded what it had of them."""
+        """Held partitions for which an error was raised: the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """Numbers of questions for the group's offsets that are not answered."""
         self._undecided: set[TopicPartition] = set()
@@ -225,7 +225,7 @@ class Rereading:
             positions: Positions after the records that were returned to the program.
             carrier: Of the batch. It names the consumer as a member of a generation.
             group: The consumer's group.
-            is_assigned: The application assigns the partitions itself (`assign`), so the consumer is no member.
+            is_assigned: The application assigns the partitions itself (`assign`), so the consumer is not a member.
 
         Returns:
             By partition, the positions that moved, and the readings to which they belong; and the batch's claims.
@@ -280,7 +280,7 @@ class Rereading:
         moved = {}
         for tp, position in positions.items():
             state = assigned.get(tp)
-            # A program may get records after it was told: asyncio's consumer returns those that it has in memory.
+            # A program may get records after the error: asyncio's consumer returns those that it has in memory.
             if state is None or (tp in self._informed and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
@@ -337,7 +337,7 @@ class Rereading:
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
-                self._asked.clear()  # the coordinator asks anew as well
+                self._asked.clear()  # the coordinator sends a new request as well
             self._generation = made
 
     def _run(self, tp: TopicPartition) -> Any:
@@ -358,7 +358,7 @@ class Rereading:
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
-        """Request the group's offsets anew: an answer that came late may be older than the last batch."""
+        """Request the group's offsets again: a late answer may be older than the last batch."""
         self._port.forget_committed()
         self._asked.clear()
 

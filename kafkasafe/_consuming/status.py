@@ -26,7 +26,7 @@ class Status:
         port: kafka-python.
         parts: The assigned partitions.
         polls: The program's polls.
-        tracker: What is remembered of end offsets.
+        tracker: Remembers end offsets.
         reports: Has the counters.
         group_id: The option `group_id`.
         max_poll_interval_s: The option `max_poll_interval_ms`, in seconds; infinite without a group.

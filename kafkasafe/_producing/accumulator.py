@@ -354,7 +354,7 @@ class Accumulator:
 
 
 def _most_room(config: ProducerConfig) -> int:
-    """Return the limit of rooms beyond `batch_size`, bytes; 0 if there are none.
+    """Return the limit of rooms beyond `batch_size`, bytes; 0 if none has more.
 
     A unit of `delivery="transactional"` has as many open batches as brokers remember batches of a partition, so each of
     them has one batch for a partition.

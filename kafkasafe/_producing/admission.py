@@ -120,9 +120,9 @@ class Admission:
     def health(self) -> ProducerHealth:
         """See `SafeProducer.health`."""
         closed = self._lifecycle.closed
-        behind = closed is None and self._delivery.callbacks.full()
+        late = closed is None and self._delivery.callbacks.full()
         needed = self._accumulator.needed_bytes()
-        return producer_health(self._pump.seen(closed, needed_bytes=needed, callbacks_behind=behind))
+        return producer_health(self._pump.seen(closed, needed_bytes=needed, callbacks_behind=late))
 
     # -- records -----------------------------------------------------------------------------------------------------
 

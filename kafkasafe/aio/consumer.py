@@ -554,7 +554,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
     ) -> asyncio.Future[T]:
         """Execute a job on the thread. The job may move the positions of the partitions `moved`.
 
-        Records that were fetched from these partitions are no longer returned to the program. What was returned is
+        Records that were fetched from these partitions are no longer returned to the program. The returned records are
         forgotten only after the job, because kafka-python commits within `assign` and `unsubscribe`.
         """
         self._check_open()

@@ -42,7 +42,7 @@ class _Obstacle(enum.Enum):
     FULL = enum.auto()
     """The topic's open batch must be encoded first, or is being encoded."""
     ROOM = enum.auto()
-    """There is no room in the spool."""
+    """The spool is full."""
     AHEAD = enum.auto()
     """More than `run_ahead_bytes` is unacknowledged, and the cluster answers."""
 

@@ -105,7 +105,7 @@ class Appender:
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
-        grant: The grant of the transaction, of which the partitions must be part. If its transactional id is empty,
+        grant: The grant of the transaction, which must have the partitions. If its transactional id is empty,
             there is no transaction, and the grant holds an idempotent producer's own id and epoch.
         attempt: Number of the task's attempt.
         delivery_timeout_s: Time limit for one batch.

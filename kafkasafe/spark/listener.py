@@ -105,7 +105,7 @@ class _Query:
         self.rows = 0
         self.seconds = 0.0
         self.counts = [0] * (len(_BUCKETS_S) + 1)
-        self.behind: int | None = None
+        self.lag: int | None = None
         self.last_batch = -1
         self.failures = 0
 
@@ -140,7 +140,7 @@ class _Collector(Collector):
             if query is None:  # the query started before the listener was added
                 query = self._queries[query_id] = _Query(progress.get("name") or query_id)
                 query.run = str(progress.get("runId"))
-            query.behind = _behind(progress.get("sources", ()), query.behind)
+            query.lag = _behind(progress.get("sources", ()), query.lag)
             batch = int(progress.get("batchId", -1))
             # While a query waits for data, Spark repeats its progress report with the id of the next batch. Do not
             # count such repetitions.
@@ -173,7 +173,7 @@ class _Collector(Collector):
         duration = HistogramMetricFamily(
             "kafkasafe_spark_batch_duration_seconds", "Duration of a micro-batch.", labels=["query"]
         )
-        behind = GaugeMetricFamily(
+        lag = GaugeMetricFamily(
             "kafkasafe_spark_offsets_behind_latest", "Records not read yet.", labels=["query"]
         )
         active = GaugeMetricFamily("kafkasafe_spark_active_queries", "Running queries.")
@@ -196,8 +196,8 @@ class _Collector(Collector):
             for query in self._queries.values():
                 rows.add_metric([query.name, "in"], query.rows)
                 failures.add_metric([query.name], query.failures)
-                if query.behind is not None:
-                    behind.add_metric([query.name], query.behind)
+                if query.lag is not None:
+                    lag.add_metric([query.name], query.lag)
                 total, buckets = 0, []
                 for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], query.counts, strict=True):
                     total += count
@@ -217,7 +217,7 @@ class _Collector(Collector):
             events.add_metric(event, count)
         for loss, count in stats.source_lost_records.copy().items():
             lost.add_metric(loss, count)
-        yield from (batches, rows, restarts, retries, sent, duration, behind, active, failures, events, lost)
+        yield from (batches, rows, restarts, retries, sent, duration, lag, active, failures, events, lost)
 
 
 def _expect_sources() -> None:

@@ -44,7 +44,7 @@ Converter: TypeAlias = Callable[[str, str], Any]
 
 
 def error(kind: str, message: str) -> ConfigError:
-    """Creates an error in the format of Spark's errors: `[KAFKASAFE.KIND] what is wrong: what to do.`"""
+    """Creates an error in the format of Spark's errors: `[KAFKASAFE.KIND] problem: remedy.`"""
     return ConfigError(f"[KAFKASAFE.{kind}] {message}")
 
 
@@ -441,7 +441,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Offsets, each of which is `EARLIEST`, `LATEST` or a number.
+    """Offsets. Each one is `EARLIEST`, `LATEST` or a number.
 
     Either `everywhere` holds one offset for all partitions, or `each` maps each partition to its own offset.
     """

@@ -159,7 +159,7 @@ class Planner:
         self.seen: Positions | None = None
         """The ends of the logs that the latest plan found; None before the first plan."""
         self.refused: Exception | None = None
-        """The error that kept `opening` from evaluating the starting options; None: there was no error."""
+        """The error that kept `opening` from evaluating the starting options; None if it had none."""
 
     def close(self) -> None:
         """Closes the connections. A later call opens them again."""
@@ -342,9 +342,9 @@ class Planner:
         for partition, begin, last in wanted:
             if partition in found and not found[partition].exists:
                 continue
-            first, behind = bounds.get(partition, (begin, last))
-            if max(first, begin) < min(behind, last):
-                tasks.append((partition, max(first, begin), min(behind, last)))
+            first, end = bounds.get(partition, (begin, last))
+            if max(first, begin) < min(end, last):
+                tasks.append((partition, max(first, begin), min(end, last)))
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
