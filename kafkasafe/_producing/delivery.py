@@ -255,7 +255,7 @@ class Delivery:
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        # A hook on the pump's own thread cannot wait for a look.
+        # A hook runs on the pump's own thread, so it cannot wait until the pump has looked at the spool's files.
         look = 0 if pump.is_current_thread() else pump.ask_look()
         pump.wait(lambda: pump.ledger.spooled(number) and pump.has_looked(look), timeout)
         self.raise_unspooled(number, timeout)

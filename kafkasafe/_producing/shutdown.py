@@ -53,7 +53,7 @@ _SEAL_PAUSE_S: Final = 0.05
 
 
 class Ends(Protocol):
-    """Something that ends before the producer does."""
+    """An object that must be closed before the producer."""
 
     def close(self) -> None:
         """End."""

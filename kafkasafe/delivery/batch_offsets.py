@@ -20,7 +20,7 @@ class BatchFate:
     """The outcome of an atomic batch with offsets that a consumer, or a program, gave. Callable from any thread.
 
     Args:
-        decided: The batch's decision: its unit, None if it was dropped; empty while it is open.
+        decided: Empty while the batch is open. Then it has one entry: the batch's unit, or None if it was dropped.
     """
 
     __slots__ = ("_decided", "_head", "_late", "_replaced")
@@ -157,6 +157,6 @@ def check_settings(consumer: Any) -> None:
     )
     if not asks:
         raise UsageError(
-            "This consumer accepts offsets that open transactions are about to change, and may read records again that"
-            ' are in a pending batch. Open it with isolation_level="read_committed", or use kafkasafe.SafeConsumer'
+            "This consumer accepts offsets that open transactions are about to change. So it may read records of a"
+            ' pending batch again. Open it with isolation_level="read_committed", or use kafkasafe.SafeConsumer'
         )

@@ -53,7 +53,7 @@ class ProducerHealth:
     """The health of a producer at one moment.
 
     Attributes:
-        ready: The producer can accept records now. An outage of the brokers does not change that while the spool has
+        ready: The producer can accept records now. It stays True in an outage of the brokers while the spool has
             room. For a readiness probe.
         reasons: Why it is not ready; empty where it is.
         warnings: What needs a look and does not keep the producer from accepting records of other topics.
@@ -108,7 +108,7 @@ class ProducerSeen:
         spool_bytes: What counts against `spool_max_bytes`.
         spool_max_bytes: The option.
         callbacks_behind: `send` waits for callbacks of earlier records.
-        blocked: What the cluster blocks, with the reason.
+        blocked: Topics and partitions to which the cluster accepts nothing for now, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
         losses: Errors about lost records that the next calls raise.
         connected: The cluster answers.

@@ -22,7 +22,7 @@ class State(enum.Enum):
     JOINED = "joined"
     """Part of a unit, which delivers it (`units`)."""
     PREPARED = "prepared"
-    """It may be sent: it has an id, and it is durable with its id, or need not be."""
+    """It may be sent. It has an id, and is durable with it, unless `durable_first` is off."""
     SENT = "sent"
     IN_DOUBT = "in_doubt"
     ACKED = "acked"

@@ -168,7 +168,7 @@ class Machine:
         partition.doubt.end()
 
     def _confirm(self, partition: Partition, _now: float, _now_ms: int) -> None:
-        """Compare the broker's refusal once with its producer state."""
+        """Ask the broker for its producer state, to confirm that it did not append the refused batch."""
         head = partition.queue.head
         if head is None or head.identity is None:
             return

@@ -94,8 +94,8 @@ class Rejecter:
 
         Args:
             aside: The request from `ready()`.
-            kept: How many; the others wait, and are tried again after a pause.
-            reason: Why not all of them.
+            kept: The number of durable batches. The others are tried again after a pause.
+            reason: Why the others could not be kept.
 
         Returns:
             True: more batches follow. Call `next_aside`, after the work of other partitions.

@@ -94,7 +94,7 @@ def _partitions(
     least = int(counts.min(initial=most))
     order = None
     if most != least:
-        # Longest first: those that have another word are the first ones, a slice. (Sorting 16 bits is cheapest.)
+        # Longest first, so that the keys with a further word are always a slice. (Sorting 16-bit numbers is cheapest.)
         missing = most - counts
         order = np.argsort(missing.astype(np.int16) if most <= _INT16_MAX else missing, kind="stable")
         at, sizes, counts = at[order], sizes[order], counts[order]

@@ -81,8 +81,8 @@ ENCODED_SCHEMA: Final = (
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 # The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
-# Before an exchange, the encoder makes such a small first batch only for a partition with more rows than this. With
-# fewer rows, it is cheaper to let the sender split the first batch for its claim.
+# Before an exchange, the encoder makes this small first batch only for a partition with more rows than this number.
+# With fewer rows it is cheaper if the sender splits the first batch later.
 _HEAD_FROM: Final = 1024
 # Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
 # of thousands of tasks would fill the driver's memory.

@@ -31,7 +31,7 @@ class OwnLane:
     in_memory: bool = field(compare=False)
 
     def adopts(self, other: OwnLane) -> bool:
-        """Return whether its producer will deliver what another lane has, because both are in one directory."""
+        """Return whether its producer will deliver another lane's batches, because both lanes are in one directory."""
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:

@@ -60,7 +60,8 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction: `noted`.
 
-    `index` -1 is the marker: the group has the name of the transactional id, and the metadata is the unit's id.
+    The marker has `index` -1. It is an offset of a group with the name of the transactional id, whose metadata is the
+    id of the unit.
     """
 
     tid: TransactionalId

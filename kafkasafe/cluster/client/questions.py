@@ -261,8 +261,8 @@ class LeaderQuestions:
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks the leader where its log ends, which may be beyond the high watermark.
 
-        Asked as a debugging replica (-2), which a broker answers whether it leads or not. From Kafka 2.4 on the
-        leader epoch in the request makes one that leads no more answer 74 instead.
+        The request has the id of a debugging replica (-2), because a broker answers that even if it does not lead. From
+        Kafka 2.4 on, the request also has the leader epoch, so a former leader answers 74 instead.
 
         Args:
             topic: Topic name.

@@ -1,9 +1,9 @@
 """The engine's state that callers read: parcels without a fate, and errors to be raised.
 
 The engine changes it with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a signal
-handler that calls the producer can detect that it interrupted a call; it takes both locks again, and releases them
-while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal handler raised (Ctrl-C) right
-after an acquire(), the lock would stay taken.
+handler that calls the producer can detect that it interrupted a call. The locks are reentrant, so the handler can take
+both. It releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if a signal handler
+raised (Ctrl-C) right after an acquire(), the lock would stay taken.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Ledger:
         self._shown: list[tuple[Lane, int]] = []
         """The undecided batches that the last raised error is about."""
         self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
-        """Errors of partitions that a batch damaged on disk holds up (`on_corrupt="raise"`)."""
+        """Errors of partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`)."""
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
         self.doubted: Sequence[tuple[str, int]] = ()
         """Partitions of the own lane where acknowledged records may be lost: the engine is asking the cluster."""

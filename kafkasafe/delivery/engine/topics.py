@@ -97,7 +97,7 @@ class Topics:
                 )
 
     def poll(self) -> None:
-        """Ask about topics that records wait for without a partition."""
+        """Request metadata of topics whose waiting records have no partition yet."""
         waiting = {topic for lane in self._context.lanes for topic in lane.journal.views.unchosen_topics()}
         unknown = {topic for topic in waiting if self._context.cluster.topic(topic) is None}
         if unknown:

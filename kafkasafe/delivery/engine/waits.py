@@ -15,7 +15,7 @@ _LOOK_EVERY_S: Final = 5.0
 
 
 class WakeFlag:
-    """An Event in which a signal handler that raises (Ctrl-C) leaves no lock taken: each method is one call into C."""
+    """An Event without a lock that an interrupt (Ctrl-C) could leave taken: each method is a single call into C."""
 
     def __init__(self) -> None:
         self._cleared = threading.Lock()

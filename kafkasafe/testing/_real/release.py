@@ -45,7 +45,7 @@ class Release:
         """Changes to another version, whose jars are in `directory`."""
         self.version, self.number = version, jars.version_tuple(version)
         self._classpath = jars.classpath(directory)
-        # The class data archive belongs to the old jars.
+        # The old class data archive does not fit the new jars.
         self._boot_options = []
 
     def require(self, version: tuple[int, ...], what: str) -> None:
