@@ -749,7 +749,7 @@ def test_frames_are_decoded_as_kafka_python_encodes_them() -> None:
             "ü",
         )
         assert parsed.encode()[4:] == frame
-    with pytest.raises(ValueError, match="no Kafka request"):
+    with pytest.raises(ValueError, match="not a Kafka request"):
         frames.parse_request(b"\0\0")
 
 
