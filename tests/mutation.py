@@ -19,10 +19,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Change", "HistoryMutant", "Mutant", "both", "listed", "nothing", "run", "source"]
+from kafkasafe.errors import SpoolError
+from kafkasafe.journal.lifecycle import IllegalMoveError
+from kafkasafe.units import IllegalStepError
+
+__all__ = ["FOUND", "Change", "HistoryMutant", "Mutant", "both", "listed", "nothing", "run", "source"]
 
 Change = Callable[[Any], None]
 """Makes a change, with pytest's `monkeypatch`."""
+
+FOUND = (AssertionError, IllegalMoveError, IllegalStepError, SpoolError, KeyError, ValueError)
+"""Errors that show that a mutant was found. A NameError, AttributeError or TypeError shows that the mutant is broken."""
 
 
 def source(place: Any, name: str, *changes: str) -> Change:

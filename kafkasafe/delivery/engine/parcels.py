@@ -139,8 +139,9 @@ class Parcel:
         return data
 
     def replace(self, data: bytearray) -> None:
-        """Use these bytes from now on."""
+        """Use these bytes from now on. No socket has them."""
         self.data = data
+        self.loose = False
 
     def drop(self) -> None:
         """Forget the bytes: the spool has them, or its parts do."""
