@@ -501,6 +501,10 @@ class World:
         self.run(self.rng.choice([0.0, 0.2, 3.0]))
         if self.truth() is None:
             self.cluster.create_topic(TOPIC, len(PLACES), 3)
+        if not self.has_epochs:
+            # Between two fetches from the same leader, such brokers show nothing of it (docs/limits.md).
+            for each in PLACES:
+                self.book.cannot_know(each)
 
     def do_lose_log(self, tp: TopicPartition) -> None:
         epoch = self.cluster.partition_state(tp).leader_epoch
