@@ -55,7 +55,7 @@ MUTANTS = {
         row(Activity.WALKING, PositionEvent.DIFFERED, Action.RELEASE, to=Activity.IDLE), 0
     ),
     "a decision does not cut the history": Mutant(
-        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 0
+        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 160
     ),
     "a position is never due": Mutant(source(AssignedPartition, "is_due", "return True", "return False"), 0),
     "a sought position is fetched at once": Mutant(source(Results, "carry_on", "if moved:", "if False:"), 0),
@@ -67,9 +67,9 @@ MUTANTS = {
             "contradicts = not part.history.observe(data.records, completed.fetched_offset, marked=marked)",
             "contradicts = False",
         ),
-        40,
+        55,
     ),
-    "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 40),
+    "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 20),
 }
 SEEDS = 20
 

@@ -140,6 +140,11 @@ class Fetches:
             self._world.metadata.request_update()
             return
         self._asked.add(tp)
+        found = self._world.truth()
+        if found is not None and found.leader(tp)[0] != leadership[1]:
+            # The fetcher's client would ask the leader. kafka-python asks the broker that its metadata name.
+            self._world.later(0.002, lambda: self._not_led(tp, offset, leadership[1]))
+            return
 
         def answered(reply: RecordsFetched | Failure) -> None:
             self._asked.discard(tp)
@@ -165,6 +170,18 @@ class Fetches:
         self._world.fetcher_client.fetch_records(
             tp.topic, tp.partition, offset, 1 << 20, answered, current_leader_epoch=epoch
         )
+
+    def _not_led(self, tp: TopicPartition, offset: int, node: int) -> None:
+        """A broker that does not lead the partition refuses a fetch; one that is down lets the connection end."""
+        self._asked.discard(tp)
+        if not self._world.cluster.is_running(node):
+            self._lost.add(node)
+            self._world.metadata.request_update()
+            return
+        data = SimpleNamespace(
+            error_code=6, records=b"", diverging_epoch=None, high_watermark=-1, log_start_offset=-1
+        )
+        self.arrived.append(SimpleNamespace(topic_partition=tp, partition_data=data, fetched_offset=offset))
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
