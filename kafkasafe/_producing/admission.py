@@ -34,7 +34,7 @@ _GIVE_WAY_S: Final = 1.0
 STEP_S: Final = 0.05
 """A partition stops counting by itself when it does not answer: look this often."""
 _FRAMES: Final = 40
-"""More stack frames than accepting and sealing a record need, not counting a partitioner of the application."""
+"""Accepting and sealing a record needs fewer stack frames than this, without those of the application's partitioner."""
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
     "volume": "Make room on the disk, or wait for the cluster.",

@@ -535,7 +535,7 @@ class Pump:
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics, confirmed."""
+        """Partitions that the cluster refuses, as a second answer confirmed, although it accepts their topics."""
         return self.engine.endings.refused_partitions
 
     @property

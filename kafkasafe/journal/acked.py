@@ -97,7 +97,7 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Note that the next baseline on its way is durable. False: it is of a log that was forgotten since."""
+        """Note that the baseline that was written first is durable. False: its log was forgotten meanwhile."""
         self.unwritten -= 1
         if not self.void:
             return True

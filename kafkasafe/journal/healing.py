@@ -77,7 +77,7 @@ class Revivals:
 
     @property
     def pins(self) -> Iterable[int]:
-        """Spool positions from which on the spool keeps everything."""
+        """The first spool position that each healing still needs: the spool keeps everything after it."""
         return (healing.keep_from for healing in self._healing.values())
 
     def add(self, destination: int, batches: Sequence[Batch]) -> None:

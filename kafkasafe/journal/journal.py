@@ -330,7 +330,7 @@ class Journal:
         self._parts.incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The mark for the last group of an owner that has stopped sending: when all its requests are dead."""
+        """The mark for the last group of an owner that sends nothing more: when all its requests are dead."""
         return self._parts.incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:

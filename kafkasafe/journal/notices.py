@@ -151,7 +151,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Note a request without an answer: the duration counts from the next refusal."""
+        """Note a request without an answer: the duration of the refusal starts again with the next one."""
         self.counted_from = -1.0
 
     def tell(self) -> None:

@@ -70,7 +70,7 @@ class IdSequence:
         self.stale = True
 
     def renew(self, source: IdSource) -> None:
-        """Start the next epoch at sequence 0: all ids that are not in the log were taken back.
+        """Start the next epoch at sequence 0. Batches that are not in the log have no id any more.
 
         The epoch of an earlier incarnation's id is not bumped: two copies of a spool must never make the same new id.
         """

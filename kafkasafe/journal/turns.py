@@ -17,7 +17,7 @@ class Turns:
         self._precedence = precedence
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether only batches of units are before it in its queue, and it may be sent."""
+        """Whether the batch may be sent, and only batches of units precede it in its queue."""
         partition = self._partitions.get(batch.destination)
         if partition is None:
             return False  # its topic's partitions are not known: the batch has to be divided first

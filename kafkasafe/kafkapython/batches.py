@@ -142,7 +142,7 @@ class _Batches:
                 f" been damaged on its way; seek past it to leave it out."
             ) from error
         except OldFormatError:
-            # Messages written by a broker before 0.11, possibly among others. kafka-python reads them.
+            # The response has messages of a broker before 0.11. kafka-python reads these.
             self._old = Fetcher.PartitionRecords(
                 self.next_fetch_offset,
                 self.topic_partition,

@@ -1,4 +1,4 @@
-"""kafka-python's manager of connections, with what it lacks: how a connection is made.
+"""kafka-python's manager of connections, with another way to open a connection.
 
 It looks up names and opens sockets, and closes the sockets of failed connections.
 """

@@ -460,7 +460,7 @@ def _parse(
             case "offset":
                 made[name] = _arrow.array(offsets[first:])
             case "timestamp":
-                # The broker's time stands for all records of a batch.
+                # With LogAppendTime, all records of a batch have the time of the broker.
                 base = [h.max_timestamp if h.is_log_append_time else h.base_timestamp for h in headers]
                 times = np.repeat(np.array(base), counts)
                 if any(header.is_log_append_time for header in headers):

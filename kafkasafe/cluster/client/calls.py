@@ -44,7 +44,7 @@ class Call:
         self.deadline = 0.0
         self.targets = targets
         self.written_at = 0.0
-        """When its last byte was given to the network; 0 while some of it was not."""
+        """When its last byte was passed to the network; 0 before that."""
 
     def begin(self, now: float) -> None:
         """From now on it waits for a connection."""

@@ -1,4 +1,4 @@
-"""One lane of the spool, as the engine has it."""
+"""The engine's state of one lane."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SpillAsked:
 
 @dataclass(frozen=True, slots=True)
 class LookAsked:
-    """A caller asks whether everything durable is where the next start finds it.
+    """A caller asks whether the lanes are still at the paths where the next producer looks for them.
 
     Attributes:
         number: Number of the question. One check answers all earlier questions too.
