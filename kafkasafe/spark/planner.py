@@ -342,9 +342,9 @@ class Planner:
         for partition, begin, last in wanted:
             if partition in found and not found[partition].exists:
                 continue
-            first, end = bounds.get(partition, (begin, last))
-            if max(first, begin) < min(end, last):
-                tasks.append((partition, max(first, begin), min(end, last)))
+            first, log_end = bounds.get(partition, (begin, last))
+            if max(first, begin) < min(log_end, last):
+                tasks.append((partition, max(first, begin), min(log_end, last)))
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
