@@ -35,6 +35,7 @@ from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster import inquiry, lookups
 from kafkasafe.cluster.api import Failure, ProduceRequest, RecordsFetched
+from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.kafkapython.adapter import KafkaPython
@@ -59,6 +60,25 @@ class Violation(AssertionError):  # noqa: N818  # as the simulation of producers
 
 
 # -- what stands for kafka-python's threads ---------------------------------------------------------------------------
+
+
+class Ordered(Subscription):
+    """The subscription, with partitions in their order: a seed is the same history in each process."""
+
+    def missing_fetch_positions(self) -> list[TopicPartition]:
+        return sorted(super().missing_fetch_positions())
+
+    def partitions_needing_reset(self) -> list[TopicPartition]:
+        return sorted(super().partitions_needing_reset())
+
+    def fetchable_partitions(self) -> list[TopicPartition]:
+        return sorted(super().fetchable_partitions())
+
+    def assign_from_user(self, partitions: Any) -> None:
+        super().assign_from_user(partitions)
+        former = dict(self.assignment)
+        self.assignment.clear()
+        self.assignment.update(sorted(former.items()))
 
 
 class Metadata:
@@ -332,14 +352,19 @@ class World:
             for each in pkgutil.iter_modules(_consuming.__path__, f"{_consuming.__name__}.")
         ]
         former = {module: module.time for module in modules if hasattr(module, "time")}
-        random.seed(self.rng.random())  # the lengths of pauses
+        pauses = inquiry.PAUSES
         try:
             for module in former:
                 module.time = clock
+            # Not of the module `random`: threads that other tests have left may draw from that as well.
+            inquiry.PAUSES = Backoff(
+                0.1, 0.4, least_s=0.1, random_fraction=random.Random(self.rng.random()).random
+            )
             with announced(SERVERS, lambda options: self._client()):
                 self._begin()
                 yield self
         finally:
+            inquiry.PAUSES = pauses
             for module, real in former.items():
                 module.time = real
 
@@ -365,7 +390,7 @@ class World:
             }
         )
         self.subscription = SubscriptionState(self.reset)
-        self.subscription.__class__ = Subscription
+        self.subscription.__class__ = Ordered
         manager = SimpleNamespace(cluster=self.metadata, connection_delay=lambda _: 0, has_connection=True)
         self.port = KafkaPython(self.subscription, self.fetches, self.group, manager)
         config = {
