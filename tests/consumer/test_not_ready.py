@@ -125,7 +125,7 @@ def test_a_look_up_by_time_that_missed_remote_storage_is_not_believed(cluster, p
     rule.when(looks_up(0)).set(offset=2)
     proxy.on("Fetch", topic=topic).answer(code=1, high_watermark=-1, records=None)
     with pytest.raises(RemoteStorageNotReadyError):
-        consumer.offsets_for_times({tp: 0}, timeout_ms=700)
+        consumer.offsets_for_times({tp: 0}, timeout_ms=4000)
     proxy.clear()
     tier(proxy, topic, 2)  # there, and readable
     assert consumer.offsets_for_times({tp: 0})[tp].offset == 0
