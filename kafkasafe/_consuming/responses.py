@@ -18,6 +18,7 @@ from kafkasafe._consuming.port import Port
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.cluster.lookups import OUT_OF_RANGE
 from kafkasafe.codes.verdicts import classify_code
+from kafkasafe.limits.fetch_ahead import AheadOffset
 
 __all__ = ["Responses"]
 
@@ -51,6 +52,9 @@ class Responses:
         code: int = data.error_code
         if part is None or _is_outdated(part, completed):
             return code == 0  # outdated; kafka-python discards it
+        if isinstance(ahead := completed.fetched_offset, AheadOffset) and ahead.checked is not part.checked:
+            # The position was checked after this fetch was sent. The response may be that of a former leader.
+            return False
         if code:
             self._on_failed(tp, part, data)
             return False

@@ -198,6 +198,12 @@ class KafkaPython:
         found: int | None = self._manager.cluster.leader_for_partition(tp)
         return found
 
+    def read_from(self, tp: TopicPartition) -> int | None:
+        """Return the broker that the next fetch of a partition goes to: a follower (KIP-392) or the leader."""
+        state = self._subscription.assignment.get(tp)
+        follower: int | None = None if state is None else state.preferred_read_replica()
+        return self.leader(tp) if follower is None else follower
+
     def learn_leader(self, tp: TopicPartition, data: Any) -> None:
         """See `Port`."""
         self._fetcher._maybe_update_current_leader(tp, data)

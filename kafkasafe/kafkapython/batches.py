@@ -201,6 +201,7 @@ class BatchFetcher(Fetcher):
 
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
+    _sends: bool = False  # this call of `fetch_records` sends the next fetches
     _taken: bool = False  # the last look found records, which still have to be returned
     _gave_records: bool = False  # the application has received records, not only batches
     _gave_batches: bool = False
@@ -249,12 +250,12 @@ class BatchFetcher(Fetcher):
     ) -> Any:
         """See kafka-python's. Sends the next fetch while the application processes its records."""
         parent: Any = super()
+        self._sends = False
         records, idle = parent.fetch_records(
             max_records, update_offsets=update_offsets, timeout_ms=timeout_ms
         )
-        if records and self._wanted is not None and not self._completed_fetches:
-            # Do not wait for it: an interrupt here would lose the records that are about to be returned.
-            self._manager.call_soon(self._send_fetches_async)
+        if records and not self._sends and not self._completed_fetches:
+            self._send_soon()
         return records, idle
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
@@ -275,10 +276,23 @@ class BatchFetcher(Fetcher):
     def send_fetches(self) -> Any:
         """See kafka-python's, which waits here with records already taken: an interrupt would lose them."""
         if self._taken:
-            self._manager.call_soon(self._send_fetches_async)
+            self._send_soon()
             return []
         parent: Any = super()
         return parent.send_fetches()
+
+    def _send_soon(self) -> None:
+        """Let the I/O thread send the next fetches, without waiting for it.
+
+        An interrupt while waiting would lose the records that are about to be returned.
+        """
+        self._sends = True
+        if self._may_send():
+            self._manager.call_soon(self._send_fetches_async)
+
+    def _may_send(self) -> bool:
+        """Return whether a fetch can be sent. To wake the I/O thread costs as much as decoding a hundred records."""
+        return True
 
     def _create_fetch_requests(self) -> Any:
         """See kafka-python's. Creates only requests that can be sent.

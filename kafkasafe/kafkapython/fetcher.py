@@ -10,7 +10,9 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from kafkasafe.kafkapython.batches import BatchFetcher
+from kafkasafe.kafkapython.fetching_ahead import FetchingAhead, Sessions
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.limits.fetch_ahead import ResponseEnd
 
 __all__ = ["Fetcher"]
 
@@ -24,16 +26,21 @@ class Fetcher(BatchFetcher):
     It replaces how kafka-python 3.0.12 resets and checks positions. It also mends faults in reading from followers
     (KIP-392): kafka-python does not fetch from a partition while its follower's connection is in back-off, and after it
     left a follower, the leader sends it back there.
+
+    It fetches ahead of the records that wait for `poll`, and wakes the I/O thread only if a fetch can be sent.
     """
 
     owner: Owner
     _lost_nodes: set[int]
     """Brokers to which a fetch failed. kafka-python's I/O thread adds them, the consumer's thread takes them out."""
+    _ahead: FetchingAhead
 
     def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
         self.owner = owner
         self._lost_nodes = set()
+        self._ahead = FetchingAhead(self._subscriptions)
+        self._session_handlers = Sessions(self._session_handlers)
 
     def take_lost_nodes(self) -> list[int]:
         """Return the brokers to which fetches failed since the last call."""
@@ -85,11 +92,48 @@ class Fetcher(BatchFetcher):
         return parent.fetch_records(max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
 
     def _fetchable_partitions(self) -> Sequence[TopicPartition]:
-        parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
-        return [tp for tp in parent._fetchable_partitions() if tp not in resting]
+        found = [tp for tp in self._without_data() if tp not in resting]
+        return [*found, *self._session_handlers.chosen]
+
+    def _without_data(self) -> Sequence[TopicPartition]:
+        parent: Any = super()
+        partitions: Sequence[TopicPartition] = parent._fetchable_partitions()
+        return partitions
+
+    def _fetched_ahead(self) -> dict[TopicPartition, ResponseEnd]:
+        """Return the partitions to fetch ahead. Their positions were found valid, and no response is due."""
+        if not self._enable_incremental_fetch_sessions:
+            return {}
+        without = self.owner.parts.resting(time.monotonic()).union(
+            self._paused_completed_fetches, self._paused_partition_records
+        )
+        waiting = [each.topic_partition for each in self._completed_fetches.copy()]
+        size: Any = self.config["max_partition_fetch_bytes"]
+        return self._ahead.choose(waiting, self._next_partition_records, without, size)
+
+    def _may_send(self) -> bool:
+        pending = self._nodes_with_pending_fetch_requests
+        node_of = self.owner.port.read_from
+        return any(node_of(tp) not in pending for tp in (*self._without_data(), *self._fetched_ahead()))
 
     def _create_fetch_requests(self) -> Any:
+        """Create the requests, also those that fetch ahead."""
+        checked = {}
+        chosen = {}
+        for tp, end in self._fetched_ahead().items():
+            part = self.owner.parts.get(tp)
+            if part is not None and part.checked is not None:
+                checked[tp], chosen[tp] = part.checked, end
+        self._session_handlers.choose(chosen)
+        try:
+            requests = self._requests()
+        finally:
+            self._session_handlers.choose({})
+        self._ahead.mark(requests, chosen, checked)
+        return requests
+
+    def _requests(self) -> Any:
         """Leave out the rack after leaving a follower: otherwise the leader would send the consumer back to it."""
         parent: Any = super()
         if not self.config["client_rack"]:
@@ -134,12 +178,14 @@ class Fetcher(BatchFetcher):
         ]
         if errors:
             self.owner.followers.note_errors(node_id, errors)
+        self._ahead.arrived(fetch_offsets, response, read_committed=bool(self._isolation_level))
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
         """Note the end of a fetch request, successful or not, on kafka-python's I/O thread."""
         parent: Any = super()
         self.owner.followers.answered(node_id)
+        self._ahead.answered(node_id)
         parent._clear_pending_fetch_request(node_id, result)
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:

@@ -41,6 +41,7 @@ from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.kafkapython.connect import announced
 from kafkasafe.kafkapython.subscription import Subscription
+from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.record import batch
 from kafkasafe.testing.fake import VirtualCluster
@@ -133,7 +134,7 @@ class Group:
 
 
 class Fetches:
-    """kafka-python's fetcher: one request for each partition at a time, and the answers that have come."""
+    """kafka-python's fetcher: one request for each partition and broker at a time, and the answers that have come."""
 
     _isolation_level = 0
     _reset_task = None
@@ -141,7 +142,8 @@ class Fetches:
     def __init__(self, world: World) -> None:
         self._world = world
         self._lost: set[int] = set()
-        self._asked: set[TopicPartition] = set()
+        self._asked: set[tuple[TopicPartition, int]] = set()
+        self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self.arrived: deque[Any] = deque()
 
     def take_lost_nodes(self) -> list[int]:
@@ -151,15 +153,28 @@ class Fetches:
     def _maybe_update_current_leader(self, tp: TopicPartition, data: Any) -> None:
         pass  # the fake's answers name no leader here
 
+    def send_ahead(self) -> None:
+        """Fetch on from the end of each response that waits, as the product does."""
+        waiting = [each.topic_partition for each in self.arrived]
+        positions = []
+        for tp in sorted(set(waiting)):
+            part = self._world.reading.parts.get(tp)
+            if waiting.count(tp) == 1 and part is not None and part.state.is_fetchable() and part.checked:
+                positions.append((tp, part.state.position.offset))
+        for tp, end in self._ahead.choose(positions, self._world.fetch_bytes).items():
+            checked = self._world.reading.parts.get(tp).checked
+            self._world.say(f"fetch {tp.partition} ahead from {end.end_offset}")
+            self.send(tp, AheadOffset(end.end_offset, checked))
+
     def send(self, tp: TopicPartition, offset: int) -> None:
         """Fetch from the leader of the metadata."""
-        if tp in self._asked:
-            return
         leadership = self._world.port.leadership(tp)
         if leadership is None:
             self._world.metadata.request_update()
             return
-        self._asked.add(tp)
+        if (asked := (tp, leadership[1])) in self._asked:
+            return
+        self._asked.add(asked)
         found = self._world.truth()
         if found is not None and found.leader(tp)[0] != leadership[1]:
             # The fetcher's client would ask the leader. kafka-python asks the broker that its metadata name.
@@ -167,7 +182,7 @@ class Fetches:
             return
 
         def answered(reply: RecordsFetched | Failure) -> None:
-            self._asked.discard(tp)
+            self._asked.discard(asked)
             if isinstance(reply, Failure):
                 self._lost.add(leadership[1])
                 self._world.metadata.request_update()
@@ -182,18 +197,19 @@ class Fetches:
                 high_watermark=reply.high_watermark,
                 log_start_offset=reply.log_start_offset,
             )
+            self._ahead.arrived(tp, offset, None if data.error_code else data.records, data.high_watermark)
             self.arrived.append(
                 SimpleNamespace(topic_partition=tp, partition_data=data, fetched_offset=offset)
             )
 
         epoch = leadership[2] if self._world.has_epochs else -1
         self._world.fetcher_client.fetch_records(
-            tp.topic, tp.partition, offset, 1 << 20, answered, current_leader_epoch=epoch
+            tp.topic, tp.partition, offset, self._world.fetch_bytes, answered, current_leader_epoch=epoch
         )
 
     def _not_led(self, tp: TopicPartition, offset: int, node: int) -> None:
         """A broker that does not lead the partition refuses a fetch; one that is down lets the connection end."""
-        self._asked.discard(tp)
+        self._asked.discard((tp, node))
         if not self._world.cluster.is_running(node):
             self._lost.add(node)
             self._world.metadata.request_update()
@@ -313,6 +329,7 @@ class World:
         self.version = self.rng.choice(["4.3.0", "4.3.0", "2.8.2"])
         self.policy = self.rng.choice(["raise", "seek"])
         self.reset = self.rng.choice(["earliest", "earliest", "latest", "none"])
+        self.fetch_bytes = self.rng.choice([1, 300, 1 << 20])
         self.has_epochs = self.rng.random() < 0.8
         self.cluster = VirtualCluster(3, self.version, {"auto.create.topics.enable": "false"})
         self.time = self.cluster.time
@@ -442,6 +459,7 @@ class World:
                 if tp not in resting:
                     self._check_fetched(tp)
                     self.fetches.send(tp, self.subscription.assignment[tp].position.offset)
+            self.fetches.send_ahead()
             count = 0
             while self.fetches.arrived:
                 count += self._take(self.fetches.arrived.popleft())

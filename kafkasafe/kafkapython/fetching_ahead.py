@@ -1,0 +1,121 @@
+"""Fetch from partitions whose last response still waits for `poll` (`kafkasafe.limits.fetch_ahead`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from kafka.consumer.fetcher import FetchSessionHandler
+from kafka.structs import TopicPartition
+
+from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead, ResponseEnd
+
+__all__ = ["FetchingAhead", "Sessions"]
+
+
+class Sessions(dict[int, Any]):
+    """kafka-python's fetch sessions by broker, which can begin a partition's fetch after its position.
+
+    kafka-python puts a session in here before its first request to a broker, and asks the session which partitions the
+    request names.
+
+    Attributes:
+        chosen: Partitions to fetch ahead, and where. It is set only while requests are made, on the I/O thread.
+    """
+
+    def __init__(self, sessions: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.chosen: Mapping[TopicPartition, ResponseEnd] = {}
+        for node in sessions:
+            self[node] = sessions[node]
+
+    def choose(self, chosen: Mapping[TopicPartition, ResponseEnd]) -> None:
+        """Fetch these partitions ahead in the requests that are made from now on."""
+        self.chosen = chosen
+
+    def __setitem__(self, node: int, session: Any) -> None:
+        super().__setitem__(node, session if isinstance(session, _Session) else _Session(node, self))
+
+
+class _Session(FetchSessionHandler):
+    def __init__(self, node: int, sessions: Sessions) -> None:
+        parent: Any = super()
+        parent.__init__(node)
+        self._sessions = sessions
+
+    def build_next(self, next_partitions: Mapping[TopicPartition, Any]) -> Any:
+        """See kafka-python's. Each value describes a partition in the request."""
+        for tp, end in self._sessions.chosen.items():
+            asked = next_partitions.get(tp)
+            if asked is not None:
+                asked.fetch_offset, asked.last_fetched_epoch = end.end_offset, end.leader_epoch
+        parent: Any = super()
+        return parent.build_next(next_partitions)
+
+
+class FetchingAhead:
+    """Which partitions a consumer fetches ahead.
+
+    Args:
+        subscriptions: kafka-python's.
+    """
+
+    def __init__(self, subscriptions: Any) -> None:
+        self._subscriptions = subscriptions
+        self._ahead: FetchAhead[TopicPartition] = FetchAhead()
+        self._in_flight: dict[int, int] = {}
+        """Number of partitions that a request to a broker fetches ahead."""
+
+    def arrived(
+        self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool
+    ) -> None:
+        """Note where a response ends. On kafka-python's I/O thread."""
+        for topic in response.responses:
+            for row in topic.partitions:
+                tp = TopicPartition(topic.topic, row.partition_index)
+                available = row.last_stable_offset if read_committed else row.high_watermark
+                self._ahead.arrived(tp, fetch_offsets[tp], None if row.error_code else row.records, available)
+
+    def choose(
+        self,
+        waiting: Iterable[TopicPartition],
+        current: Any,
+        without: Collection[TopicPartition],
+        fetch_bytes: int,
+    ) -> dict[TopicPartition, ResponseEnd]:
+        """Return the partitions to fetch ahead. Any thread may call it.
+
+        Args:
+            waiting: The partition of each response that waits as a whole.
+            current: What `poll` takes records from; None or false if there is nothing left.
+            without: Partitions that are not fetched ahead.
+            fetch_bytes: Size that is asked for, of each partition.
+        """
+        counts = Counter(waiting)
+        if current:
+            counts[current.topic_partition] += 1
+        positions = []
+        for tp, count in counts.items():
+            state = self._subscriptions.assignment.get(tp)
+            if count == 1 and tp not in without and state is not None and state.is_fetchable():
+                positions.append((tp, state.position.offset))
+        ahead = sum(counts.values()) - len(counts) + sum(self._in_flight.copy().values())
+        return self._ahead.choose(positions, fetch_bytes, count=ahead)
+
+    def mark(
+        self,
+        requests: Mapping[int, tuple[Any, dict[TopicPartition, int]]],
+        chosen: Mapping[TopicPartition, ResponseEnd],
+        checked: Mapping[TopicPartition, Any],
+    ) -> None:
+        """Note in requests under which leadership the position of a partition was valid that is fetched ahead."""
+        for node, (_, offsets) in requests.items():
+            ahead = offsets.keys() & chosen.keys()
+            self._in_flight[node] = len(ahead)
+            for tp in ahead:
+                offsets[tp] = AheadOffset(offsets[tp], checked[tp])
+
+    def answered(self, node: int) -> None:
+        """Note the end of a request, successful or not."""
+        self._in_flight.pop(node, None)

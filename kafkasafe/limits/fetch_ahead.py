@@ -1,0 +1,134 @@
+"""Where the next fetch of a partition can begin before the records of the last one were returned. Pure.
+
+kafka-python fetches from a partition only after the application has received all records of the last response. So it
+decodes and waits in turns. A fetch ahead begins at the end of the response that waits, and arrives meanwhile:
+
+1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
+2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
+3. `poll` returns the records 150 to 199. The position is 200 now, and the response from there waits already.
+4. If the application seeks to 120 instead, the position never meets the response at 200, and it is discarded.
+
+Rule: fetch ahead only where the last response shows that the log goes on. A fetch at the end of the log would wait at
+the broker, and the other partitions of this broker would wait with it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Self, TypeVar
+
+__all__ = ["AHEAD_BYTES", "AheadOffset", "FetchAhead", "ResponseEnd", "end_of"]
+
+AHEAD_BYTES: Final = 16 * 1024 * 1024
+"""The largest sum of the responses that are fetched ahead, as they are asked for."""
+
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_AT: Final = 8
+_LOG_OVERHEAD: Final = 12
+_LEAST_BYTES: Final = 49  # of a batch, after its length
+_MAGIC_AT: Final = 16
+_MAGIC: Final = 2
+_OFFSET: Final = struct.Struct(">q")
+_EPOCH_AT: Final = 12
+_LAST_DELTA_AT: Final = 23
+
+_Place = TypeVar("_Place", bound=Hashable)
+
+
+class AheadOffset(int):
+    """The offset of a fetch that began before the position was there.
+
+    Attributes:
+        checked: The leadership under which the position was found valid when the fetch was sent. If it is another
+            object when the response is used, the position was checked again in between, and the response may be that
+            of a former leader.
+    """
+
+    checked: Any
+
+    def __new__(cls, offset: int, checked: Any) -> Self:
+        self = super().__new__(cls, offset)
+        self.checked = checked
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEnd:
+    """The end of a response.
+
+    Attributes:
+        fetch_offset: Offset from which it was fetched.
+        end_offset: Offset after its last complete batch.
+        leader_epoch: Leader epoch of that batch.
+    """
+
+    fetch_offset: int
+    end_offset: int
+    leader_epoch: int
+
+
+def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
+    """Return where the batches of a response end. None: it has no complete batch, or an older message format.
+
+    Args:
+        records: The bytes of the response. Its CRCs are not checked.
+        fetch_offset: Offset from which it was fetched.
+    """
+    at, last, size = 0, -1, len(records)
+    unpack = _LENGTH.unpack_from
+    while at + _LOG_OVERHEAD <= size:
+        (length,) = unpack(records, at + _LENGTH_AT)
+        after = at + _LOG_OVERHEAD + length
+        if length < _LEAST_BYTES or after > size:
+            break
+        last, at = at, after
+    if last < 0 or records[last + _MAGIC_AT] != _MAGIC:
+        return None
+    (base_offset,) = _OFFSET.unpack_from(records, last)
+    (last_delta,) = _LENGTH.unpack_from(records, last + _LAST_DELTA_AT)
+    (leader_epoch,) = _LENGTH.unpack_from(records, last + _EPOCH_AT)
+    return ResponseEnd(fetch_offset, base_offset + last_delta + 1, leader_epoch)
+
+
+class FetchAhead(Generic[_Place]):
+    """Where the responses that wait for the application end. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[_Place, ResponseEnd] = {}
+
+    def arrived(self, place: _Place, fetch_offset: int, records: Any, available_offset: int) -> None:
+        """A response of a partition has arrived.
+
+        Args:
+            place: The partition.
+            fetch_offset: Offset from which it was fetched.
+            records: Its bytes; None or empty if it has none.
+            available_offset: The high watermark, or the last stable offset if only committed records are read.
+        """
+        end = end_of(records, fetch_offset) if records else None
+        if end is None or end.end_offset >= available_offset:
+            self._ends.pop(place, None)
+        else:
+            self._ends[place] = end
+
+    def choose(
+        self, positions: Iterable[tuple[_Place, int]], fetch_bytes: int, *, count: int = 0
+    ) -> dict[_Place, ResponseEnd]:
+        """Return where to fetch ahead.
+
+        Args:
+            positions: The partitions of which exactly one response waits, and their positions.
+            fetch_bytes: Size that is asked for, of each partition.
+            count: Number of partitions that are fetched ahead already.
+        """
+        chosen: dict[_Place, ResponseEnd] = {}
+        left = AHEAD_BYTES - count * fetch_bytes
+        for place, position in positions:
+            end = self._ends.get(place)
+            # Elsewhere the application has sought, and the response that waits is discarded.
+            if end is not None and end.fetch_offset <= position < end.end_offset and left >= fetch_bytes:
+                chosen[place] = end
+                left -= fetch_bytes
+        return chosen

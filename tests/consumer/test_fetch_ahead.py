@@ -1,0 +1,196 @@
+"""A consumer fetches the next response while records of the last one wait."""
+
+from __future__ import annotations
+
+import pytest
+from consuming import collect, new_topic, until
+from kafka import TopicPartition
+
+from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.kafkapython.fetcher import Fetcher
+from kafkasafe.limits.fetch_ahead import AheadOffset
+
+BATCHES, EACH = 20, 50
+COUNT = BATCHES * EACH
+FETCH_BYTES = 6_000
+"""Each response has one batch, or two."""
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """The offsets of the requests, in order: an `AheadOffset` for each that was sent ahead."""
+    sent = []
+    create = Fetcher._create_fetch_requests
+
+    def created(fetcher):
+        requests = create(fetcher)
+        for _, offsets in requests.values():
+            sent.extend(offsets.values())
+        return requests
+
+    monkeypatch.setattr(Fetcher, "_create_fetch_requests", created)
+    return sent
+
+
+@pytest.fixture
+def ahead(fetches):
+    return lambda: [offset for offset in fetches if isinstance(offset, AheadOffset)]
+
+
+def fill(kafka, tmp_path, partitions=1, **options):
+    name = new_topic(kafka, partitions)
+    with SafeProducer(bootstrap_servers=kafka.bootstrap_servers, spool_dir=tmp_path, **options) as producer:
+        for number in range(BATCHES):
+            for partition in range(partitions):
+                for index in range(EACH):
+                    producer.send(name, b"%d" % (number * EACH + index) + b"x" * 60, partition=partition)
+            producer.flush(60)
+    return name
+
+
+@pytest.fixture
+def topic(some_kafka, tmp_path):
+    return fill(some_kafka, tmp_path)
+
+
+@pytest.fixture
+def opened(some_kafka):
+    consumers = []
+
+    def open_one(topic, partitions=1, **options):
+        options = {"max_partition_fetch_bytes": FETCH_BYTES, "max_poll_records": 10, **options}
+        consumer = SafeConsumer(
+            bootstrap_servers=some_kafka.bootstrap_servers,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            **options,
+        )
+        consumers.append(consumer)
+        consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
+        return consumer
+
+    yield open_one
+    for consumer in consumers:
+        consumer.close()
+
+
+def in_order(records, first=0):
+    assert [record.offset for record in records] == list(range(first, first + len(records)))
+    for record in records:
+        assert record.value.rstrip(b"x") == b"%d" % record.offset
+
+
+def test_the_next_response_is_fetched_while_records_wait(topic, opened, ahead):
+    consumer = opened(topic)
+    records = collect(consumer, 10)
+    until(ahead, 30)
+    assert ahead()[0] >= EACH  # the position is 10
+    assert consumer.position(TopicPartition(topic, 0)) == 10
+    records += collect(consumer, COUNT - 10)
+    in_order(records)
+
+
+def test_at_most_one_response_is_fetched_ahead(topic, opened, ahead, fetches):
+    consumer = opened(topic)
+    collect(consumer, 1)
+    until(ahead, 30)
+    for _ in range(3):
+        consumer.poll(0, max_records=1)
+    assert len(fetches) == 2
+
+
+@pytest.mark.parametrize("target", [0, 15, 30, COUNT - 60])
+def test_a_seek_discards_it(topic, opened, ahead, target):
+    consumer = opened(topic)
+    collect(consumer, 10)
+    until(ahead, 30)
+    consumer.seek(TopicPartition(topic, 0), target)
+    in_order(collect(consumer, COUNT - target), target)
+
+
+def test_a_seek_to_its_offset_uses_it_or_fetches_again(topic, opened, ahead):
+    consumer = opened(topic)
+    collect(consumer, 10)
+    until(ahead, 30)
+    target = int(ahead()[0])
+    consumer.seek(TopicPartition(topic, 0), target)
+    in_order(collect(consumer, COUNT - target), target)
+
+
+def test_a_paused_partition_goes_on_where_it_was(topic, opened, ahead):
+    consumer = opened(topic)
+    tp = TopicPartition(topic, 0)
+    records = collect(consumer, 10)
+    until(ahead, 30)
+    consumer.pause(tp)
+    for _ in range(3):
+        assert not consumer.poll(50)
+    consumer.resume(tp)
+    in_order(records + collect(consumer, COUNT - 10))
+
+
+def test_many_partitions_stay_in_order_while_some_are_paused(some_kafka, tmp_path, opened):
+    topic = fill(some_kafka, tmp_path, partitions=4)
+    consumer = opened(topic, partitions=4, max_poll_records=7)
+    places = [TopicPartition(topic, partition) for partition in range(4)]
+    found = {tp: [] for tp in places}
+    rounds = 0
+    while any(len(records) < COUNT for records in found.values()):
+        rounds += 1
+        assert rounds < 20_000
+        paused = places[rounds % 5 : rounds % 5 + 2] if rounds % 3 else []
+        consumer.pause(*paused)
+        for tp, records in consumer.poll(20).items():
+            assert tp not in paused
+            found[tp] += records
+        consumer.resume(*paused)
+    for records in found.values():
+        in_order(records)
+
+
+def test_nothing_is_fetched_ahead_at_the_end_of_the_log(topic, opened, ahead):
+    consumer = opened(topic, max_partition_fetch_bytes=1024 * 1024)
+    in_order(collect(consumer, COUNT))
+    assert not ahead()
+
+
+def test_records_and_tables_in_turns(topic, opened, ahead):
+    consumer = opened(topic)
+    at = 0
+    while at < COUNT:
+        if at % 20:
+            table = consumer.poll_arrow(1000, max_records=10)
+            assert table["offset"].to_pylist() == list(range(at, at + table.num_rows))
+            at += table.num_rows
+        else:
+            records = collect(consumer, 1)
+            in_order(records, at)
+            at += len(records)
+            until(ahead, 30)
+
+
+def test_the_iterator(topic, opened, ahead):
+    consumer = opened(topic, consumer_timeout_ms=5000)
+    records = [next(consumer)]
+    until(ahead, 30)
+    in_order(records + [next(consumer) for _ in range(COUNT - 1)])
+
+
+def test_without_fetch_sessions_nothing_is_fetched_ahead(topic, opened, ahead):
+    consumer = opened(topic, enable_incremental_fetch_sessions=False)
+    in_order(collect(consumer, COUNT))
+    assert not ahead()
+
+
+def test_a_response_from_before_a_check_is_not_used(topic, opened, ahead, fetches):
+    """The leadership under which the position was found valid is another object: the position was checked again."""
+    consumer = opened(topic)
+    tp = TopicPartition(topic, 0)
+    records = collect(consumer, 10)
+    until(ahead, 30)
+    part = consumer._reading.parts.get(tp)
+    part.check((*part.checked,))  # another object
+    former = int(ahead()[0])
+    records += collect(consumer, COUNT - 10)
+    in_order(records)
+    assert [int(offset) for offset in fetches].count(former) == 2
