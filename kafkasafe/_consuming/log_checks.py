@@ -135,7 +135,16 @@ class LogChecks:
         return (yield from self._lookups.end(*tp, note)).offset
 
     def walk(self, tp: TopicPartition, read: Read, position: int) -> Procedure[LogCompared]:
-        """Compare the leader's log with the history before a position."""
+        """Compare the leader's log with the history before a position.
+
+        If kafka-python's metadata and fresh ones name two different topics, and neither is the one that was read, the
+        walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
+
+        1. Topic A was read. It is deleted and created again as B, then as C.
+        2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
+        3. The next check would take B for a topic after C. From then on C would be a former topic, and all later
+           metadata, which name C, would be taken for outdated ones: the partition would never be read again.
+        """
         topic_id = read.topic_id
         tries = 0
         while True:
@@ -145,12 +154,13 @@ class LogChecks:
             leader = info.partitions.get(tp.partition)
             # And this broker may have older metadata than the one that answered kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
-            if ids & read.former_ids:
+            others = ids - {None, topic_id}
+            if ids & read.former_ids or len(others) > 1:
                 self._port.request_metadata()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            other = next(iter(ids - {None, topic_id}), None)
+            other = next(iter(others), None)
             try:
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import consuming
 import pytest
@@ -16,8 +17,9 @@ from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe._consuming.history import History
 from kafkasafe._consuming.log_checks import LogChecks
-from kafkasafe.cluster.procedures import Pause
+from kafkasafe.cluster.procedures import Ask, Pause
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, PositionReset
 from kafkasafe.testing import FakeCluster
@@ -234,6 +236,32 @@ def test_a_commit_that_comes_while_the_topic_is_examined_leaves_it_out(cluster, 
 def unanswered():
     while True:
         yield Pause(3600)
+
+
+def test_a_walk_waits_until_both_metadata_name_the_same_topic():
+    """Topic A was deleted and created again as B, then as C; kafka-python's metadata are from the time of B."""
+    leads = {"id": b"B"}
+    requested = []
+    port = SimpleNamespace(
+        leadership=lambda tp: (leads["id"], 1, 5), request_metadata=lambda: requested.append(leads["id"])
+    )
+    info = SimpleNamespace(topic_id=b"C", error_code=0, partitions={0: SimpleNamespace(leader_epoch=0)})
+    network = SimpleNamespace(topic=lambda _: info, refresh_metadata=lambda *_: None)
+    checks = LogChecks(
+        network=lambda: network, lookups=None, port=port, reports=SimpleNamespace(stats=None), tracker=None,
+        hold_timeout_s=1.0, isolation=0,
+    )  # fmt: skip
+    read = History(None)
+    read.adopt(b"A")
+    walk = checks.walk(TopicPartition("t", 0), read.read(), 10)
+    for _ in range(3):
+        assert isinstance(next(walk), Ask)  # the fresh metadata
+        assert isinstance(walk.send(None), Pause)
+    assert requested == [b"B"] * 3
+    leads["id"] = b"C"
+    assert isinstance(next(walk), Ask)
+    assert isinstance(walk.send(None), Ask)  # the end of the new log: the walk goes on
+    assert requested == [b"B"] * 3
 
 
 @pytest.mark.parametrize("commit", ["commit", "commit_async"])
