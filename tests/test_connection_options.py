@@ -101,3 +101,21 @@ def test_a_number_as_text_is_refused_at_once(option, value):
     """kafka-python took it, and failed when it joined its group; "false" was as good as True."""
     with pytest.raises(ConfigError, match=f"{option} must be .*, not '{value}'"):
         SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"auto_offset_reset": ["earliest"]}, "auto_offset_reset must be one of 'earliest'"),
+        ({"offsets_hold_timeout_ms": 10**400}, "offsets_hold_timeout_ms is too large"),
+        (
+            {"offsets_path": "x" * 300 + "/y"},
+            "offsets_path: File name too long: '.*xxx/y'; correct offsets_path",
+        ),
+        ({"lineage_path": "a\0b"}, "lineage_path: .* cannot be a file name: it has a null character"),
+        ({"prometheus": "false"}, "prometheus must be True or False, not 'false'"),
+    ],
+)
+def test_an_option_of_a_consumer_that_cannot_work_is_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **options)
