@@ -123,6 +123,8 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
                 f"{config} contains no options: write them as name = value", param_hint="--config"
             )
         _warn_of_readers(config, options)
+        if isinstance(options.get("api_version"), list):
+            options["api_version"] = tuple(options["api_version"])  # neither format has tuples
     if servers is not None:
         options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
     if not options.get("bootstrap_servers"):

@@ -35,6 +35,7 @@ __all__ = [
     "partitioner_of",
     "path_of_file",
     "seconds",
+    "sendable",
     "serializer",
     "transactional_id_of",
     "window_of",
@@ -201,8 +202,12 @@ def nameable(option: str, path: Path) -> Path:
     return path
 
 
-def _sendable(name: str, value: str) -> None:
-    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
+def sendable(name: str, value: str) -> None:
+    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail.
+
+    Raises:
+        ConfigError: It cannot be encoded, or is too long.
+    """
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
@@ -242,7 +247,7 @@ def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
         return None
     if not (isinstance(value, str) and value):
         raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
-    _sendable(name, value)
+    sendable(name, value)
     return value
 
 
