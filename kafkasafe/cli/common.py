@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 from rich.console import Console
@@ -50,6 +50,7 @@ __all__ = [
     "open_directory",
     "progress",
     "rejected_lines",
+    "standard_input",
     "unreadable_lines",
 ]
 
@@ -96,6 +97,17 @@ _UNITS: Final = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 def app_of_command() -> typer.Typer:
     """Makes the app of a module with one command. `kafkasafe.cli` imports the module when the command is used."""
     return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def standard_input() -> BinaryIO:
+    """Returns standard input.
+
+    Raises:
+        BadParameter: It is closed.
+    """
+    if sys.stdin is None:
+        raise typer.BadParameter("standard input is closed", param_hint="--stdin")
+    return sys.stdin.buffer
 
 
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:

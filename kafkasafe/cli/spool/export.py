@@ -123,6 +123,8 @@ def spool_export(
             f"{output} must end in {', '.join(_FORMS)}; otherwise use --format jsonl or --format parquet",
             param_hint="--output",
         )
+    if to_stdout and sys.stdout is None:
+        raise typer.BadParameter("standard output is closed", param_hint="--output")
     if to_stdout and form == "parquet":
         raise typer.BadParameter("Parquet needs a file", param_hint="--output")
     if not to_stdout and output.exists():
