@@ -197,6 +197,8 @@ def test_in_a_tree_each_trouble_is_named_and_the_rest_is_shown(capsys, tmp_path)
     (tmp_path / "unknown" / "CLUSTER").write_bytes(b"\0")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "FORMAT").write_text("of something else\n")
+    (tmp_path / "foreign" / "pipe").mkdir()
+    os.mkfifo(tmp_path / "foreign" / "pipe" / "FORMAT")
     code, out, _ = run(capsys, "spool", "ls", "--tree", tmp_path)
     assert code == 1
     assert "DAMAGED RANGE" in out
