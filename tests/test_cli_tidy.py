@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
 from kafkasafe import SafeProducer, cli, marks
+from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.record import batch
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -136,6 +139,33 @@ def test_a_drain_tells_records_rejected_earlier_from_those_it_rejects_itself(cap
     # So does a file that cannot be read.
     next((spool / "lane-000" / "rejected").iterdir()).write_bytes(b"?")
     assert run(capsys, *drain, "--ignore-rejected")[0] == 1
+
+
+def test_a_drain_counts_no_records_that_another_process_delivers(capsys, tmp_path, fake_kafka, monkeypatch):
+    """Of two drains at once, each said that it had delivered everything."""
+    fill(tmp_path / "spool", waiting=3, lanes=2)
+    fake_kafka.create_topic("orders", partitions=3)
+    hold = (
+        "import pathlib, sys; from kafkasafe.spool.files import OsFiles; from kafkasafe.spool.lanes import SpoolDirectory\n"
+        "lock = SpoolDirectory.open(pathlib.Path(sys.argv[1]), files=OsFiles()).take_lane(1); print(flush=True); input()"
+    )
+    others = []
+
+    def opened(*arguments):
+        command = [sys.executable, "-c", hold, str(tmp_path / "spool")]
+        others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert others[0].stdout.readline() == b"\n"
+        return OpenSpool(*arguments)
+
+    monkeypatch.setattr("kafkasafe.cli.spool.delivery.OpenSpool", opened)
+    code, out, _ = run(
+        capsys, "spool", "drain", tmp_path / "spool", "-b", ",".join(fake_kafka.bootstrap_servers)
+    )
+    others[0].communicate(b"\n", timeout=60)
+    assert (code, out.splitlines()) == (
+        0,
+        ["3 records delivered, 0 left", "lane-001 belongs to a running process, which delivers it"],
+    )
 
 
 def test_only_one_lane_is_discarded(capsys, tmp_path):

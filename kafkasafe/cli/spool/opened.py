@@ -96,10 +96,18 @@ class OpenSpool:
         return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
 
     @property
+    def committed_records(self) -> int:
+        """Number of records that this process delivered, or found in the log."""
+        return self._ended("committed")
+
+    @property
     def dropped_records(self) -> int:
         """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        return self._ended("dropped")
+
+    def _ended(self, wanted: str) -> int:
         ended = self._pump.stats.records.copy()
-        return sum(count for (_, how), count in ended.items() if how == "dropped")
+        return sum(count for (_, how), count in ended.items() if how == wanted)
 
     def _readings(self) -> Iterable[Reading]:
         """Return the readings that `kafkasafe.metrics` collects."""
