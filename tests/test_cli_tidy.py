@@ -141,6 +141,25 @@ def test_a_drain_tells_records_rejected_earlier_from_those_it_rejects_itself(cap
     assert run(capsys, *drain, "--ignore-rejected")[0] == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("discard",), ("discard", "--apply"), ("resend", "--dry-run"), ("resend",)]
+)
+def test_a_folder_of_rejected_records_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    capsys, tmp_path, command
+):
+    """The commands ended with 0 and "0 records", while `spool ls` reported the folder."""
+    fill(tmp_path / "spool", rejected=[[b"1"]])
+    folder = tmp_path / "spool" / "lane-000" / "rejected"
+    folder.rename(tmp_path / "moved")
+    folder.write_text("")
+    assert run(capsys, "spool", "ls", tmp_path / "spool")[0] == 1
+    code, out, err = run(capsys, "spool", *command, tmp_path / "spool")
+    assert (code, out) == (3, "")
+    assert err == (
+        f"kafkasafe: {tmp_path / 'spool'} cannot be read: [Errno 20] Not a directory: '{folder}'. Nothing was changed\n"
+    )
+
+
 def test_a_drain_counts_no_records_that_another_process_delivers(capsys, tmp_path, fake_kafka, monkeypatch):
     """Of two drains at once, each said that it had delivered everything."""
     fill(tmp_path / "spool", waiting=3, lanes=2)
