@@ -91,13 +91,22 @@ def test_a_wrong_command_is_a_usage_error_with_the_nearest_name(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--records", "1"), ("--records", "many"), ("--json", "/does/not/exist/x.json")]
+    "arguments",
+    [
+        ("--records", "1"),
+        ("--records", "many"),
+        ("--json", "/does/not/exist/x.json"),
+        # The runs took minutes, and then their result was lost.
+        ("--json", "/"),
+    ],
 )
-def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, arguments):
+def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, fake_demo, arguments):
+    ran = fake_demo(result())
     code, out, err = run(capsys, "demo", *arguments)
     assert (code, out) == (2, "")
     assert arguments[0] in err
     assert "Traceback" not in err
+    assert not ran.called
 
 
 @pytest.fixture
