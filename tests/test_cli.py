@@ -263,6 +263,12 @@ def test_a_baseline_that_cannot_be_used_is_not_taken_for_lost_records(capsys, tm
     assert baseline.read_text() == "hi"
 
 
+def test_a_baseline_that_is_a_directory_is_a_usage_error(capsys, tmp_path):
+    code, out, err = run(capsys, "offsets", "orders", "-b", "127.0.0.1:9", "--baseline", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert f"Invalid value for --baseline: offsets_path: {tmp_path} is a directory" in err
+
+
 def test_ctrl_c_is_exit_code_130(capsys, fake_demo):
     fake_demo(error=KeyboardInterrupt())
     code, _, err = run(capsys, "demo")
