@@ -207,6 +207,7 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
         (["not-there"], "kafkasafe: The cluster does not have the topic not-there", 3),
         (["x", "--id", "field"], "header:NAME", 2),
         (["x", "--plot", "/no/such/place.png"], "not a directory", 2),
+        (["x", "--plot", "/"], "is a directory", 2),
         (["x", "--plot", "place.foo"], "must end in .png, .svg, .pdf, .html", 2),
     ],
 )

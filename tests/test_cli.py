@@ -91,13 +91,22 @@ def test_a_wrong_command_is_a_usage_error_with_the_nearest_name(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--records", "1"), ("--records", "many"), ("--json", "/does/not/exist/x.json")]
+    "arguments",
+    [
+        ("--records", "1"),
+        ("--records", "many"),
+        ("--json", "/does/not/exist/x.json"),
+        # The runs took minutes, and then their result was lost.
+        ("--json", "/"),
+    ],
 )
-def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, arguments):
+def test_a_wrong_option_of_demo_is_told_before_anything_starts(capsys, fake_demo, arguments):
+    ran = fake_demo(result())
     code, out, err = run(capsys, "demo", *arguments)
     assert (code, out) == (2, "")
     assert arguments[0] in err
     assert "Traceback" not in err
+    assert not ran.called
 
 
 @pytest.fixture
@@ -252,6 +261,12 @@ def test_a_baseline_that_cannot_be_used_is_not_taken_for_lost_records(capsys, tm
     assert err.startswith(f"kafkasafe: {baseline} cannot be used: ")
     assert err.count("\n") == 1
     assert baseline.read_text() == "hi"
+
+
+def test_a_baseline_that_is_a_directory_is_a_usage_error(capsys, tmp_path):
+    code, out, err = run(capsys, "offsets", "orders", "-b", "127.0.0.1:9", "--baseline", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert f"Invalid value for --baseline: offsets_path: {tmp_path} is a directory" in err
 
 
 def test_ctrl_c_is_exit_code_130(capsys, fake_demo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import re
@@ -665,6 +666,21 @@ def test_the_shell_completes(shell):
         check=False,
     )
     assert "_KAFKASAFE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_an_export_that_finds_no_room_says_what_is_left(capsys, lane, tmp_path, monkeypatch, name):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("kafkasafe.cli.spool.export.records_of", full)
+    code, out, err = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name)
+    assert (code, out) == (3, "")
+    assert err == (
+        f"kafkasafe: {tmp_path / name} cannot be written: No space left on device. The spool stays as it is, and no part"
+        f" of {name} is left\n"
+    )
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])

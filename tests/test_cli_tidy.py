@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
 from kafkasafe import SafeProducer, cli, marks
+from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.record import batch
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -138,6 +141,52 @@ def test_a_drain_tells_records_rejected_earlier_from_those_it_rejects_itself(cap
     assert run(capsys, *drain, "--ignore-rejected")[0] == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("discard",), ("discard", "--apply"), ("resend", "--dry-run"), ("resend",)]
+)
+def test_a_folder_of_rejected_records_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    capsys, tmp_path, command
+):
+    """The commands ended with 0 and "0 records", while `spool ls` reported the folder."""
+    fill(tmp_path / "spool", rejected=[[b"1"]])
+    folder = tmp_path / "spool" / "lane-000" / "rejected"
+    folder.rename(tmp_path / "moved")
+    folder.write_text("")
+    assert run(capsys, "spool", "ls", tmp_path / "spool")[0] == 1
+    code, out, err = run(capsys, "spool", *command, tmp_path / "spool")
+    assert (code, out) == (3, "")
+    assert err == (
+        f"kafkasafe: {tmp_path / 'spool'} cannot be read: [Errno 20] Not a directory: '{folder}'. Nothing was changed\n"
+    )
+
+
+def test_a_drain_counts_no_records_that_another_process_delivers(capsys, tmp_path, fake_kafka, monkeypatch):
+    """Of two drains at once, each said that it had delivered everything."""
+    fill(tmp_path / "spool", waiting=3, lanes=2)
+    fake_kafka.create_topic("orders", partitions=3)
+    hold = (
+        "import pathlib, sys; from kafkasafe.spool.files import OsFiles; from kafkasafe.spool.lanes import SpoolDirectory\n"
+        "lock = SpoolDirectory.open(pathlib.Path(sys.argv[1]), files=OsFiles()).take_lane(1); print(flush=True); input()"
+    )
+    others = []
+
+    def opened(*arguments):
+        command = [sys.executable, "-c", hold, str(tmp_path / "spool")]
+        others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert others[0].stdout.readline() == b"\n"
+        return OpenSpool(*arguments)
+
+    monkeypatch.setattr("kafkasafe.cli.spool.delivery.OpenSpool", opened)
+    code, out, _ = run(
+        capsys, "spool", "drain", tmp_path / "spool", "-b", ",".join(fake_kafka.bootstrap_servers)
+    )
+    others[0].communicate(b"\n", timeout=60)
+    assert (code, out.splitlines()) == (
+        0,
+        ["3 records delivered, 0 left", "lane-001 belongs to a running process, which delivers it"],
+    )
+
+
 def test_only_one_lane_is_discarded(capsys, tmp_path):
     fill(tmp_path, rejected=[[b"1"]], lanes=2)
     assert run(capsys, "spool", "discard", tmp_path, "--lane", "1", "--apply")[0] == 0
@@ -197,6 +246,8 @@ def test_in_a_tree_each_trouble_is_named_and_the_rest_is_shown(capsys, tmp_path)
     (tmp_path / "unknown" / "CLUSTER").write_bytes(b"\0")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "FORMAT").write_text("of something else\n")
+    (tmp_path / "foreign" / "pipe").mkdir()
+    os.mkfifo(tmp_path / "foreign" / "pipe" / "FORMAT")
     code, out, _ = run(capsys, "spool", "ls", "--tree", tmp_path)
     assert code == 1
     assert "DAMAGED RANGE" in out

@@ -74,6 +74,37 @@ def opened(request, tmp_path):
             "AWS_MSK_IAM needs security_protocol=SASL_SSL",
         ),
         ({"selector": 5}, "selector must be a class such as selectors.DefaultSelector, not 5"),
+        # With these, kafka-python raises an error without the option's name, or no connection ever succeeds.
+        ({"sasl_plain_password": "hunter2\ud800"}, "sasl_plain_password cannot be written as UTF-8"),
+        ({"client_id": "\ud800"}, r"client_id: '\\ud800' cannot be written as UTF-8"),
+        ({"client_id": "a" * 40_000}, "client_id: 40000 bytes are too long; the maximum is 32767"),
+        ({"client_dns_lookup": "all"}, "client_dns_lookup must be one of 'use_all_dns_ips', "),
+        ({"api_version": "x"}, r"api_version must be None or a tuple of numbers such as \(2, 8\), not 'x'"),
+        ({"api_version": 2}, "api_version must be None or a tuple .*, not 2"),
+        ({"api_version": ()}, r"api_version must be None or a tuple .*, not \(\)"),
+        ({"api_version": (2, "8")}, "api_version must be None or a tuple"),
+        ({"metadata_max_age_ms": None}, "metadata_max_age_ms must be a number of milliseconds, 0 or more"),
+        ({"metadata_max_age_ms": 10**400}, "metadata_max_age_ms is too large"),
+        ({"reconnect_backoff_ms": -1}, "reconnect_backoff_ms must be a number of milliseconds, 0 or more"),
+        ({"reconnect_backoff_max_ms": float("nan")}, "reconnect_backoff_max_ms must be .*, not nan"),
+        # As a broker's own option: -1 keeps idle connections open.
+        ({"connections_max_idle_ms": -1}, "connections_max_idle_ms must be .* 0 or more, not -1"),
+        ({"connections_max_idle_ms": 0}, r"connections_max_idle_ms=0 would close .*; float\('inf'\) keeps"),
+        (
+            {"receive_message_max_bytes": 1},
+            "receive_message_max_bytes must be a number of at least 1024, not 1",
+        ),
+        ({"receive_buffer_bytes": {}}, "receive_buffer_bytes must be a number of at least -1, not {}"),
+        ({"send_buffer_bytes": 2**31}, "send_buffer_bytes must be a number of at most 2147483647"),
+        (
+            {"socket_options": "x"},
+            "socket_options must be a list of arguments of socket.setsockopt, .*, not 'x'",
+        ),
+        ({"socket_options": [5]}, "socket_options must be a list of arguments"),
+        ({"proxy_url": "proxy:1080"}, "proxy_url must be SCHEME://HOST:PORT, where SCHEME is one of socks5"),
+        ({"proxy_url": 5}, "proxy_url must be SCHEME://HOST:PORT"),
+        ({"socks5_proxy": "u:hunter2@proxy:1080"}, "socks5_proxy must be SCHEME://HOST:PORT"),
+        ({"proxy_url": "socks5://u:hunter2@proxy:port"}, "proxy_url must be SCHEME://HOST:PORT"),
     ],
 )
 def test_a_connection_that_cannot_work_is_refused_by_both(opened, options, says):
@@ -94,6 +125,35 @@ def test_an_address_as_kafka_python_reads_them_is_taken(tmp_path, servers):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"api_version": (2, 8)},
+        {"api_version": "2.8"},
+        {"connections_max_idle_ms": float("inf"), "metadata_max_age_ms": float("inf")},
+        {"receive_buffer_bytes": -1, "send_buffer_bytes": "1 MiB"},
+        {"socket_options": [[6, 1, 1], (1, 13, b"........")]},
+        {"proxy_url": "socks5h://user:secret@proxy:1080"},
+        {"proxy_url": "http://[::1]:3128"},
+        {"client_id": ""},
+    ],
+)
+def test_a_connection_that_can_work_is_taken(tmp_path, options):
+    from kafkasafe.config import validate, validate_consumer
+
+    validate({"spool_dir": tmp_path, **options})
+    validate_consumer(options)
+
+
+def test_a_size_of_a_buffer_may_be_a_float_as_other_sizes(fake_kafka, tmp_path):
+    fake_kafka.create_topic("orders", partitions=1)
+    sizes = {"send_buffer_bytes": 65536.0, "receive_buffer_bytes": 65536.0}
+    with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path, **sizes
+    ) as producer:
+        producer.send("orders", b"x").get(60)
+
+
+@pytest.mark.parametrize(
     ("option", "value"),
     [("session_timeout_ms", "10000"), ("heartbeat_interval_ms", "3000"), ("enable_auto_commit", "false")],
 )
@@ -101,3 +161,21 @@ def test_a_number_as_text_is_refused_at_once(option, value):
     """kafka-python took it, and failed when it joined its group; "false" was as good as True."""
     with pytest.raises(ConfigError, match=f"{option} must be .*, not '{value}'"):
         SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"auto_offset_reset": ["earliest"]}, "auto_offset_reset must be one of 'earliest'"),
+        ({"offsets_hold_timeout_ms": 10**400}, "offsets_hold_timeout_ms is too large"),
+        (
+            {"offsets_path": "x" * 300 + "/y"},
+            "offsets_path: File name too long: '.*xxx/y'; correct offsets_path",
+        ),
+        ({"lineage_path": "a\0b"}, "lineage_path: .* cannot be a file name: it has a null character"),
+        ({"prometheus": "false"}, "prometheus must be True or False, not 'false'"),
+    ],
+)
+def test_an_option_of_a_consumer_that_cannot_work_is_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        SafeConsumer(bootstrap_servers=NOWHERE, bootstrap_timeout_ms=1, **options)

@@ -105,11 +105,7 @@ class RecordForm:
 
 
 def serializers_of(config: ProducerConfig) -> Serializers:
-    """Return the application's functions (topic, headers, object) → bytes for keys and for values, where it has any.
-
-    Raises:
-        TypeError: An option is not a serializer.
-    """
+    """Return the application's functions (topic, headers, object) → bytes for keys and for values, where it has any."""
     return _serializer(config.key_serializer), _serializer(config.value_serializer)
 
 
@@ -126,11 +122,7 @@ def _serializer(given: Any) -> _Serializer | None:
             )
             return lambda topic, _headers, data: serialize(topic, data)
         return serialize  # type: ignore[no-any-return]
-    if callable(given):
-        return lambda _topic, _headers, data: given(data)
-    raise TypeError(
-        f"A serializer must be a function or have a method serialize(topic, headers, data), not {given!r}"
-    )
+    return lambda _topic, _headers, data: given(data)
 
 
 def _as_bytes(item: Any, what: str, option: str) -> bytes:

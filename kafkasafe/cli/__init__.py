@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import io
 import itertools
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -16,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import kafkasafe
-from kafkasafe.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
+from kafkasafe.cli.exits import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 __all__ = ["app", "main"]
 
@@ -147,22 +149,65 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # The commands themselves report outages, so silence kafka-python's log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    _occupy_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         # A file name may contain bytes that are not text, and a terminal may be unable to show some characters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
+    code = _run(given)
+    try:
+        _flush(sys.stdout)
+    except BrokenPipeError:
+        code = code if code >= EXIT_USAGE else EXIT_BROKEN_PIPE
+    except OSError as error:  # for example, the output goes to a file on a full volume
+        if code < EXIT_USAGE:
+            code = EXIT_FAILED
+            with contextlib.suppress(OSError):
+                print(f"kafkasafe: the output cannot be written: {error.strerror}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            _flush(stream)
+            continue
+        # Otherwise the interpreter tries again at its end, and changes the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def _occupy_standard_streams() -> None:
+    """Open /dev/null in place of each closed standard stream.
+
+    Otherwise the next file that is opened gets the stream's number, and bytes for the stream would go to that file.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def _flush(stream: Any) -> None:
+    if stream is not None:  # it is None if it was closed at the start
+        stream.flush()
+
+
+def _run(given: Sequence[str]) -> int:
+    """Run a command, print its error if it fails, and return the exit code."""
     try:
         # The return value is the exit code of a command that has already printed its result.
         ended = app(args=given, prog_name="kafkasafe", standalone_mode=False)
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+    except SystemExit as error:
+        # typer ends the process in this way if a pipe is broken.
+        if isinstance(error.__context__, BrokenPipeError):
+            return EXIT_BROKEN_PIPE
+        raise
     except _USAGE_ERRORS as error:
-        error.show()
         context = error.ctx
         hint = f"{context.command_path} --help" if context is not None else "kafkasafe --help"
+        with contextlib.suppress(OSError):
+            error.show()
         _print_json_error(given, error.format_message(), error.exit_code, hint)
-        sys.exit(error.exit_code)
+        return int(error.exit_code)
     except Exception as error:
         from kafka.errors import KafkaError
 
@@ -172,10 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         text = str(error) or type(error).__name__
         hint = " ".join(getattr(error, "__notes__", ()))
-        print(f"kafkasafe: {text}{hint and f'. {hint}'}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"kafkasafe: {text}{hint and f'. {hint}'}", file=sys.stderr)
         _print_json_error(given, text, EXIT_FAILED, hint)
-        sys.exit(EXIT_FAILED)
-    sys.exit(ended if isinstance(ended, int) else 0)
+        return EXIT_FAILED
+    return ended if isinstance(ended, int) else 0
 
 
 def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> None:
@@ -185,4 +231,6 @@ def _print_json_error(given: Sequence[str], text: str, code: int, hint: str) -> 
     # If the command writes records to standard output, the error goes to standard error.
     records = any(pair in {("-o", "-"), ("--output", "-")} for pair in itertools.pairwise(given))
     report = {"error": text, "code": code, "hint": hint or None}
-    print(json.dumps(report), file=sys.stderr if records else sys.stdout)
+    stream = sys.stderr if records else sys.stdout
+    with contextlib.suppress(OSError):
+        print(json.dumps(report), file=stream, flush=True)

@@ -106,6 +106,8 @@ def audit_topic(
         raise typer.BadParameter("draws one topic", param_hint="--plot")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise typer.BadParameter(f"{plot.absolute().parent} is not a directory", param_hint="--plot")
+    if plot is not None and plot.is_dir():
+        raise typer.BadParameter(f"{plot} is a directory", param_hint="--plot")
     if plot is not None and plot.suffix.lower() not in PLOTS:
         raise typer.BadParameter(f"{plot} must end in {', '.join(PLOTS)}", param_hint="--plot")
     session: Any = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkasafe.classification import Verdict, classify
-from kafkasafe.cli.common import app_of_command
+from kafkasafe.cli.common import app_of_command, standard_input
 from kafkasafe.cli.report import show
 from kafkasafe.codes import names as code_names
 from kafkasafe.errors import ConfigError
@@ -100,7 +99,7 @@ class Explanation:
 
 
 def _verdicts_on_lines(api: str | None) -> Iterator[Verdict]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, line in enumerate(standard_input(), 1):
         try:
             if line.strip():
                 yield _verdict_on_line(line, api)

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 from rich.console import Console
@@ -50,6 +50,7 @@ __all__ = [
     "open_directory",
     "progress",
     "rejected_lines",
+    "standard_input",
     "unreadable_lines",
 ]
 
@@ -98,6 +99,17 @@ def app_of_command() -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+def standard_input() -> BinaryIO:
+    """Returns standard input.
+
+    Raises:
+        BadParameter: It is closed.
+    """
+    if sys.stdin is None:
+        raise typer.BadParameter("standard input is closed", param_hint="--stdin")
+    return sys.stdin.buffer
+
+
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
     """Reads and checks the options for a connection. The file may contain the servers.
 
@@ -123,6 +135,8 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
                 f"{config} contains no options: write them as name = value", param_hint="--config"
             )
         _warn_of_readers(config, options)
+        if isinstance(options.get("api_version"), list):
+            options["api_version"] = tuple(options["api_version"])  # neither format has tuples
     if servers is not None:
         options["bootstrap_servers"] = [name.strip() for name in servers.split(",") if name.strip()]
     if not options.get("bootstrap_servers"):

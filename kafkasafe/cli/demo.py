@@ -70,6 +70,8 @@ def demo(
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_file.absolute().parent} is not a directory", param_hint="--json")
+    if json_file is not None and json_file.is_dir():
+        raise typer.BadParameter(f"{json_file} is a directory", param_hint="--json")
     clients = CLIENTS if controls else CLIENTS[:1]
     settings = Settings.quick(clients=clients) if quick else Settings(clients=clients)
     settings = dataclasses.replace(settings, records=records or settings.records, seed=seed)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from kafkasafe.cli.common import app_of_command
+from kafkasafe.cli.common import app_of_command, standard_input
 from kafkasafe.cli.report import show
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.history.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
@@ -74,7 +73,7 @@ def lineage(
             raise _wrong(named[0], "cannot be combined with --stdin: each line has this value")
         if not as_json:
             raise _wrong("stdin", "results are JSON lines: add --json")
-        for number, line in enumerate(sys.stdin.buffer, 1):
+        for number, line in enumerate(standard_input(), 1):
             if line.strip():
                 found = _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
                 show(ComparedLogs(found), as_json=True, indent=None, flush=True)

@@ -30,6 +30,7 @@ from kafkasafe.cli.report import print_report
 from kafkasafe.cluster.api import in_words
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer
+from kafkasafe.errors import ConfigError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.retry import RetryPolicy
 
@@ -81,13 +82,17 @@ def offsets(
     known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
     known.pop("group_id", None)
     known.pop("allow_auto_create_topics", None)
-    consumer = SafeConsumer(
-        **{"bootstrap_timeout_ms": int(timeout_s * 1000) + 1, **known},
-        group_id=None,
-        allow_auto_create_topics=False,
-        on_event=view.note,
-        offsets_path=baseline,
-    )
+    try:
+        consumer = SafeConsumer(
+            **{"bootstrap_timeout_ms": int(timeout_s * 1000) + 1, **known},
+            group_id=None,
+            allow_auto_create_topics=False,
+            on_event=view.note,
+            offsets_path=baseline,
+        )
+    except ConfigError as error:
+        hint = "--config" if baseline is None else "--baseline"
+        raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
     found: EndOffsets | None = None
     try:
         console = Console(highlight=False)

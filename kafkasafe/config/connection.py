@@ -7,14 +7,16 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from kafka.net.sasl import SASL_MECHANISMS
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from kafkasafe.config.values import choice, duration, number, optional, sendable
 from kafkasafe.errors import ConfigError
 
 __all__ = [
@@ -23,6 +25,9 @@ __all__ = [
 ]
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_PROXIES: Final = ("socks5", "socks5h", "http")
+_OLDEST_VERSION: Final = (0, 8)
+"""The oldest version of brokers whose requests kafka-python knows."""
 _TLS_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 
@@ -35,18 +40,102 @@ def check_connection(options: Mapping[str, Any]) -> None:
         hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
         raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
     _check_servers(options["bootstrap_servers"])
+    for name, check in _CHECKS.items():
+        check(options, name)
     if not callable(options["selector"]):
         raise ConfigError(
             f"selector must be a class such as selectors.DefaultSelector, not {options['selector']!r}"
         )
-    if not isinstance(options["client_id"], (str, NoneType)):
-        raise ConfigError(f"client_id must be a str, not {options['client_id']!r}")
     for name in _SECRET_TEXTS:
         if not isinstance(options[name], (str, NoneType)):
             # The message must not contain the value, which may be a password.
             raise ConfigError(f"{name} must be a str, not {type(options[name]).__name__}")
+        try:
+            (options[name] or "").encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{name} cannot be written as UTF-8") from None
     _check_tls(options)
     _check_sasl(options)
+
+
+def _client_id(options: Mapping[str, Any], name: str) -> None:
+    if not isinstance(options[name], (str, NoneType)):
+        raise ConfigError(f"{name} must be a str, not {options[name]!r}")
+    sendable(name, options[name] or "")
+
+
+def _version(options: Mapping[str, Any], name: str) -> None:
+    version = options[name]
+    if isinstance(version, str) and re.fullmatch(r"\d+(\.\d+)*", version, re.ASCII):
+        version = tuple(map(int, version.split(".")))
+    if version in {None, "auto"} if isinstance(version, (str, NoneType)) else _is_version(version):
+        return
+    raise ConfigError(
+        f"{name} must be None or a tuple of numbers such as (2, 8), not {options[name]!r}. With None, the client asks"
+        " the brokers"
+    )
+
+
+def _is_version(version: Any) -> bool:
+    return (
+        isinstance(version, tuple)
+        and all(type(part) is int for part in version)
+        and version >= _OLDEST_VERSION
+    )
+
+
+def _endless(options: Mapping[str, Any], name: str) -> None:
+    if duration(options, name) == 0:
+        raise ConfigError(
+            f"{name}={options[name]!r} would close each connection at once; float('inf') keeps idle connections open"
+        )
+
+
+def _proxy(options: Mapping[str, Any], name: str) -> None:
+    try:
+        parts = urlsplit(options[name]) if isinstance(options[name], str) else None
+        if parts is not None and parts.scheme in _PROXIES and parts.hostname and parts.port:
+            return
+    except ValueError:
+        pass  # not a URL, or no port
+    # The message must not contain the value, in which there may be a password.
+    raise ConfigError(f"{name} must be SCHEME://HOST:PORT, where SCHEME is one of {', '.join(_PROXIES)}")
+
+
+def _socket_options(options: Mapping[str, Any], name: str) -> None:
+    given = options[name]
+    listed = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [None]
+    for each in listed:
+        if not (
+            isinstance(each, (list, tuple))
+            and len(each) == 3
+            and all(type(part) is int for part in each[:2])
+            and isinstance(each[2], (int, bytes))
+        ):
+            raise ConfigError(
+                f"{name} must be a list of arguments of socket.setsockopt, such as"
+                f" (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), not {given!r}"
+            )
+
+
+_buffer: Final = optional(number(least=-1, most=0x7FFF_FFFF))
+_CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
+    "client_id": _client_id,
+    "client_dns_lookup": choice("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+    "api_version": _version,
+    "metadata_max_age_ms": duration,
+    "reconnect_backoff_ms": duration,
+    "reconnect_backoff_max_ms": duration,
+    "connections_max_idle_ms": _endless,
+    "receive_message_max_bytes": number(least=1024),
+    "receive_buffer_bytes": _buffer,
+    "send_buffer_bytes": _buffer,
+    "socket_options": optional(_socket_options),
+    "proxy_url": optional(_proxy),
+    "socks5_proxy": optional(_proxy),
+}
+"""Options that both clients have. With a wrong value, kafka-python raises without the option's name, or no connection
+succeeds."""
 
 
 def _near_protocol(given: str) -> str:

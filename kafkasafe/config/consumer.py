@@ -39,7 +39,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
             ignored(name, options[name], reason)
     # kafka-python treats any other word as "none" and logs a warning.
     reset = options.get("auto_offset_reset", "latest")
-    if reset not in {"smallest", "largest"}:
+    if str(reset) not in {"smallest", "largest"}:
         choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")
     values = fields_of(CONSUMER.items(), merged)
     _check_memories(values)
@@ -61,10 +61,13 @@ def _check_memories(values: Mapping[str, Any]) -> None:
     """Raise ConfigError if the files `offsets_path` and `lineage_path` cannot be written."""
     paths: dict[str, Path | None] = {name: values[name] for name in ("offsets_path", "lineage_path")}
     for name, path in paths.items():
-        if path is not None and path.is_dir():
-            raise ConfigError(f"{name}: {path} is a directory; give the name of a file")
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{name}: {path.parent} is not a directory; create it, or correct {name}")
+        try:
+            if path is not None and path.is_dir():
+                raise ConfigError(f"{name}: {path} is a directory; give the name of a file")
+            if path is not None and not path.parent.is_dir():
+                raise ConfigError(f"{name}: {path.parent} is not a directory; create it, or correct {name}")
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}: {str(path)!r}; correct {name}") from None
     offsets, lineage = paths.values()
     if offsets is not None and lineage is not None and offsets.absolute() == lineage.absolute():
         raise ConfigError(f"offsets_path and lineage_path are both {offsets}; each needs a file of its own")

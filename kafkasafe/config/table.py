@@ -18,7 +18,6 @@ from kafkasafe.config import sizes
 from kafkasafe.config.option import KAFKAS, Option, option, rows
 from kafkasafe.config.values import (
     acks_of,
-    anything,
     choice,
     client_id_of,
     compression_of,
@@ -34,6 +33,7 @@ from kafkasafe.config.values import (
     partitioner_of,
     path_of_file,
     seconds,
+    serializer,
     transactional_id_of,
     window_of,
 )
@@ -131,8 +131,8 @@ class ProducerConfig:
     request_timeout_s: float = option("request_timeout_ms", KAFKAS, seconds(least=1))
     retry_backoff_s: float = option("retry_backoff_ms", KAFKAS, seconds(least=1))
     transaction_timeout_ms: int = option("transaction_timeout_ms", KAFKAS, number(least=1000, most=_INT32))
-    key_serializer: Any = option("key_serializer", KAFKAS, anything)
-    value_serializer: Any = option("value_serializer", KAFKAS, anything)
+    key_serializer: Any = option("key_serializer", KAFKAS, serializer)
+    value_serializer: Any = option("value_serializer", KAFKAS, serializer)
 
     # Options that KafkaProducer does not have. `spool_dir` and its two companions are found together.
     spool: Literal["always", "on_error", "never"] = option(

@@ -35,6 +35,8 @@ __all__ = [
     "partitioner_of",
     "path_of_file",
     "seconds",
+    "sendable",
+    "serializer",
     "transactional_id_of",
     "window_of",
 ]
@@ -85,7 +87,12 @@ def duration(options: Mapping[str, Any], name: str) -> float:
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ConfigError(f"{name} must be a number of milliseconds, 0 or more, not {value!r}")
-    return float(value) / 1000
+    try:
+        return float(value) / 1000
+    except OverflowError:
+        raise ConfigError(
+            f"{name} is too large for a number of milliseconds; float('inf') means no end"
+        ) from None
 
 
 def optional(check: Check, *absent: Any) -> Check:
@@ -121,8 +128,21 @@ def choice(*words: str) -> Choice:
 
 
 def flag(options: Mapping[str, Any], name: str) -> bool:
-    """Return whether the value is true."""
-    return bool(options[name])
+    """Return whether the value is true. Text is refused, because "false" would be true."""
+    value = options[name]
+    if isinstance(value, (str, bytes)):
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def serializer(options: Mapping[str, Any], name: str) -> Any:
+    """Return a serializer, or None."""
+    value = options[name]
+    if value is not None and not callable(getattr(value, "serialize", value)):
+        raise ConfigError(
+            f"{name} must be a function or have a method serialize(topic, headers, data), not {value!r}"
+        )
+    return value
 
 
 def anything(options: Mapping[str, Any], name: str) -> Any:
@@ -168,10 +188,12 @@ def nameable(option: str, path: Path) -> Path:
     """Return the path if this process can encode it as a file name.
 
     Raises:
-        ConfigError: The path cannot be encoded: the process has the locale C, or another locale without UTF-8.
+        ConfigError: The path has a null character; or it cannot be encoded, because the process has the locale C, or
+            another locale without UTF-8.
     """
     try:
-        os.fsencode(path)
+        if b"\0" in os.fsencode(path):
+            raise ConfigError(f"{option}: {str(path)!a} cannot be a file name: it has a null character")
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"{option}: {str(path)!a} cannot be a file name in this process, which encodes file names as"
@@ -180,8 +202,12 @@ def nameable(option: str, path: Path) -> Path:
     return path
 
 
-def _sendable(name: str, value: str) -> None:
-    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail."""
+def sendable(name: str, value: str) -> None:
+    """Refuse a string that Kafka's protocol cannot carry: otherwise each request with it would fail.
+
+    Raises:
+        ConfigError: It cannot be encoded, or is too long.
+    """
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
@@ -221,7 +247,7 @@ def transactional_id_of(options: Mapping[str, Any], name: str) -> str | None:
         return None
     if not (isinstance(value, str) and value):
         raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
-    _sendable(name, value)
+    sendable(name, value)
     return value
 
 
@@ -254,8 +280,10 @@ def client_id_of(options: Mapping[str, Any], name: str) -> str:
 
 def partitioner_of(options: Mapping[str, Any], name: str) -> Any:
     """Return a partitioner."""
-    if not hasattr(options[name], "partition"):
+    given = options[name]
+    # A str has a method partition(), too.
+    if isinstance(given, (str, bytes, bytearray)) or not callable(getattr(given, "partition", None)):
         raise ConfigError(
-            f"{name} must have a method partition(), like kafka.partitioner.Partitioner, not {options[name]!r}"
+            f"{name} must have a method partition(), like kafka.partitioner.Partitioner, not {given!r}"
         )
-    return options[name]
+    return given

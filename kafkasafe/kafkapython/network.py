@@ -68,7 +68,7 @@ class SocketNetwork:
             ("receive_buffer_bytes", socket.SO_RCVBUF),
         ):
             if options.get(key) is not None:
-                sockets.append((socket.SOL_SOCKET, option, options[key]))
+                sockets.append((socket.SOL_SOCKET, option, int(options[key])))
         sockets.append((socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET))
         settings["socket_options"] = sockets
         self._settings = settings

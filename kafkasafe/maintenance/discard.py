@@ -59,28 +59,31 @@ def find_discardable(
     """
     files = directory.files
     found: list[Discardable] = []
-    # List the files before reading the logs, like a resend: a listed file was in its lane's log before.
-    names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
-    notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
-    logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
-    resent = [mark for log in logs.values() for mark in resent_in(log)]
-    for number in numbers:
-        lane = directory.lane_path(number)
-        journal = Journal()
-        replay(logs[number].entries, journal)
-        journal.recovery.recovered(0.0)
-        rejected = read_rejected(
-            files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
-        )
-        found += [
-            Discardable(lane, kept.path.name, *kept.address(journal), kept.records, kept.error)
-            for kept in rejected
-            if kept.path.name in names[number]  # ignore batches that were rejected since then
-        ]
-        found += [
-            Discardable(lane, name, "?", -1, notes[number].kept[name], missing=True)
-            for name in missing(files, lane, notes[number], resent)
-        ]
+    try:
+        # List the files before reading the logs, like a resend: a listed file was in its lane's log before.
+        names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
+        notes = {number: read_notes(files, directory.lane_path(number)) for number in numbers}
+        logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
+        resent = [mark for log in logs.values() for mark in resent_in(log)]
+        for number in numbers:
+            lane = directory.lane_path(number)
+            journal = Journal()
+            replay(logs[number].entries, journal)
+            journal.recovery.recovered(0.0)
+            rejected = read_rejected(
+                files, lane, lane_id=logs[number].lane_id, waits=waits_of(journal), resent=resent
+            )
+            found += [
+                Discardable(lane, kept.path.name, *kept.address(journal), kept.records, kept.error)
+                for kept in rejected
+                if kept.path.name in names[number]  # ignore batches that were rejected since then
+            ]
+            found += [
+                Discardable(lane, name, "?", -1, notes[number].kept[name], missing=True)
+                for name in missing(files, lane, notes[number], resent)
+            ]
+    except OSError as error:
+        raise SpoolError(f"{directory.path} cannot be read: {error}. Nothing was changed") from error
     return [each for each in found if not topics or each.topic in topics]
 
 

@@ -179,10 +179,14 @@ def _read(files: Files, path: Path, lane_id: bytes | None, waits: pure.Waits) ->
 
 
 def rejected_names(files: Files, lane: Path) -> list[str]:
-    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it cannot be listed."""
+    """Names of the files in a lane's `rejected/`, in the order of rejection; empty if it does not exist.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
     try:
         return sorted(name for name in files.list(lane / _FOLDER) if _NAME.fullmatch(name))
-    except OSError:
+    except FileNotFoundError:
         return []
 
 

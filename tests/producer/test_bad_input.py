@@ -68,6 +68,17 @@ def waiting_in(producer: SafeProducer) -> int:
         ({"security_protocol": "TLS"}, "security_protocol must be one of PLAINTEXT, SSL"),
         ({"bootstrap_servers": None}, "bootstrap_servers must be 'host:port' or a list"),
         ({"bootstrap_servers": "broker:port"}, "'broker:port' is not host:port"),
+        # As other clients name their partitioners; a str has a method partition().
+        ({"partitioner": "murmur2"}, "partitioner must have a method partition.*, not 'murmur2'"),
+        ({"value_serializer": 5}, "value_serializer must be a function or have a method serialize.*, not 5"),
+        # Text out of a file or an environment variable: "false" was as good as True.
+        (
+            {"restore_recreated_topics": "false"},
+            "restore_recreated_topics must be True or False, not 'false'",
+        ),
+        ({"prometheus": "0"}, "prometheus must be True or False, not '0'"),
+        ({"retain_acked_ms": 10**400}, "retain_acked_ms is too large .* means no end"),
+        ({"spool_dir": "a\0b"}, r"spool_dir: .*a\\x00b' cannot be a file name: it has a null"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(tmp_path, options, says):
@@ -354,7 +365,7 @@ def test_a_serializer_that_fails(producers):
     with pytest.raises(AttributeError):
         producer.send("topic", 7)
     producer.send("topic", "good").durable(60)
-    with pytest.raises(TypeError, match="A serializer must be a function"):
+    with pytest.raises(ConfigError, match="key_serializer must be a function or have a method"):
         producers(NOWHERE, key_serializer="utf-8")
     # It let go of the lane it had taken, or never took one.
     assert producers(NOWHERE).lane == "lane-001"

@@ -193,7 +193,9 @@ def deliver(
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
     dropped = 0 if drained is None else drained.dropped_records
-    delivered = max(0, before - left - refused - dropped)
+    # Another process may have taken a lane after `before` was counted, and deliver its records.
+    committed = 0 if drained is None else drained.committed_records
+    delivered = max(0, min(before - left - refused - dropped, committed))
     return Delivery(
         delivered,
         left,

@@ -123,6 +123,8 @@ def spool_export(
             f"{output} must end in {', '.join(_FORMS)}; otherwise use --format jsonl or --format parquet",
             param_hint="--output",
         )
+    if to_stdout and sys.stdout is None:
+        raise typer.BadParameter("standard output is closed", param_hint="--output")
     if to_stdout and form == "parquet":
         raise typer.BadParameter("Parquet needs a file", param_hint="--output")
     if not to_stdout and output.exists():
@@ -169,14 +171,24 @@ def spool_export(
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Any]:
-    """Yield a new file, and delete it after an error: no partial file is ever left."""
+    """Yield a new file, and delete it after an error: no partial file is ever left.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     try:
         # Only the owner may read the spool, so only the owner may read what was copied from it.
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
+    except FileExistsError:
+        raise
     except BaseException as error:
-        if not isinstance(error, FileExistsError):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            raise OSError(
+                f"{path} cannot be written: {why}. The spool stays as it is, and no part of {path.name} is left"
+            ) from error
         raise
 
 

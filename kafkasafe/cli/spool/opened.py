@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,8 @@ from typing import Any, Self
 from kafkasafe import units as u
 from kafkasafe._producing.opening import opened
 from kafkasafe.config import Decide, validate
+from kafkasafe.delivery.metric_readings import producer_readings
+from kafkasafe.stats import Reading
 
 __all__ = ["OpenSpool"]
 
@@ -41,6 +43,10 @@ class OpenSpool:
         config = validate({**options, "spool_dir": directory, "client_id": client_id, "on_event": on_event})
         self._parts = opened(dataclasses.replace(config, decide=decide), lambda _: None)
         self._pump = self._parts.delivery.pump
+        if config.prometheus:
+            from kafkasafe.metrics import install
+
+            install(self)
         self._parts.shutdown.begin(self)
 
     def __enter__(self) -> Self:
@@ -65,6 +71,11 @@ class OpenSpool:
         self._parts.delivery.flush(timeout_s)
 
     @property
+    def client_id(self) -> str:
+        """Client id of the command."""
+        return self._parts.config.client_id
+
+    @property
     def connected(self) -> bool:
         """Whether the cluster answers."""
         return self._parts.cluster.connected
@@ -85,10 +96,22 @@ class OpenSpool:
         return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
 
     @property
+    def committed_records(self) -> int:
+        """Number of records that this process delivered, or found in the log."""
+        return self._ended("committed")
+
+    @property
     def dropped_records(self) -> int:
         """Number of records of atomic batches that were neither delivered nor kept in rejected/."""
+        return self._ended("dropped")
+
+    def _ended(self, wanted: str) -> int:
         ended = self._pump.stats.records.copy()
-        return sum(count for (_, how), count in ended.items() if how == "dropped")
+        return sum(count for (_, how), count in ended.items() if how == wanted)
+
+    def _readings(self) -> Iterable[Reading]:
+        """Return the readings that `kafkasafe.metrics` collects."""
+        return producer_readings(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
         """The phase of an undecided unit (an atomic batch), and whether a unit that is left undecided holds it up.

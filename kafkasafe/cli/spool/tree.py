@@ -98,10 +98,12 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
 
 
 def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
-    if "FORMAT" not in files:
-        return format_lost(path, folders) is not None
+    file = path / "FORMAT"
     try:
-        return (path / "FORMAT").read_bytes().startswith(b"kafkasafe-spool ")
+        # Do not wait for a pipe of that name.
+        if "FORMAT" not in files or (file.exists() and not file.is_file()):
+            return format_lost(path, folders) is not None
+        return file.read_bytes().startswith(b"kafkasafe-spool ")
     except OSError:
         return True  # `_sums` reports the reason
 
