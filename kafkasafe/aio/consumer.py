@@ -16,16 +16,9 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-from kafkasafe.aio.fetched import (
-    Fetched,
-    Handed,
-    as_offset,
-    as_partition,
-    as_partitions,
-    first_unhanded,
-    not_in_children,
-)
-from kafkasafe.aio.listening import Listening
+from kafkasafe.aio.arguments import as_offset, as_partition, as_partitions
+from kafkasafe.aio.fetched import Fetched, Handed, first_unhanded, not_in_children
+from kafkasafe.aio.listeners import ListenerCall
 from kafkasafe.aio.looking import Looking
 from kafkasafe.aio.meanwhile import Meanwhile
 from kafkasafe.aio.moving import Moving
@@ -87,7 +80,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
-        self._listening: Listening | None = None
+        self._listening: ListenerCall | None = None
         self._early: list[Callable[[Any], object]] = []
         """Calls that were made before `start`. `start` executes them."""
         self._failed: Exception | None = None
@@ -520,7 +513,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
         self._drop(gone)
         self._assigned = frozenset(states)
-        self._listening = listening = Listening(f"kafkasafe-aio-{self._opened.client_id}-listener")
+        self._listening = listening = ListenerCall(f"kafkasafe-aio-{self._opened.client_id}-listener")
         try:
             await listening.call(method, partitions)
         finally:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.aio.fetched import as_partition, as_partitions
+from kafkasafe.aio.arguments import as_partition, as_partitions
 from kafkasafe.aio.instead import NotOfConsumer
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.consumer import SafeConsumer

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
-from kafkasafe.aio.fetched import UnassignedError, as_partition, as_partitions
-from kafkasafe.aio.listening import Listener, as_listener
+from kafkasafe.aio.arguments import as_partition, as_partitions
+from kafkasafe.aio.fetched import UnassignedError
+from kafkasafe.aio.listeners import Listener, as_listener
 from kafkasafe.aio.meanwhile import Meanwhile
 from kafkasafe.consumer import check_offset
 from kafkasafe.kafkapython.membership import loop_of

@@ -19,17 +19,17 @@ from kafkasafe.aio.threads import Worker
 if TYPE_CHECKING:
     from kafkasafe.aio.consumer import SafeConsumer
 
-__all__ = ["Listener", "Listening", "as_listener"]
+__all__ = ["Listener", "ListenerCall", "as_listener"]
 
 T = TypeVar("T")
 
 _METHODS: Final = ("on_partitions_revoked", "on_partitions_assigned")
-_current: contextvars.ContextVar[Listening | None] = contextvars.ContextVar(
+_current: contextvars.ContextVar[ListenerCall | None] = contextvars.ContextVar(
     "kafkasafe_listening", default=None
 )
 
 
-class Listening:
+class ListenerCall:
     """One call of a listener.
 
     During the call, the consumer's own thread waits in a poll. So another thread executes requests to the consumer.
