@@ -241,7 +241,7 @@ class AtomicBatch:
             self._batch.send_offsets(offsets, group)
             return
         self._batch._check_open()
-        fate = self._batch._claim(str(offsets._opened.config["group_id"]))
+        fate = self._batch._claim(str(offsets.client.config["group_id"]))
         try:
             offer = await offsets._offer_positions(fate, self._batch._lane)
             self._batch._check_open()

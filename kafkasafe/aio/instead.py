@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 
-__all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer", "headers_of"]
+__all__ = ["LAST_STABLE_OFFSET", "FunctionPartitioner", "NotOfProducer", "headers_of"]
 
 _UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
@@ -21,6 +21,10 @@ _BLOCK: Final = (
 _BATCHES: Final = (
     "the producer makes batches by time and size (linger_ms, batch_size): use `await producer.send(topic, value,"
     " partition=...)` for each record, then `await producer.flush()`"
+)
+
+LAST_STABLE_OFFSET: Final = (
+    'use `await consumer.end_offsets([partition])` with isolation_level="read_committed"'
 )
 
 
@@ -37,17 +41,6 @@ class NotOfProducer(metaclass=Tidy):
         commit_transaction = Absent(_UNIT)
         abort_transaction = Absent(_UNIT)
         send_offsets_to_transaction = Absent(_UNIT)
-
-
-class NotOfConsumer(metaclass=Tidy):
-    """Hints for methods of aiokafka's consumer that do not exist here."""
-
-    __dir__ = tidy_dir
-
-    if not TYPE_CHECKING:
-        last_stable_offset = Absent(
-            'use `await consumer.end_offsets([partition])` with isolation_level="read_committed"'
-        )
 
 
 class FunctionPartitioner:
