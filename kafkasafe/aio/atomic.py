@@ -217,8 +217,7 @@ class AtomicBatch:
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
         future: RecordFuture = RecordFuture()
-        future._owner, future._open_batch, future._index = self._owner, record._open_batch, record._index
-        return future
+        return future._of_record(self._owner, record._open_batch, record._index)
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
@@ -234,7 +233,12 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before; or the consumer has no group or commits
                 automatically.
         """
-        return _SendingOffsets(self, offsets, group)
+        sending = _SendingOffsets(self, offsets, group)
+        self._unawaited.add(sending)
+        return sending
+
+    def _awaited(self, sending: _SendingOffsets) -> None:
+        self._unawaited.discard(sending)
 
     async def _send_offsets(self, offsets: Any, group: Any) -> None:
         if not isinstance(offsets, SafeConsumer):
@@ -293,8 +297,7 @@ class _SendingOffsets:
         self._batch = batch
         self._offsets = offsets
         self._group = group
-        batch._unawaited.add(self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        self._batch._unawaited.discard(self)
+        self._batch._awaited(self)
         return self._batch._send_offsets(self._offsets, self._group).__await__()

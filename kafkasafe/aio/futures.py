@@ -65,8 +65,18 @@ class RecordFuture(metaclass=Tidy):
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
 
+    def _of_record(self, owner: SafeProducer, open_batch: Any, index: int) -> RecordFuture:
+        """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without a call."""
+        self._owner, self._open_batch, self._index = owner, open_batch, index
+        return self
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        """Identifies the record while it is not done."""
+        return id(self._open_batch), self._index
+
     def _record(self) -> threads.RecordFuture:
-        return threads.future_of(self._owner._opened, self._open_batch, self._index)
+        return threads.future_of(self._owner._opened.producer, self._open_batch, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -93,9 +103,9 @@ class RecordFuture(metaclass=Tidy):
                 return metadata
         record = self._record()
         if not record.is_done:
-            owner = self._owner
-            owner._seal_soon(open_batch)
-            yield from record._wait_in_loop(owner._waits_here())
+            opened = self._owner._opened
+            opened.due_batches.add(open_batch)
+            yield from record._wait_in_loop(opened.waits_here())
         return record._result(None)
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
@@ -115,8 +125,9 @@ class RecordFuture(metaclass=Tidy):
             timeout = timeout_of(timeout)
         record = self._record()
         if not record._durable_or_never():
-            self._owner._seal_soon(self._open_batch)
-            await record._wait_in_loop(self._owner._waits_here(), timeout, durable=True)
+            opened = self._owner._opened
+            opened.due_batches.add(self._open_batch)
+            await record._wait_in_loop(opened.waits_here(), timeout, durable=True)
         record._made_durable(timeout)
         return self
 
@@ -164,17 +175,17 @@ class RecordFuture(metaclass=Tidy):
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the record's producer."""
-        return self._owner._loop_of()
+        return self._owner._opened.loop
 
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call `call(future)` on the loop when the record is done; soon if it already is."""
-        self._owner._call_when_done(self, call, context)
+        self._owner._opened.callbacks.add(self, call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
         """Remove a callback. Return how many times it had been added."""
-        return self._owner._call_no_more(self, call)
+        return self._owner._opened.callbacks.remove(self, call)
 
     def __repr__(self) -> str:
         return repr(self._record())

@@ -48,39 +48,64 @@ class _Obstacle(enum.Enum):
 
 
 class _Turn:
-    __slots__ = ("awake", "waiter")
+    """A task's place in a line."""
+
+    __slots__ = ("_waiter",)
 
     def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
-        self.awake = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until `wake` is called."""
+        self._waiter = loop.create_future()
+        await self._waiter
+        self._waiter = None
+
+    def wake(self) -> bool:
+        """Wake the task if it waits. Return whether it did."""
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
 
 class _Line:
     """Tasks that wait to send to one topic, in order of arrival."""
 
     def __init__(self) -> None:
-        self.turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
-        self.awake = 0
+        self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
+        self._awake: set[_Turn] = set()
+        """Turns that were woken and do not wait again yet."""
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def is_first(self, turn: _Turn) -> bool:
+        """Return whether no other task comes before this one."""
+        return next(iter(self._turns)) is turn
 
     def enter(self, turn: _Turn) -> None:
-        self.turns[turn] = None
-        turn.awake = True
-        self.awake += 1
+        """Add a task that is running."""
+        self._turns[turn] = None
+        self._awake.add(turn)
 
-    def sleep(self, turn: _Turn) -> None:
-        if turn.awake:
-            turn.awake = False
-            self.awake -= 1
+    def leave(self, turn: _Turn) -> None:
+        """Remove a task. May be called twice."""
+        self._turns.pop(turn, None)
+        self._awake.discard(turn)
+
+    async def wait(self, turn: _Turn, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until `wake` wakes this task."""
+        self._awake.discard(turn)
+        await turn.wait(loop)
 
     def wake(self) -> None:
         """Wake the next few tasks, unless tasks that were woken earlier have not run yet."""
-        if self.awake:
+        if self._awake:
             return
-        for turn in itertools.islice(self.turns, _QUOTA):
-            if turn.waiter is not None and not turn.waiter.done():
-                turn.waiter.set_result(None)
-                turn.awake = True
-                self.awake += 1
+        for turn in itertools.islice(self._turns, _QUOTA):
+            if turn.wake():
+                self._awake.add(turn)
 
 
 class SendGate:
@@ -127,11 +152,8 @@ class SendGate:
         try:
             line.enter(turn)
             while True:
-                if next(iter(line.turns)) is not turn:
-                    line.sleep(turn)
-                    turn.waiter = self._loop.create_future()
-                    await turn.waiter
-                    turn.waiter = None
+                if not line.is_first(turn):
+                    await line.wait(turn, self._loop)
                     continue
                 if self.left <= 0 and self._counting:
                     iteration = self._iteration
@@ -157,9 +179,8 @@ class SendGate:
 
     def _leave(self, topic: str, line: _Line, turn: _Turn) -> None:
         """Remove a task from the line and wake the next ones. May be called twice."""
-        line.turns.pop(turn, None)
-        line.sleep(turn)
-        if line.turns:
+        line.leave(turn)
+        if line:
             line.wake()
         elif self.lines.get(topic) is line:
             del self.lines[topic]
@@ -259,8 +280,7 @@ class SendGate:
             self._counting = True
         self.left -= 1
         future: RecordFuture = RecordFuture()
-        future._owner, future._open_batch, future._index = owner, open_batch, index
-        return future
+        return future._of_record(owner, open_batch, index)
 
     def _count_anew(self) -> None:
         self.left = 0
