@@ -13,7 +13,7 @@ __all__ = ["HandedOut", "PollRequest", "PollResult", "Polls", "Seen"]
 
 
 class Seen(NamedTuple):
-    """What was known on the loop about fetched records when the program requested a job.
+    """The loop's knowledge about fetched records at the time when the program requested a job.
 
     Attributes:
         unhanded: By partition, the first offset that the program has not finished.
@@ -43,7 +43,7 @@ class PollRequest:
     """What a poll has to know.
 
     Attributes:
-        left_out: Partitions of which enough records are fetched.
+        left_out: Partitions with enough fetched records. The poll fetches no more of them.
         paused: The partitions that the program has paused, also while the poll runs.
         move: Number of the program's latest move.
     """

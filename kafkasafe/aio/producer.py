@@ -8,16 +8,17 @@ import warnings
 from collections.abc import Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.open_batch import Special
+from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import RecordFuture
 from kafkasafe.aio.gate import SendGate
-from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
+from kafkasafe.aio.instead import BATCHES, BLOCK, UNIT, FunctionPartitioner, headers_of
 from kafkasafe.aio.opened import Opened
 from kafkasafe.aio.threads import call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
@@ -38,7 +39,7 @@ _OTHER_LOOP = (
 )
 
 
-class SafeProducer(NotOfProducer, OfOneProcess):
+class SafeProducer(OfOneProcess, metaclass=Tidy):
     """`kafkasafe.SafeProducer` for asyncio, with the method names of AIOKafkaProducer.
 
     `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes the producer; so do `start()` and
@@ -56,6 +57,17 @@ class SafeProducer(NotOfProducer, OfOneProcess):
     Raises:
         ConfigError: An option is unknown or cannot work.
     """
+
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        create_batch = Absent(BATCHES)
+        send_batch = Absent(BATCHES)
+        transaction = Absent(BLOCK)
+        begin_transaction = Absent(UNIT)
+        commit_transaction = Absent(UNIT)
+        abort_transaction = Absent(UNIT)
+        send_offsets_to_transaction = Absent(UNIT)
 
     def __init__(self, *, loop: Any = None, **configs: Unpack[AsyncProducerOptions]) -> None:  # noqa: ARG002
         partitioner = configs.get("partitioner")

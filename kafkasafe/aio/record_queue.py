@@ -101,7 +101,7 @@ class RecordQueue:
         self._in_hand = {}
 
     def seen(self) -> Seen:
-        """Return what is known on the loop about fetched records."""
+        """Return the loop's knowledge about fetched records."""
         return Seen(first_unhanded(self._in_hand, self._fetched), self._kept)
 
     def next_offset(self, partition: TopicPartition) -> int | None:
@@ -201,7 +201,7 @@ class RecordQueue:
                 )
 
     def assign(self, partitions: frozenset[TopicPartition]) -> set[TopicPartition]:
-        """Note an assignment that the program chooses. Return the partitions that are no longer read.
+        """Note an assignment that the program chooses. Return the partitions that the program stops reading.
 
         Partitions that stay assigned keep their positions and their fetched records.
         """

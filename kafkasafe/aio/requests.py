@@ -25,7 +25,7 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records, and lets the thread poll if there are none; one poll at a time."""
+    """Returns fetched records. Without any, it lets the thread poll; one poll at a time."""
 
     def __init__(
         self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle

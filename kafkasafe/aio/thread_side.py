@@ -140,7 +140,7 @@ class ThreadSide:
 
         Args:
             request: What the loop asks for.
-            seen: What was known on the loop.
+            seen: The loop's knowledge about fetched records.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
             keep: Called on the loop with the result, before the returned future is resolved; also after an error.
@@ -228,7 +228,7 @@ class ThreadSide:
         return self._polls.number
 
     def subscription(self) -> set[str]:
-        """Return the topics to which the inner consumer is subscribed; none if there is no inner consumer."""
+        """Return the topics to which the inner consumer is subscribed, if it exists."""
         return set() if self._opened is None else set(self.consumer.subscription() or ())
 
     def lost(self) -> tuple[list[TopicPartition], frozenset[TopicPartition]]:
