@@ -17,6 +17,7 @@ from kafkasafe.aio.futures import (
     DONE,
     EXCEPTION,
     RESULT,
+    Owner,
     RecordFuture,
     waits_of,
 )
@@ -24,9 +25,6 @@ from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
-
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["AtomicBatch", "BatchOutcome"]
 
@@ -171,7 +169,7 @@ class AtomicBatch:
     If the block raises an exception, or its task is cancelled, nothing of the batch is sent.
     """
 
-    def __init__(self, owner: SafeProducer, batch: atomic.AtomicBatch) -> None:
+    def __init__(self, owner: Owner, batch: atomic.AtomicBatch) -> None:
         self._owner = owner
         self._batch = batch
         self._unawaited: set[_SendingOffsets] = set()

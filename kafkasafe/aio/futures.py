@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.opening import Parts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
+__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
 
-__all__ = ["RecordFuture"]
+Call = Callable[["RecordFuture"], object]
+Waiting = tuple[list[tuple[Call, contextvars.Context | None]], asyncio.Task[None]]
 
 _new_tuple: Final[Any] = tuple.__new__
 """Creates a named tuple without a Python-level call."""
@@ -32,6 +33,36 @@ DONE: Final = (
 RESULT: Final = "`await` waits for the result, and `result()` returns it if it is known"
 EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
 ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
+
+
+class Running(Protocol):
+    """What a future uses of a started producer; see `Opened`."""
+
+    @property
+    def producer(self) -> threads.SafeProducer:
+        """The inner producer."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The producer's loop."""
+
+    @property
+    def due_batches(self) -> DueBatches:
+        """Open batches for which tasks wait."""
+
+    @property
+    def callbacks(self) -> DoneCallbacks:
+        """Callbacks of futures."""
+
+    def waits_here(self) -> LoopWaits:
+        """Return the object with which coroutines of the running loop wait for the producer."""
+
+
+class Owner(Protocol):
+    """The producer of a future, which lives as long as the future."""
+
+    @property
+    def _opened(self) -> Running: ...
 
 
 class RecordFuture(metaclass=Tidy):
@@ -49,7 +80,7 @@ class RecordFuture(metaclass=Tidy):
     __slots__ = ("__weakref__", "_index", "_open_batch", "_owner")
 
     __init__ = object.__init__
-    _owner: SafeProducer
+    _owner: Owner
     _open_batch: Any
     _index: int
     __dir__ = tidy_dir
@@ -65,7 +96,7 @@ class RecordFuture(metaclass=Tidy):
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
 
-    def _of_record(self, owner: SafeProducer, open_batch: Any, index: int) -> RecordFuture:
+    def _of_record(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
         """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without a call."""
         self._owner, self._open_batch, self._index = owner, open_batch, index
         return self
@@ -189,6 +220,46 @@ class RecordFuture(metaclass=Tidy):
 
     def __repr__(self) -> str:
         return repr(self._record())
+
+
+class DoneCallbacks:
+    """The callbacks that wait for records of one producer, by record. Several futures may be of the same record.
+
+    Args:
+        loop: The producer's loop, on which the callbacks are called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[tuple[int, int], Waiting] = {}
+
+    def add(self, future: RecordFuture, call: Call, context: contextvars.Context | None) -> None:
+        """Call `call(future)` when the record is done; soon if it already is."""
+        if future.done():
+            self._loop.call_soon(call, future, context=context)
+            return
+        key = future._key
+        known = self._waiting.get(key)
+        if known is None:
+            known = self._waiting[key] = [], self._loop.create_task(self._wait(key, future))
+        known[0].append((call, context))
+
+    async def _wait(self, key: tuple[int, int], future: RecordFuture) -> None:
+        try:
+            await asyncio.gather(future, return_exceptions=True)
+        finally:
+            calls, _ = self._waiting.pop(key)
+        for call, context in calls:
+            self._loop.call_soon(call, future, context=context)
+
+    def remove(self, future: RecordFuture, call: Call) -> int:
+        """Remove a callback. Return how many times it had been added."""
+        known = self._waiting.get(future._key)
+        if known is None:
+            return 0
+        before = len(known[0])
+        known[0][:] = [item for item in known[0] if item[0] != call]
+        return before - len(known[0])
 
 
 def waits_of(parts: Parts) -> LoopWaits:

@@ -18,16 +18,13 @@ import collections
 import enum
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import Parts
-from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
-
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["SendGate"]
 
@@ -131,7 +128,7 @@ class SendGate:
         self._iteration = 0
 
     def try_now(
-        self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
+        self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
         """Accept a record in this step. Return None if it must wait (`wait_and_accept`)."""
         if self.left <= 0 and self._counting:
@@ -142,7 +139,7 @@ class SendGate:
         return None if isinstance(accepted, _Obstacle) else accepted
 
     async def wait_and_accept(
-        self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
+        self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture:
         """Accept a record after all earlier ones for the same topic."""
         turn = _Turn()
@@ -229,7 +226,7 @@ class SendGate:
 
     def _accept(
         self,
-        owner: SafeProducer,
+        owner: Owner,
         topic: str,
         key: bytes | None,
         value: bytes | None,
@@ -271,7 +268,7 @@ class SendGate:
             self._worker.put(lambda: parts.accumulator.seal_one(open_batch))
         return index < open_batch.most
 
-    def future(self, owner: SafeProducer, open_batch: OpenBatch, index: int) -> RecordFuture:
+    def future(self, owner: Owner, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
             # Keep this order: a Ctrl-C in between must not leave a quota that is never reset.

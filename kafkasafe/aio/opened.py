@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.opening import Parts
-from kafkasafe.aio.done_callbacks import DoneCallbacks
 from kafkasafe.aio.due_batches import DueBatches
-from kafkasafe.aio.futures import waits_of
+from kafkasafe.aio.futures import DoneCallbacks, waits_of
 from kafkasafe.aio.gate import SendGate
 from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import LoopWaits
