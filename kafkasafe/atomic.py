@@ -330,6 +330,21 @@ class _Unit:
         return BatchMetadata("" if unit_handle is None else unit_handle.unit_id.hex(), found, records)
 
 
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """What an atomic batch gets from the producer that opens it.
+
+    Attributes:
+        producer: The producer. It lives as long as futures and callbacks of the batch.
+        parts: Its objects.
+        new_future: Its class of futures.
+    """
+
+    producer: SafeProducer
+    parts: Parts
+    new_future: type[RecordFuture]
+
+
 class AtomicBatch:
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
@@ -340,13 +355,11 @@ class AtomicBatch:
     _informed: ClassVar[bool] = False
     """Whether the program certainly learns that a batch was dropped before it can open another batch."""
 
-    def __init__(
-        self, producer: SafeProducer, transactional_id: str, _parts: Parts, _future: type[RecordFuture]
-    ) -> None:
-        self._producer = producer
-        self._parts = _parts
-        self._plain = _parts.form.plain
-        self._new_future = _future
+    def __init__(self, opener: Opener, transactional_id: str) -> None:
+        self._producer = opener.producer
+        self._parts = parts = opener.parts
+        self._plain = parts.form.plain
+        self._new_future = opener.new_future
         self._transactional_id = _text("transactional_id", transactional_id)
         self._open_batches: list[OpenBatch] = []
         self._open: dict[str, OpenBatch] = {}
@@ -355,7 +368,7 @@ class AtomicBatch:
         self._claims: dict[str, tuple[BatchFate, list[Claim]]] = {}
         """For each consumer group: the fate of this batch, and the claims (the offsets to which the batch moves the
         group)."""
-        self._most = _parts.config.spool_segment_bytes
+        self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
         self._attempts: dict[_Unit, BatchOutcome] = {}

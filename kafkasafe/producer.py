@@ -22,7 +22,7 @@ from kafkasafe._producing.delivery import safely
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import Parts, opened
 from kafkasafe._producing.spelling import Absent, Tidy, not_for_callers, tidy_dir
-from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch
+from kafkasafe.atomic import ADD_CALLBACK, GET, IS_DONE, NEVER_CANCELLED, AtomicBatch, Opener
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.delivery.engine.parcels import Parcel
@@ -540,7 +540,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             transactional_id: The transactional id to use. Default: one of this producer's own ids.
         """
         self._parts.lifecycle.raise_closed()
-        return AtomicBatch(self, transactional_id, self._parts, RecordFuture)
+        return AtomicBatch(Opener(self, self._parts, RecordFuture), transactional_id)
 
     def _future(self, open_batch: OpenBatch, index: int) -> RecordFuture:
         future: RecordFuture = RecordFuture._of(self, open_batch, index)

@@ -19,7 +19,7 @@ from kafka.producer.future import RecordMetadata
 from kafka.structs import ConsumerGroupMetadata
 
 from kafkasafe import marks as m
-from kafkasafe.atomic import AtomicBatch, BatchOutcome
+from kafkasafe.atomic import AtomicBatch, BatchOutcome, Opener
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.producer import RecordFuture, SafeProducer
@@ -271,7 +271,7 @@ class Transactions:
         """See `SafeProducer.begin_transaction`."""
         self._raise_error()
         self._check(State.IN_TRANSACTION)
-        self._open = _Transaction(producer, self._id, self._parts, RecordFuture)
+        self._open = _Transaction(Opener(producer, self._parts, RecordFuture), self._id)
         self._move(State.IN_TRANSACTION)
 
     def send(

@@ -25,7 +25,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if ADAPTERS not in path.
 
 FRIENDS = {
     "aio/futures.py": {"_result"},  # of kafkasafe's RecordFuture
-    "aio/listening.py": {"_running"},  # a field of the listener itself
+    "aio/listeners.py": {"_running"},  # a field of the listener itself
     "logging_handler.py": {"_lock"},  # of the module logging
     "spark/tokens.py": {"_name"},  # a field of the provider itself
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import kafkasafe
-from kafkasafe import SafeProducer, _producing
+from kafkasafe import SafeProducer, _producing, aio
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.coordinators import Coordinated
 from kafkasafe.kafkapython.connect import over_sockets
@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "delivery/engine": 0,
     "cluster/client": 0,
     "_producing": 3,
+    "aio": 4,  # in the fast path of `send`
     "kafkapython": 56,  # most of them on objects of kafka-python
 }
 
@@ -123,6 +124,16 @@ def test_a_producer_and_its_objects_have_no_chain_of_base_classes():
                 assert [base for base in kind.__bases__ if base.__module__.startswith("kafkasafe")] == [], (
                     kind
                 )
+
+
+@pytest.mark.parametrize("kind", [aio.SafeProducer, aio.SafeConsumer])
+def test_a_client_for_asyncio_and_its_objects_have_no_chain_of_base_classes(kind):
+    assert kind.__mro__[1:] == (OfOneProcess, object)
+    for each in pkgutil.iter_modules(aio.__path__):
+        module = importlib.import_module(f"kafkasafe.aio.{each.name}")
+        for own in vars(module).values():
+            if inspect.isclass(own) and own.__module__ == module.__name__:
+                assert sum(base.__module__.startswith("kafkasafe") for base in own.__bases__) <= 1, own
 
 
 def test_a_transport_and_its_objects_have_no_chain_of_base_classes():

@@ -17,6 +17,7 @@ from kafkasafe.aio.futures import (
     DONE,
     EXCEPTION,
     RESULT,
+    Owner,
     RecordFuture,
     waits_of,
 )
@@ -24,9 +25,6 @@ from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
-
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["AtomicBatch", "BatchOutcome"]
 
@@ -171,7 +169,7 @@ class AtomicBatch:
     If the block raises an exception, or its task is cancelled, nothing of the batch is sent.
     """
 
-    def __init__(self, owner: SafeProducer, batch: atomic.AtomicBatch) -> None:
+    def __init__(self, owner: Owner, batch: atomic.AtomicBatch) -> None:
         self._owner = owner
         self._batch = batch
         self._unawaited: set[_SendingOffsets] = set()
@@ -217,8 +215,7 @@ class AtomicBatch:
         """
         record = self._batch.send(topic, value, key, headers_of(headers), partition, timestamp_ms)
         future: RecordFuture = RecordFuture()
-        future._owner, future._open_batch, future._index = self._owner, record._open_batch, record._index
-        return future
+        return future._of_record(self._owner, record._open_batch, record._index)
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that both are committed together. Await this call.
@@ -234,14 +231,19 @@ class AtomicBatch:
             UsageError: The batch was committed or dropped before; or the consumer has no group or commits
                 automatically.
         """
-        return _SendingOffsets(self, offsets, group)
+        sending = _SendingOffsets(self, offsets, group)
+        self._unawaited.add(sending)
+        return sending
+
+    def _awaited(self, sending: _SendingOffsets) -> None:
+        self._unawaited.discard(sending)
 
     async def _send_offsets(self, offsets: Any, group: Any) -> None:
         if not isinstance(offsets, SafeConsumer):
             self._batch.send_offsets(offsets, group)
             return
         self._batch._check_open()
-        fate = self._batch._claim(str(offsets._opened.config["group_id"]))
+        fate = self._batch._claim(str(offsets.client.config["group_id"]))
         try:
             offer = await offsets._offer_positions(fate, self._batch._lane)
             self._batch._check_open()
@@ -293,8 +295,7 @@ class _SendingOffsets:
         self._batch = batch
         self._offsets = offsets
         self._group = group
-        batch._unawaited.add(self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        self._batch._unawaited.discard(self)
+        self._batch._awaited(self)
         return self._batch._send_offsets(self._offsets, self._group).__await__()

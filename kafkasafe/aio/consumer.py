@@ -3,58 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-from kafkasafe.aio.fetched import (
-    Fetched,
-    Handed,
-    as_offset,
-    as_partition,
-    as_partitions,
-    first_unhanded,
-    not_in_children,
-)
-from kafkasafe.aio.listening import Listening
-from kafkasafe.aio.looking import Looking
-from kafkasafe.aio.meanwhile import Meanwhile
-from kafkasafe.aio.moving import Moving
-from kafkasafe.aio.polls import Polls
-from kafkasafe.aio.threads import Worker, call_in_thread, end_of, place_of, retrieve, running_loop
+from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
+from kafkasafe.aio.arguments import as_partition, as_partitions
+from kafkasafe.aio.instead import LAST_STABLE_OFFSET
+from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.listeners import Rebalances
+from kafkasafe.aio.look_ups import LookUps
+from kafkasafe.aio.positions import Positions
+from kafkasafe.aio.record_queue import RecordQueue
+from kafkasafe.aio.requests import RecordRequests
+from kafkasafe.aio.selection import Selection
+from kafkasafe.aio.thread_calls import ThreadCalls
+from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.config import validate_consumer
-from kafkasafe.delivery.batch_offsets import check_settings
 from kafkasafe.delivery.readings import Fate, Lane
-from kafkasafe.errors import UsageError
-from kafkasafe.kafkapython import membership
+from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
 __all__ = ["SafeConsumer"]
 
-T = TypeVar("T")
-Records = Mapping[TopicPartition, list[Any]]
-Job = Callable[[], None]
 
-_SLICE_MS: Final = 50
-"""How long the thread waits for records before it checks for other work."""
-_ATTEND_S: Final = 0.25
-"""How long a program may process fetched records before the consumer serves its group membership again."""
-_SETTLE_S: Final = 5.0
-"""Maximum time that `start` waits for the group. A rebalance may take long: other members may have to poll first."""
-
-
-class SafeConsumer(Moving, Looking, OfOneProcess):
+class SafeConsumer(OfOneProcess, metaclass=Tidy):
     """`kafkasafe.SafeConsumer` for asyncio, with the method names of AIOKafkaConsumer.
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
@@ -76,40 +56,26 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         ConfigError: An option is unknown or has a value that cannot work.
     """
 
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        last_stable_offset = Absent(LAST_STABLE_OFFSET)
+
     def __init__(self, *topics: str, loop: Any = None, **options: Unpack[AsyncConsumerOptions]) -> None:  # noqa: ARG002
         if not all(isinstance(topic, str) for topic in topics):
             raise TypeError(f"Pass topics as names: SafeConsumer('orders', 'audit'), not {topics!r}")
         validate_consumer(dict(options))
-        self._topics = topics
-        self._reads, self._named = ("topics" if topics else None), frozenset(topics)
-        self._options = cast("ConsumerOptions", options)
-        self._consumer: threads.SafeConsumer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._once = asyncio.Lock()
-        self._closing: asyncio.Task[None] | None = None
-        self._listening: Listening | None = None
-        self._early: list[Callable[[Any], object]] = []
-        """Calls that were made before `start`. `start` executes them."""
-        self._failed: Exception | None = None
-        """An error of a poll during `start`. The next request for records raises it."""
-        self._asking = asyncio.Lock()
-        self._polling: asyncio.Future[None] | None = None
-        """The running poll; one at a time. If its task is cancelled, the next task waits for the same poll."""
-        self._attend_at, self._subscribed_at, self._seeks = 0.0, 0, 0
-        self._fetched: collections.deque[Fetched] = collections.deque()
-        self._in_hand: dict[TopicPartition, int] = {}
-        """First offset, by partition, of the records that the last request returned."""
-        self._moved: dict[TopicPartition, int] = {}
-        self._paused: set[TopicPartition] = set()
-        self._meanwhile = Meanwhile()
-        self._handed_late = False
-        """Whether records of a partition were handed out during a poll that gave up the partition or moved it back."""
-        self._assigned: frozenset[TopicPartition] = frozenset()
-        self._polled_at, self._kept = 0.0, 0
-        """Number of the latest poll whose records have arrived on the loop."""
-        self._polls = Polls()
+        self._records = records = RecordQueue()
+        self._thread = thread = ThreadSide(topics, cast("ConsumerOptions", options))
+        rebalances = Rebalances(thread, records)
+        self._lifecycle = lifecycle = Lifecycle(thread, records, rebalances)
+        self._requests = RecordRequests(thread, records, rebalances, lifecycle)
+        self._calls = calls = ThreadCalls(thread, records, rebalances, lifecycle)
+        self._selection = Selection(topics, records, rebalances, lifecycle, calls)
+        self._positions = Positions(thread, records, lifecycle, calls)
+        self._look_ups = LookUps(thread, calls)
 
-    # -- start and close -------------------------------------------------------------------------------------------
+    # -- start and close -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Connect and join the group.
@@ -121,51 +87,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
             IllegalStateError: The consumer was closed before.
         """
-        if self._closing is not None:
-            raise kafka_errors.IllegalStateError("The consumer is closed; open a new one")
-        self._loop = self._check_loop()
-        self._place = place_of(self._loop)
-        if self._listening is not None and self._listening.is_own():
-            return  # `start` is waiting for this listener
-        async with self._once:
-            if self._consumer is not None:
-                return
-            consumer = await call_in_thread("kafkasafe-aio-start", self._made, undo=lambda made: made.close())
-            # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
-            membership.commit_from(consumer, handed := Handed(self, consumer))
-            consumer._reading.rereading.hand_out_later(handed.unhanded)
-            self._consumer = consumer
-            not_in_children(self)
-            self._worker = Worker(f"kafkasafe-aio-{consumer.client_id}")
-            try:
-                await self._settle()
-            except asyncio.CancelledError:
-                self._consumer = None
-                self._worker.put(consumer.close)
-                self._worker.stop()
-                raise
-
-    def _made(self) -> threads.SafeConsumer:
-        consumer = threads.SafeConsumer(*self._topics, **self._options)
-        try:
-            for job in self._early:
-                job(consumer)
-        except BaseException:
-            consumer.close()
-            raise
-        return consumer
-
-    async def _settle(self) -> None:
-        """Join the group and find the first positions, so that records appended after `start` are not skipped."""
-        consumer = self._opened
-        began = time.monotonic()
-        end = began + _SETTLE_S
-        while not membership.has_settled(consumer, began) and not self._fetched and time.monotonic() < end:
-            try:
-                await self._ask(frozenset(), _SLICE_MS)
-            except Exception as error:
-                self._failed = error
-                return
+        await self._lifecycle.start(self._requests.settle)
 
     async def stop(self) -> None:
         """Call `close()`. This is aiokafka's name for it."""
@@ -183,26 +105,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             ValueError: The timeout is negative or nan. Nothing was closed.
             OSError: A file could not be written. The consumer is closed nevertheless.
         """
-        await self._end(closing_timeout(timeout), commit=True)
-
-    async def _end(self, timeout: float | None = None, *, commit: bool) -> None:  # noqa: ASYNC109
-        self._check_not_listening("close the consumer")
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close(timeout, commit=commit))
-            self._closing.add_done_callback(retrieve)
-        await asyncio.shield(self._closing)
-
-    async def _close(self, timeout: float | None, *, commit: bool) -> None:  # noqa: ASYNC109
-        async with self._once:
-            consumer = self._consumer
-        if consumer is None:
-            return
-        if commit:
-            self._in_hand.clear()
-        try:
-            await self._worker.run(self._known_to(lambda: consumer.close(timeout=timeout)))
-        finally:
-            self._worker.stop()
+        await self._lifecycle.close(closing_timeout(timeout), finished=True)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -212,14 +115,12 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close. If the block raised an exception, its current record is not committed and will be read again."""
-        await self._end(commit=error is None)
+        await self._lifecycle.close(None, finished=error is None)
 
     def __del__(self) -> None:
         """End the threads of a consumer that was dropped without `close()`. Nothing is committed."""
-        consumer = getattr(self, "_consumer", None)
-        if consumer is not None and self._closing is None:
-            self._worker.put(consumer.close)
-            self._worker.stop()
+        lifecycle = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.drop():
             warnings.warn(
                 f"Unclosed {self!r}: the records that it returned since the last commit will be read again. Use"
                 " `async with`, or `await consumer.stop()`",
@@ -228,18 +129,18 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
                 source=self,
             )
 
-    # -- records ---------------------------------------------------------------------------------------------------
+    # -- records -------------------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        if self._closing is not None:
+        if self._lifecycle.is_closing:
             raise StopAsyncIteration
         try:
             return await self.getone()
         except kafka_errors.IllegalStateError:
-            if self._closing is not None:
+            if self._lifecycle.is_closing:
                 raise StopAsyncIteration from None
             raise
 
@@ -253,35 +154,11 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             LogDivergedError: See `on_divergence`.
             Exception: As for `kafkasafe.SafeConsumer.poll`.
         """
-        queue = self._fetched
-        if (
-            queue
-            and not partitions
-            and not self._paused
-            and self._closing is None
-            and self._listening is None
-            and self._place._thread_id == get_ident()
-            and time.monotonic() < self._attend_at
-        ):
-            # Fast path: does the same as the code below if there is nothing to wait for.
-            first = queue[0]
-            records, at = first.records, first.at
-            record = records[at]
-            self._in_hand = {first.tp: record.offset}
-            first.at = at = at + 1
-            if at == len(records):
-                queue.popleft()
-            return record
-        wanted = as_partitions(partitions)
-        self._check_asks()
-        self._in_hand = {}
-        if self._fetched:
-            await self._attend()
-        while (fetched := self._next(wanted)) is None:
-            await self._ask(wanted, _SLICE_MS)
-        record = fetched.records[fetched.at]
-        self._take(fetched, 1)
-        return record
+        if not partitions:
+            record = self._records.take_now()
+            if record is not None:
+                return record
+        return await self._requests.one(as_partitions(partitions))
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
@@ -296,135 +173,112 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         Raises:
             Exception: As for `getone`.
         """
-        wanted = as_partitions(partitions)
-        self._check_asks()
-        if max_records is not None and (type(max_records) is not int or max_records < 1):
-            raise ValueError(f"max_records must be a positive int, not {max_records!r}")
-        end = end_of(timeout_ms)
-        self._in_hand = {}
-        if self._fetched and not await self._attend(end):
-            return {}
-        while self._next(wanted) is None:
-            left_ms = (end - time.monotonic()) * 1000
-            await self._ask(wanted, max(0.0, min(left_ms, _SLICE_MS)))
-            if left_ms <= 0:
-                break
-        found: dict[TopicPartition, list[Any]] = {}
-        left = max_records or self._opened.config["max_poll_records"]
-        while left > 0 and (fetched := self._next(wanted)) is not None:
-            records = fetched.records[fetched.at : fetched.at + left]
-            found.setdefault(fetched.tp, []).extend(records)
-            self._take(fetched, len(records))
-            left -= len(records)
-        return found
+        return await self._requests.many(as_partitions(partitions), timeout_ms, max_records)
 
-    def _next(self, wanted: frozenset[TopicPartition]) -> Fetched | None:
-        if self._fetched and not wanted and not self._paused:
-            return self._fetched[0]
-        for fetched in self._fetched:
-            if fetched.tp not in self._paused and (not wanted or fetched.tp in wanted):
-                return fetched
-        return None
+    def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
+        """Return the time of the last poll, in ms since the epoch. It is the same for all partitions."""
+        return int(self._records.polled_at * 1000)
 
-    def _take(self, fetched: Fetched, count: int) -> None:
-        self._in_hand.setdefault(fetched.tp, fetched.next_offset)
-        fetched.at += count
-        if fetched.at == len(fetched.records):
-            self._fetched.remove(fetched)
+    # -- subscription --------------------------------------------------------------------------------------------------
 
-    async def _attend(self, end: float = math.inf) -> bool:
-        """Serve the group membership before records are returned, because the program may take long with them.
+    def assign(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
+        """Read these partitions, without an assignment by the group. May be called before `start`.
 
-        Returns:
-            Whether the records may be returned. Not during a rebalance: the partitions may go to another member.
+        Raises:
+            IllegalStateError: The consumer is subscribed to topics: call `unsubscribe` first.
         """
-        wait_ms = 0.0
-        while self._fetched and time.monotonic() >= self._attend_at:
-            if wait_ms and time.monotonic() >= end:
-                return False
-            await self._ask(frozenset(), wait_ms, fetch=False)
-            wait_ms = _SLICE_MS
+        return self._selection.assign(as_partitions(partitions))
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None
+    ) -> asyncio.Future[None]:
+        """Read topics as a member of the group. May be called before `start`.
+
+        Args:
+            topics: Topic names.
+            pattern: Instead of names: a regular expression that matches the beginning of topic names.
+            listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
+                awaited if they are coroutines. They may use this consumer, but must not ask it for records.
+
+        Raises:
+            TypeError: Neither topics nor a pattern is given, or both are; or the listener lacks these methods.
+            ValueError: The pattern is not a regular expression.
+            IllegalStateError: The consumer used `assign`, or it subscribed in the other way (names or pattern): call
+                `unsubscribe` first.
+        """
+        return self._selection.subscribe(topics, pattern, listener)
+
+    def unsubscribe(self) -> asyncio.Future[None]:
+        """Stop reading, and leave the group. May be called before `start`."""
+        return self._selection.unsubscribe()
+
+    def assignment(self) -> set[TopicPartition]:
+        """Return the assigned partitions, as of the last request for records."""
+        return set(self._records.assigned)
+
+    def subscription(self) -> set[str]:
+        """Return the subscribed topics; with a pattern, the matching topics found so far."""
+        topics = self._selection.topics
+        return set(self._thread.subscription() if topics is None else topics)
+
+    # -- positions and commits -----------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        """Continue from an offset. This takes effect before the next record. Await the result to get errors.
+
+        Raises:
+            ValueError: The partition is not assigned (this error is an IllegalStateError, too), or the offset is
+                invalid.
+        """
+        return self._positions.seek(partition, offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
+        """Continue from the first offset of these partitions, or of all assigned ones.
+
+        Raises:
+            ValueError: As for `seek`; then no position is moved.
+        """
+        await self._positions.seek_to_beginning(partitions)
         return True
 
-    async def _ask(self, wanted: frozenset[TopicPartition], timeout_ms: float, *, fetch: bool = True) -> None:
-        """Let the thread poll for a moment. The fetched records are kept, even if this task is cancelled meanwhile."""
-        async with self._asking:
-            if self._next(wanted) is not None if fetch else time.monotonic() < self._attend_at:
-                return  # another task has polled
-            consumer = self._opened
-            self._check_open()
-            failed, self._failed = self._failed, None
-            if failed is not None:
-                raise failed
-            if self._polling is None:
-                # Always on the consumer's own thread: a poll requested during a listener's call comes after that call.
-                poll, keep = self._poll(consumer, timeout_ms, fetch)
-                self._polling = self._worker.submit(self._known_to(poll), then=keep)
-                self._polling.add_done_callback(retrieve)
-            await asyncio.wait([polling := self._polling])
-            self._polling = None
-            polling.result()
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
+        """Continue from the end of these partitions, or of all assigned ones.
 
-    def _poll(self, consumer: Any, timeout_ms: float, fetch: bool) -> tuple[Job, Job]:
-        seen: list[Any] = []
-        asked = self._seeks
-        self._meanwhile.begin(self._fetched)
-        # Enough records of these partitions are fetched already.
-        left_out = {each.tp for each in self._fetched} - self._paused
+        Raises:
+            ValueError: As for `seek_to_beginning`.
+        """
+        await self._positions.seek_to_end(partitions)
+        return True
 
-        def poll() -> None:
-            records: Records = {}
-            joined = False
-            try:
-                if fetch:
-                    records = membership.polled_without(consumer, left_out, self._paused, timeout_ms)
-                else:
-                    with consumer._reading.polls:
-                        membership.keep_membership(consumer, timeout_ms)
-                joined = membership.has_joined(consumer)
-            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
-                states = membership.states_of(consumer)
-                # The positions of these partitions are now the committed ones.
-                gone = self._polls.ended(states, records)
-                paused = {tp for tp in gone if tp in states and states[tp].paused}
-                seen.append((self._polls.number, records, frozenset(states), gone, paused, asked, joined))
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
+        """Continue from the committed offsets of these partitions, or of all assigned ones.
 
-        # `seen` has an item even after an error.
-        return poll, lambda: self._keep(*seen.pop())
+        A partition without a committed offset keeps its position.
 
-    def _keep(
-        self,
-        number: int,
-        records: Records,
-        assigned: frozenset[TopicPartition],
-        gone: list[TopicPartition],
-        paused: set[TopicPartition],
-        asked: int,
-        settled: bool,
-    ) -> None:
-        self._kept = number
-        settled = settled and self._subscribed_at <= asked
-        self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
-        self._polled_at = time.time()
-        self._assigned = assigned
-        if gone:
-            self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
-            self._drop(gone)
-            # Partitions that were assigned again stay paused if they were.
-            self._paused.difference_update({*gone} - paused - (self._meanwhile.paused & assigned))
-        for tp, found in records.items():
-            # Ignore records that were fetched before a concurrent seek.
-            if found and tp in assigned and self._moved.get(tp, 0) <= asked:
-                self._fetched.append(Fetched(tp, found))
+        Raises:
+            ValueError: As for `seek_to_beginning`.
+        """
+        return await self._positions.seek_to_committed(partitions)
 
-    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = set(partitions)
-        self._fetched = collections.deque(fetched for fetched in self._fetched if fetched.tp not in gone)
-        for tp in gone:
-            self._in_hand.pop(tp, None)
-            self._meanwhile.forget(tp)
+    def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Return no records of these partitions until `resume`, or until they are revoked and assigned again.
 
-    # -- commits ---------------------------------------------------------------------------------------------------
+        Raises:
+            ValueError: A partition is not assigned (this error is an IllegalStateError, too).
+        """
+        return self._positions.pause(partitions)
+
+    def resume(self, *partitions: TopicPartition) -> asyncio.Future[None]:
+        """Return records of these partitions again.
+
+        Raises:
+            ValueError: As for `pause`.
+        """
+        return self._positions.resume(partitions)
+
+    def paused(self) -> set[TopicPartition]:
+        """Return the paused partitions."""
+        return set(self._records.paused)
 
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
         """Commit, and wait for the response. If the call is cancelled, the commit may happen nevertheless.
@@ -438,18 +292,7 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
             ValueError: A partition is not assigned (this error is an IllegalStateError, too), or an offset is invalid.
             Exception: As for `kafkasafe.SafeConsumer.commit`.
         """
-        consumer = self._opened
-        if offsets is None:
-            self._in_hand = {}
-            await self._do(consumer.commit)
-            return
-        if not isinstance(offsets, Mapping):
-            raise TypeError(
-                f"offsets must be a dict, such as {{TopicPartition('orders', 0): 7}}, not {offsets!r}"
-            )
-        given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
-        self._check_assigned(given)
-        await self._do(lambda: consumer.commit(given))
+        await self._positions.commit(offsets)
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that will be returned.
@@ -457,141 +300,73 @@ class SafeConsumer(Moving, Looking, OfOneProcess):
         Raises:
             ValueError: The partition is not assigned.
         """
-        consumer, partition = self._opened, as_partition(partition)
-        offset = -1
-        if not any(each.tp == partition for each in self._fetched):
-            offset = int(await self._do(lambda: consumer.position(partition)))
-        # Look again: a poll for a cancelled request may have fetched records meanwhile.
-        return next((each.next_offset for each in self._fetched if each.tp == partition), offset)
+        return await self._positions.position(partition)
 
-    async def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit offsets. All returned records count as finished.
+    # -- look-ups ------------------------------------------------------------------------------------------------------
 
-        See `kafkasafe.SafeConsumer._offer_positions`.
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Return the last committed offset; None if nothing was committed."""
+        return await self._look_ups.committed(partition)
+
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """Return the high watermark of the last fetch; None before the first fetch."""
+        found = self._thread.consumer.highwater(as_partition(partition))
+        return None if found is None else int(found)
+
+    async def topics(self) -> set[str]:
+        """Return all topics that the client is allowed to see."""
+        return await self._look_ups.topics()
+
+    async def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Return the partitions of a topic; None if the topic does not exist.
+
+        Unlike aiokafka's method this is a coroutine, because it may ask the cluster.
+
+        Raises:
+            TypeError: `topic` is not a string.
         """
-        consumer = self._opened
-        check_settings(consumer)
-        self._in_hand, late, self._handed_late = {}, self._handed_late, False
-        handed, kept = self._meanwhile.handed(self._fetched), self._kept
-        self._meanwhile.compare_with(self._fetched)
+        return await self._look_ups.partitions_for_topic(topic)
 
-        def offer() -> tuple[Any, ...]:
-            if late or self._polls.lost_after(kept, handed):
-                consumer._reading.rereading.handed_out_late()
-            found: tuple[Any, ...] = consumer._offer_positions(fate, lane)
-            return found
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """Like `kafkasafe.SafeConsumer.end_offsets`: the results never go backwards, unless records are proven lost."""
+        return await self._look_ups.end_offsets(partitions, options)
 
-        return await self._do(offer)
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], **options: Any
+    ) -> dict[TopicPartition, int]:
+        """Like `kafkasafe.SafeConsumer.beginning_offsets`."""
+        return await self._look_ups.beginning_offsets(partitions, options)
 
-    def __repr__(self) -> str:
-        return f"<aio.SafeConsumer {self._consumer or 'not started'}>"
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], **options: Any
+    ) -> dict[TopicPartition, Any]:
+        """Like `kafkasafe.SafeConsumer.offsets_for_times`."""
+        return await self._look_ups.offsets_for_times(timestamps, options)
 
-    # -- the thread ------------------------------------------------------------------------------------------------
+    def health(self) -> ConsumerHealth:
+        """Like `kafkasafe.SafeConsumer.health`. It never waits. Any thread may call it, even before `start`."""
+        if not self._thread.is_open:
+            return unopened_consumer(closed=self._lifecycle.is_closing)
+        health: ConsumerHealth = self._thread.consumer.health()
+        return health
+
+    def metrics(self, raw: bool = False) -> Any:
+        """Like `kafkasafe.SafeConsumer.metrics`."""
+        return self._thread.consumer.metrics(raw)
 
     @property
-    def _opened(self) -> Any:
-        if self._consumer is None:
-            raise UsageError(
-                "The consumer is not started: use `async with SafeConsumer(...) as consumer`, or"
-                " `await consumer.start()`"
-            )
-        return self._consumer
+    def client(self) -> threads.SafeConsumer:
+        """The inner consumer. It belongs to another thread, so only read from it."""
+        found: threads.SafeConsumer = self._thread.consumer
+        return found
 
-    def _check_open(self) -> None:
-        # A listener is also called while the consumer closes, and may commit then.
-        if self._closing is not None and self._listening is None:
-            raise kafka_errors.IllegalStateError("The consumer is closed")
-        self._check_loop()
+    def __repr__(self) -> str:
+        return f"<aio.SafeConsumer {self._thread.consumer if self._thread.is_open else 'not started'}>"
 
-    def _check_asks(self) -> None:
-        self._check_open()
-        self._check_not_listening("ask for records")
+    # -- friends -------------------------------------------------------------------------------------------------------
 
-    def _check_not_listening(self, what: str) -> None:
-        if self._listening is not None and self._listening.is_own():
-            raise UsageError(
-                f"A rebalance listener cannot {what}: the call would wait for the listener itself"
-            )
-
-    async def _hear(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        """Call a listener. Meanwhile the consumer's thread waits, either in a poll or while it closes the consumer."""
-        states = membership.states_of(self._opened)
-        gone = self._polls.lost(states)
-        self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
-        self._drop(gone)
-        self._assigned = frozenset(states)
-        self._listening = listening = Listening(f"kafkasafe-aio-{self._opened.client_id}-listener")
-        try:
-            await listening.call(method, partitions)
-        finally:
-            self._listening = None
-
-    def _submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        return (self._listening or self._worker).submit(job)
-
-    def _loop_of(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise UsageError("Not started")
-        return self._loop
-
-    async def _do(self, job: Callable[[], T]) -> T:
-        """Execute a job on the thread, after all earlier requests."""
-        self._check_open()
-        return await self._submit(self._known_to(job))
-
-    def _known_to(self, job: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a job, so that it knows which records had been returned to the program when the job was requested."""
-        unhanded, kept = first_unhanded(self._in_hand, self._fetched), self._kept
-
-        def work() -> T:
-            self._polls.know(unhanded, kept)
-            return job()
-
-        return work
-
-    def _later(
-        self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = (), *, early: bool = False
-    ) -> asyncio.Future[T]:
-        """Execute a job on the thread. The job may move the positions of the partitions `moved`.
-
-        Records that were fetched from these partitions are no longer returned to the program. The returned records are
-        forgotten only after the job, because kafka-python commits within `assign` and `unsubscribe`.
-        """
-        self._check_open()
-        if early and self._consumer is None:
-            self._early.append(job)
-            at_start: asyncio.Future[Any] = running_loop().create_future()
-            at_start.set_result(None)
-            return at_start
-        consumer = self._opened
-        gone, kept = set(moved), self._kept
-        dropped: dict[TopicPartition, int] = {}
-        if gone:
-            if self._listening is None:  # the poll that waits for a listener fetches only after it
-                self._seeks += 1
-                self._moved.update(dict.fromkeys(gone, self._seeks))
-            for fetched in self._fetched:
-                if fetched.tp in gone:
-                    dropped.setdefault(fetched.tp, fetched.next_offset)
-            self._drop(gone)
-
-        def work() -> T:
-            try:
-                return job(consumer)
-            except BaseException:
-                # The job failed, so the positions did not move: fetch the dropped records again.
-                membership.fetch_again(consumer, gone, dropped, *self._polls.on_their_way(kept))
-                raise
-            finally:
-                self._polls.forget(gone)
-
-        return self._submit(work)
-
-    def _resubscribed(self) -> None:
-        """Hold back fetched records until a later poll: the program may no longer be subscribed to their topics."""
-        self._seeks += 1
-        self._subscribed_at, self._attend_at = self._seeks, 0.0
-
-    def _all(self) -> set[TopicPartition]:
-        """Return the partitions from which records may have been fetched."""
-        return {*self._assigned, *(fetched.tp for fetched in self._fetched)}
+    async def _offer_positions(self, fate: Callable[[], Fate], lane: Lane) -> tuple[Any, ...]:
+        """Return what an atomic batch needs to commit offsets. See `ThreadCalls.offer_positions`."""
+        return await self._calls.offer_positions(fate, lane)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.opening import Parts
 from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe.aio.due_batches import DueBatches
 from kafkasafe.aio.threads import running_loop
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.limits.patience import timeout_of
 
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
+__all__ = ["DoneCallbacks", "Owner", "RecordFuture", "waits_of"]
 
-__all__ = ["RecordFuture"]
+Call = Callable[["RecordFuture"], object]
+Waiting = tuple[list[tuple[Call, contextvars.Context | None]], asyncio.Task[None]]
 
 _new_tuple: Final[Any] = tuple.__new__
 """Creates a named tuple without a Python-level call."""
@@ -32,6 +33,36 @@ DONE: Final = (
 RESULT: Final = "`await` waits for the result, and `result()` returns it if it is known"
 EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
 ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
+
+
+class Running(Protocol):
+    """What a future uses of a started producer; see `Opened`."""
+
+    @property
+    def producer(self) -> threads.SafeProducer:
+        """The inner producer."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The producer's loop."""
+
+    @property
+    def due_batches(self) -> DueBatches:
+        """Open batches for which tasks wait."""
+
+    @property
+    def callbacks(self) -> DoneCallbacks:
+        """Callbacks of futures."""
+
+    def waits_here(self) -> LoopWaits:
+        """Return the object with which coroutines of the running loop wait for the producer."""
+
+
+class Owner(Protocol):
+    """The producer of a future, which lives as long as the future."""
+
+    @property
+    def _opened(self) -> Running: ...
 
 
 class RecordFuture(metaclass=Tidy):
@@ -49,7 +80,7 @@ class RecordFuture(metaclass=Tidy):
     __slots__ = ("__weakref__", "_index", "_open_batch", "_owner")
 
     __init__ = object.__init__
-    _owner: SafeProducer
+    _owner: Owner
     _open_batch: Any
     _index: int
     __dir__ = tidy_dir
@@ -65,8 +96,18 @@ class RecordFuture(metaclass=Tidy):
         add_errback = Absent(ADD_DONE_CALLBACK)
         add_both = Absent(ADD_DONE_CALLBACK)
 
+    def _of_record(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
+        """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without a call."""
+        self._owner, self._open_batch, self._index = owner, open_batch, index
+        return self
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        """Identifies the record while it is not done."""
+        return id(self._open_batch), self._index
+
     def _record(self) -> threads.RecordFuture:
-        return threads.future_of(self._owner._opened, self._open_batch, self._index)
+        return threads.future_of(self._owner._opened.producer, self._open_batch, self._index)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the cluster's acknowledgement.
@@ -93,9 +134,9 @@ class RecordFuture(metaclass=Tidy):
                 return metadata
         record = self._record()
         if not record.is_done:
-            owner = self._owner
-            owner._seal_soon(open_batch)
-            yield from record._wait_in_loop(owner._waits_here())
+            opened = self._owner._opened
+            opened.due_batches.add(open_batch)
+            yield from record._wait_in_loop(opened.waits_here())
         return record._result(None)
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
@@ -115,8 +156,9 @@ class RecordFuture(metaclass=Tidy):
             timeout = timeout_of(timeout)
         record = self._record()
         if not record._durable_or_never():
-            self._owner._seal_soon(self._open_batch)
-            await record._wait_in_loop(self._owner._waits_here(), timeout, durable=True)
+            opened = self._owner._opened
+            opened.due_batches.add(self._open_batch)
+            await record._wait_in_loop(opened.waits_here(), timeout, durable=True)
         record._made_durable(timeout)
         return self
 
@@ -164,20 +206,60 @@ class RecordFuture(metaclass=Tidy):
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the record's producer."""
-        return self._owner._loop_of()
+        return self._owner._opened.loop
 
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call `call(future)` on the loop when the record is done; soon if it already is."""
-        self._owner._call_when_done(self, call, context)
+        self._owner._opened.callbacks.add(self, call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
         """Remove a callback. Return how many times it had been added."""
-        return self._owner._call_no_more(self, call)
+        return self._owner._opened.callbacks.remove(self, call)
 
     def __repr__(self) -> str:
         return repr(self._record())
+
+
+class DoneCallbacks:
+    """The callbacks that wait for records of one producer, by record. Several futures may be of the same record.
+
+    Args:
+        loop: The producer's loop, on which the callbacks are called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[tuple[int, int], Waiting] = {}
+
+    def add(self, future: RecordFuture, call: Call, context: contextvars.Context | None) -> None:
+        """Call `call(future)` when the record is done; soon if it already is."""
+        if future.done():
+            self._loop.call_soon(call, future, context=context)
+            return
+        key = future._key
+        known = self._waiting.get(key)
+        if known is None:
+            known = self._waiting[key] = [], self._loop.create_task(self._wait(key, future))
+        known[0].append((call, context))
+
+    async def _wait(self, key: tuple[int, int], future: RecordFuture) -> None:
+        try:
+            await asyncio.gather(future, return_exceptions=True)
+        finally:
+            calls, _ = self._waiting.pop(key)
+        for call, context in calls:
+            self._loop.call_soon(call, future, context=context)
+
+    def remove(self, future: RecordFuture, call: Call) -> int:
+        """Remove a callback. Return how many times it had been added."""
+        known = self._waiting.get(future._key)
+        if known is None:
+            return 0
+        before = len(known[0])
+        known[0][:] = [item for item in known[0] if item[0] != call]
+        return before - len(known[0])
 
 
 def waits_of(parts: Parts) -> LoopWaits:

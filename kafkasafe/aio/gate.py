@@ -18,16 +18,13 @@ import collections
 import enum
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kafkasafe._producing.admission import STEP_S
 from kafkasafe._producing.open_batch import OpenBatch
 from kafkasafe._producing.opening import Parts
-from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.futures import Owner, RecordFuture, waits_of
 from kafkasafe.aio.threads import Worker, place_of
-
-if TYPE_CHECKING:
-    from kafkasafe.aio.producer import SafeProducer
 
 __all__ = ["SendGate"]
 
@@ -48,39 +45,64 @@ class _Obstacle(enum.Enum):
 
 
 class _Turn:
-    __slots__ = ("awake", "waiter")
+    """A task's place in a line."""
+
+    __slots__ = ("_waiter",)
 
     def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
-        self.awake = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until `wake` is called."""
+        self._waiter = loop.create_future()
+        await self._waiter
+        self._waiter = None
+
+    def wake(self) -> bool:
+        """Wake the task if it waits. Return whether it did."""
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
 
 class _Line:
     """Tasks that wait to send to one topic, in order of arrival."""
 
     def __init__(self) -> None:
-        self.turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
-        self.awake = 0
+        self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
+        self._awake: set[_Turn] = set()
+        """Turns that were woken and do not wait again yet."""
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def is_first(self, turn: _Turn) -> bool:
+        """Return whether no other task comes before this one."""
+        return next(iter(self._turns)) is turn
 
     def enter(self, turn: _Turn) -> None:
-        self.turns[turn] = None
-        turn.awake = True
-        self.awake += 1
+        """Add a task that is running."""
+        self._turns[turn] = None
+        self._awake.add(turn)
 
-    def sleep(self, turn: _Turn) -> None:
-        if turn.awake:
-            turn.awake = False
-            self.awake -= 1
+    def leave(self, turn: _Turn) -> None:
+        """Remove a task. May be called twice."""
+        self._turns.pop(turn, None)
+        self._awake.discard(turn)
+
+    async def wait(self, turn: _Turn, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until `wake` wakes this task."""
+        self._awake.discard(turn)
+        await turn.wait(loop)
 
     def wake(self) -> None:
         """Wake the next few tasks, unless tasks that were woken earlier have not run yet."""
-        if self.awake:
+        if self._awake:
             return
-        for turn in itertools.islice(self.turns, _QUOTA):
-            if turn.waiter is not None and not turn.waiter.done():
-                turn.waiter.set_result(None)
-                turn.awake = True
-                self.awake += 1
+        for turn in itertools.islice(self._turns, _QUOTA):
+            if turn.wake():
+                self._awake.add(turn)
 
 
 class SendGate:
@@ -106,7 +128,7 @@ class SendGate:
         self._iteration = 0
 
     def try_now(
-        self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
+        self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
         """Accept a record in this step. Return None if it must wait (`wait_and_accept`)."""
         if self.left <= 0 and self._counting:
@@ -117,7 +139,7 @@ class SendGate:
         return None if isinstance(accepted, _Obstacle) else accepted
 
     async def wait_and_accept(
-        self, owner: SafeProducer, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
+        self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture:
         """Accept a record after all earlier ones for the same topic."""
         turn = _Turn()
@@ -127,11 +149,8 @@ class SendGate:
         try:
             line.enter(turn)
             while True:
-                if next(iter(line.turns)) is not turn:
-                    line.sleep(turn)
-                    turn.waiter = self._loop.create_future()
-                    await turn.waiter
-                    turn.waiter = None
+                if not line.is_first(turn):
+                    await line.wait(turn, self._loop)
                     continue
                 if self.left <= 0 and self._counting:
                     iteration = self._iteration
@@ -157,9 +176,8 @@ class SendGate:
 
     def _leave(self, topic: str, line: _Line, turn: _Turn) -> None:
         """Remove a task from the line and wake the next ones. May be called twice."""
-        line.turns.pop(turn, None)
-        line.sleep(turn)
-        if line.turns:
+        line.leave(turn)
+        if line:
             line.wake()
         elif self.lines.get(topic) is line:
             del self.lines[topic]
@@ -208,7 +226,7 @@ class SendGate:
 
     def _accept(
         self,
-        owner: SafeProducer,
+        owner: Owner,
         topic: str,
         key: bytes | None,
         value: bytes | None,
@@ -250,7 +268,7 @@ class SendGate:
             self._worker.put(lambda: parts.accumulator.seal_one(open_batch))
         return index < open_batch.most
 
-    def future(self, owner: SafeProducer, open_batch: OpenBatch, index: int) -> RecordFuture:
+    def future(self, owner: Owner, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
             # Keep this order: a Ctrl-C in between must not leave a quota that is never reset.
@@ -259,8 +277,7 @@ class SendGate:
             self._counting = True
         self.left -= 1
         future: RecordFuture = RecordFuture()
-        future._owner, future._open_batch, future._index = owner, open_batch, index
-        return future
+        return future._of_record(owner, open_batch, index)
 
     def _count_anew(self) -> None:
         self.left = 0

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
+__all__ = ["BATCHES", "BLOCK", "LAST_STABLE_OFFSET", "UNIT", "FunctionPartitioner", "headers_of"]
 
-__all__ = ["FunctionPartitioner", "NotOfConsumer", "NotOfProducer", "headers_of"]
-
-_UNIT: Final = (
+UNIT: Final = (
     "records and offsets are delivered together or not at all by `async with producer.batch() as batch:"
     " batch.send(...); await batch.send_offsets(consumer)`, then `await batch.outcome` (docs/staged.md)"
 )
-_BLOCK: Final = (
+BLOCK: Final = (
     "`async with producer.batch() as batch` is such a block, and only what `batch.send(...)` adds is part of it, not"
     " what `producer.send(...)` sends meanwhile; offsets by `await batch.send_offsets(consumer)`; then"
     " `await batch.outcome` (docs/staged.md)"
 )
-_BATCHES: Final = (
+BATCHES: Final = (
     "the producer makes batches by time and size (linger_ms, batch_size): use `await producer.send(topic, value,"
     " partition=...)` for each record, then `await producer.flush()`"
 )
 
-
-class NotOfProducer(metaclass=Tidy):
-    """Hints for methods of aiokafka's producer that do not exist here."""
-
-    __dir__ = tidy_dir
-
-    if not TYPE_CHECKING:
-        create_batch = Absent(_BATCHES)
-        send_batch = Absent(_BATCHES)
-        transaction = Absent(_BLOCK)
-        begin_transaction = Absent(_UNIT)
-        commit_transaction = Absent(_UNIT)
-        abort_transaction = Absent(_UNIT)
-        send_offsets_to_transaction = Absent(_UNIT)
-
-
-class NotOfConsumer(metaclass=Tidy):
-    """Hints for methods of aiokafka's consumer that do not exist here."""
-
-    __dir__ = tidy_dir
-
-    if not TYPE_CHECKING:
-        last_stable_offset = Absent(
-            'use `await consumer.end_offsets([partition])` with isolation_level="read_committed"'
-        )
+LAST_STABLE_OFFSET: Final = (
+    'use `await consumer.end_offsets([partition])` with isolation_level="read_committed"'
+)
 
 
 class FunctionPartitioner:

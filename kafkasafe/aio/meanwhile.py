@@ -37,6 +37,10 @@ class Meanwhile:
         """Let `handed` compare with this moment from now on."""
         self._before = first_unhanded({}, fetched)
 
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note that the program pauses partitions."""
+        self.paused.update(partitions)
+
     def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:
         """Return the partitions from which the program has received records since that moment."""
         now = first_unhanded({}, fetched)

@@ -3,12 +3,75 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-__all__ = ["Polls"]
+__all__ = ["HandedOut", "PollRequest", "PollResult", "Polls", "Seen"]
+
+
+class Seen(NamedTuple):
+    """The loop's knowledge about fetched records at the time when the program requested a job.
+
+    Attributes:
+        unhanded: By partition, the first offset that the program has not finished.
+        kept: Number of the latest poll whose records had arrived.
+    """
+
+    unhanded: dict[TopicPartition, int]
+    kept: int
+
+
+class HandedOut(NamedTuple):
+    """What the program has received when an atomic batch takes its offsets.
+
+    Attributes:
+        late: Whether the program has received records of a partition that was already revoked or moved back.
+        partitions: Partitions from which it has received records since the latest poll was requested.
+        kept: Number of the latest poll whose records had arrived.
+    """
+
+    late: bool
+    partitions: set[TopicPartition]
+    kept: int
+
+
+@dataclass(frozen=True)
+class PollRequest:
+    """What a poll has to know.
+
+    Attributes:
+        left_out: Partitions with enough fetched records. The poll fetches no more of them.
+        paused: The partitions that the program has paused, also while the poll runs.
+        move: Number of the program's latest move.
+    """
+
+    left_out: frozenset[TopicPartition]
+    paused: Collection[TopicPartition]
+    move: int
+
+
+@dataclass(frozen=True)
+class PollResult:
+    """What a poll has found.
+
+    Attributes:
+        number: Number of the poll.
+        records: The fetched records.
+        assigned: All assigned partitions.
+        gone: Partitions that were revoked since the poll before. They may have been assigned again.
+        paused: Partitions of `gone` that kafka-python has paused.
+        joined: Whether the assignment fits the subscription.
+    """
+
+    number: int
+    records: Mapping[TopicPartition, list[Any]]
+    assigned: frozenset[TopicPartition]
+    gone: list[TopicPartition]
+    paused: frozenset[TopicPartition]
+    joined: bool
 
 
 class Polls:
@@ -48,11 +111,9 @@ class Polls:
             self.unhanded = {**first, **self.unhanded}
         return gone
 
-    def know(self, unhanded: dict[TopicPartition, int], kept: int) -> None:
-        """Note which records the loop has: those of all polls up to number `kept`.
-
-        Of these records, those from `unhanded` on have not been returned to the program yet.
-        """
+    def know(self, seen: Seen) -> None:
+        """Note which records have arrived on the loop, and which of them the program has finished."""
+        unhanded, kept = dict(seen.unhanded), seen.kept
         while self._sent and self._sent[0][0] <= kept:
             self._sent.popleft()
         for _, first in self._sent:

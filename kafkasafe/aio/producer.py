@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.open_batch import Special
-from kafkasafe._producing.opening import Parts
+from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.aio.atomic import AtomicBatch
-from kafkasafe.aio.futures import RecordFuture, waits_of
+from kafkasafe.aio.futures import RecordFuture
 from kafkasafe.aio.gate import SendGate
-from kafkasafe.aio.instead import FunctionPartitioner, NotOfProducer, headers_of
-from kafkasafe.aio.threads import Worker, call_in_thread, retrieve, running_loop
+from kafkasafe.aio.instead import BATCHES, BLOCK, UNIT, FunctionPartitioner, headers_of
+from kafkasafe.aio.opened import Opened
+from kafkasafe.aio.threads import call_in_thread, retrieve, running_loop
 from kafkasafe.config import validate
-from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.health.states import ProducerHealth, unopened_producer
 from kafkasafe.limits.patience import timeout_of
@@ -38,10 +37,9 @@ log = EventLog("producer")
 _OTHER_LOOP = (
     "The producer belongs to another event loop: open one for each, or use asyncio.run_coroutine_threadsafe"
 )
-Call = tuple[Callable[[RecordFuture], object], contextvars.Context | None]
 
 
-class SafeProducer(NotOfProducer, OfOneProcess):
+class SafeProducer(OfOneProcess, metaclass=Tidy):
     """`kafkasafe.SafeProducer` for asyncio, with the method names of AIOKafkaProducer.
 
     `async with SafeProducer(bootstrap_servers=...) as producer:` starts and closes the producer; so do `start()` and
@@ -60,6 +58,17 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         ConfigError: An option is unknown or cannot work.
     """
 
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        create_batch = Absent(BATCHES)
+        send_batch = Absent(BATCHES)
+        transaction = Absent(BLOCK)
+        begin_transaction = Absent(UNIT)
+        commit_transaction = Absent(UNIT)
+        abort_transaction = Absent(UNIT)
+        send_offsets_to_transaction = Absent(UNIT)
+
     def __init__(self, *, loop: Any = None, **configs: Unpack[AsyncProducerOptions]) -> None:  # noqa: ARG002
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
@@ -71,16 +80,12 @@ class SafeProducer(NotOfProducer, OfOneProcess):
                 " out, and use `async with producer.batch(transactional_id=...) as batch` (docs/staged.md)"
             )
         self._configs = cast("ProducerOptions", configs)
-        self._producer: threads.SafeProducer | None = None
-        self._parts: Parts | None = None
-        self._gate: SendGate | None = None
+        self._started: Opened | None = None
         self._plain_gate: SendGate | None = None
-        """The same gate, if no serializer is set; else None."""
+        """The gate, if no serializer is set; else None."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._once = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
-        self._to_seal: set[Any] = set()
-        self._calls: dict[tuple[int, int], tuple[RecordFuture, list[Call], asyncio.Task[None]]] = {}
 
     # -- start and close -------------------------------------------------------------------------------------------
 
@@ -100,20 +105,15 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             raise UsageError(_OTHER_LOOP)
         self._loop = loop
         async with self._once:
-            if self._producer is None:
+            if self._started is None:
                 await self._start(loop)
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         producer = await call_in_thread(
             "kafkasafe-aio-start", lambda: threads.SafeProducer(**self._configs), undo=_let_be
         )
-        parts = threads.parts_of(producer)
-        self._producer = producer
-        self._parts = parts
-        self._waits = waits_of(parts)
-        self._worker = Worker(f"kafkasafe-aio-{producer.client_id}")
-        self._gate = SendGate(parts, self._worker, loop)
-        self._plain_gate = self._gate if parts.form.plain else None
+        self._started = opened = Opened.of(producer, loop)
+        self._plain_gate = opened.gate if opened.parts.form.plain else None
 
     async def stop(self) -> None:
         """Call `close()`. This is aiokafka's name for it."""
@@ -141,14 +141,15 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
     async def _close(self, timeout: float | None) -> None:  # noqa: ASYNC109
         async with self._once:  # wait for a running `start`
-            producer = self._producer
-        if producer is None:
+            opened = self._started
+        if opened is None:
             return
+        producer = opened.producer
         try:
             # Not a daemon thread, so accepted records are on disk before the interpreter ends.
             await call_in_thread("kafkasafe-aio-close", lambda: producer.close(timeout), daemon=False)
         finally:
-            self._worker.stop()
+            opened.worker.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -179,17 +180,17 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
     def __del__(self) -> None:
         """Close a producer that was dropped without `close()`, as `kafkasafe.SafeProducer` does, but off the loop."""
-        producer, parts = getattr(self, "_producer", None), getattr(self, "_parts", None)
-        if producer is not None and parts is not None and parts.lifecycle.closed is None:
-            self._producer = None
-            parts.shutdown.forgo_warning()
+        opened = getattr(self, "_started", None)
+        if opened is not None and opened.parts.lifecycle.closed is None:
+            self._started = None
+            opened.parts.shutdown.forgo_warning()
             # The inner producer's `__del__` waits a moment, so run it on the worker's thread.
-            self._worker.put(_Last(producer))
-            self._worker.stop()
+            opened.worker.put(_Last(opened.producer))
+            opened.worker.stop()
             # Warn here and not on that thread, so that `pytest.warns` sees the warning.
             with contextlib.suppress(Exception):
                 warnings.warn(
-                    f"SafeProducer {producer.client_id} was dropped without close(); it goes on until all is delivered."
+                    f"SafeProducer {self.client_id} was dropped without close(); it goes on until all is delivered."
                     " Use `async with`, or `await producer.stop()`",
                     ResourceWarning,
                     stacklevel=2,
@@ -274,7 +275,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             except KeyError:
                 pass
         value, key, special, size = self._checked(topic, value, key, partition, timestamp_ms, headers)
-        gate = self._opened_gate
+        gate = self._opened.gate
         return gate.try_now(self, topic, key, value, special, size) or await gate.wait_and_accept(
             self, topic, key, value, special, size
         )
@@ -283,7 +284,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
         """Check and serialize a record. Return value, key, the other fields, and the approximate size in bytes."""
-        parts = self._opened_parts
+        parts = self._opened.parts
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
         key, value, special, size = parts.form.prepare(
@@ -320,7 +321,7 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         Args:
             transactional_id: Id of the transaction. Default: one of this producer's own.
         """
-        return AtomicBatch(self, self._opened.batch(transactional_id=transactional_id))
+        return AtomicBatch(self, self._opened.producer.batch(transactional_id=transactional_id))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -336,13 +337,14 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        parts = self._opened_parts
+        opened = self._opened
+        parts = opened.parts
         parts.lifecycle.check_fork()
         ledger = parts.delivery.pump.ledger
-        await self._seal()
+        await self._seal(opened)
         parts.delivery.pump.adopt_now()
         number = ledger.last_number()
-        finished = await self._waits_here().wait(
+        finished = await opened.waits_here().wait(
             lambda: parts.delivery.settled_or_never(number) or ledger.failure is not None, timeout
         )
         parts.delivery.raise_unsettled(number, timeout, finished=finished)
@@ -359,16 +361,17 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         """
         if timeout is not None:
             timeout = timeout_of(timeout)
-        parts = self._opened_parts
+        opened = self._opened
+        parts = opened.parts
         parts.lifecycle.check_fork()
         ledger = parts.delivery.pump.ledger
-        await self._seal()
+        await self._seal(opened)
         number = ledger.last_undurable()
         if parts.config.spool == "on_error":
             parts.delivery.pump.spill_all()
         pump = parts.delivery.pump
         look = 0 if parts.config.in_memory else pump.ask_look()
-        await self._waits_here().wait(
+        await opened.waits_here().wait(
             lambda: (
                 (ledger.spooled(number) and pump.has_looked(look))
                 or ledger.failure is not None
@@ -379,10 +382,10 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         parts.delivery.raise_unspooled(number, timeout)
         parts.delivery.raise_displaced(look, timeout)
 
-    async def _seal(self) -> None:
-        seal_all = self._opened_parts.accumulator.seal_all
+    async def _seal(self, opened: Opened) -> None:
+        seal_all = opened.parts.accumulator.seal_all
         if self._closing is None:
-            await self._worker.run(seal_all)
+            await opened.worker.run(seal_all)
         else:  # the worker may have ended
             await call_in_thread("kafkasafe-aio-seal", seal_all)
 
@@ -397,27 +400,27 @@ class SafeProducer(NotOfProducer, OfOneProcess):
             TypeError: The topic is not a string.
             ValueError: The topic name is invalid.
         """
-        producer = self._opened
-        self._opened_parts.admission.check_topic(topic)
+        producer = self._opened.producer
+        self._opened.parts.admission.check_topic(topic)
         return await call_in_thread("kafkasafe-aio-look", lambda: producer.partitions_for(topic))
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about undecidable batches; see `kafkasafe.SafeProducer.resolve_undecidable`."""
-        self._opened.resolve_undecidable(resend=resend)
+        self._opened.producer.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
         """Return whether the cluster answers. Do not use it as a readiness probe: use `health`."""
-        return self._opened.bootstrap_connected()
+        return self._opened.producer.bootstrap_connected()
 
     def health(self) -> ProducerHealth:
         """Like `kafkasafe.SafeProducer.health`. It never waits. Any thread may call it, even before `start`."""
-        if self._producer is None:
+        if self._started is None:
             return unopened_producer(closed=self._closing is not None)
-        return self._producer.health()
+        return self._started.producer.health()
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
         """Like `kafkasafe.SafeProducer.metrics`."""
-        return self._opened.metrics(raw)
+        return self._opened.producer.metrics(raw)
 
     @property
     def client_id(self) -> str:
@@ -430,30 +433,18 @@ class SafeProducer(NotOfProducer, OfOneProcess):
 
         These methods may block the loop.
         """
-        return self._opened
+        return self._opened.producer
 
     def __repr__(self) -> str:
-        return f"<aio.SafeProducer {self._producer or 'not started'}>"
+        return f"<aio.SafeProducer {self._started.producer if self._started else 'not started'}>"
 
     # -- friends ---------------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> threads.SafeProducer:
-        if self._producer is None:
+    def _opened(self) -> Opened:
+        if self._started is None:
             raise self._not_started()
-        return self._producer
-
-    @property
-    def _opened_parts(self) -> Parts:
-        if self._parts is None:
-            raise self._not_started()
-        return self._parts
-
-    @property
-    def _opened_gate(self) -> SendGate:
-        if self._gate is None:
-            raise self._not_started()
-        return self._gate
+        return self._started
 
     def _not_started(self) -> Exception:
         if self._closing is not None:
@@ -461,75 +452,6 @@ class SafeProducer(NotOfProducer, OfOneProcess):
         return UsageError(
             "The producer is not started: use `async with SafeProducer(...) as producer`, or `await producer.start()`"
         )
-
-    def _loop_of(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise self._not_started()
-        return self._loop
-
-    def _waits_here(self) -> LoopWaits:
-        """Return the object with which coroutines of the running loop wait for the producer.
-
-        It may be another loop than the producer's: a future may be awaited after the producer's loop has ended.
-        """
-        loop = running_loop()
-        return self._waits if loop is self._loop else waits_of(self._opened_parts)
-
-    def _seal_soon(self, open_batch: Any) -> None:
-        """Seal an open batch for which a task waits.
-
-        This happens after this iteration of the loop, so that other tasks may still add records.
-        """
-        if open_batch.parcels is not None:
-            return
-        guard = open_batch.guard
-        if guard is not None:
-            guard("batch.send(...) is not awaited: await its future, or batch.outcome, after the block")
-        if not self._to_seal:
-            running_loop().call_soon(self._seal_now)
-        self._to_seal.add(open_batch)
-
-    def _seal_now(self) -> None:
-        parts, open_batches = self._parts, self._to_seal
-        self._to_seal = set()
-        if parts is not None:
-            for open_batch in open_batches:
-                # The pump seals the open batch. So records that are sent while the pump writes are included, and no
-                # other thread must be woken.
-                open_batch.make_due()
-            parts.delivery.pump.wake()
-
-    def _call_when_done(
-        self,
-        future: RecordFuture,
-        call: Callable[[RecordFuture], object],
-        context: contextvars.Context | None,
-    ) -> None:
-        loop = self._loop_of()
-        if future.done():
-            loop.call_soon(call, future, context=context)
-            return
-        key = id(future._open_batch), future._index
-        known = self._calls.get(key)
-        if known is None:
-            known = self._calls[key] = future, [], loop.create_task(self._call(key, future))
-        known[1].append((call, context))
-
-    async def _call(self, key: tuple[int, int], future: RecordFuture) -> None:
-        try:
-            await asyncio.gather(future, return_exceptions=True)
-        finally:
-            _, calls, _ = self._calls.pop(key)
-        for call, context in calls:
-            self._loop_of().call_soon(call, future, context=context)
-
-    def _call_no_more(self, future: RecordFuture, call: Callable[[RecordFuture], object]) -> int:
-        known = self._calls.get((id(future._open_batch), future._index))
-        if known is None:
-            return 0
-        before = len(known[1])
-        known[1][:] = [item for item in known[1] if item[0] != call]
-        return before - len(known[1])
 
 
 class _Last:

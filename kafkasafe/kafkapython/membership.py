@@ -5,7 +5,7 @@ All functions are called on the consumer's thread, except for `states_of`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from kafka import KafkaConsumer
@@ -46,7 +46,7 @@ def states_of(consumer: Any) -> dict[TopicPartition, Any]:
 
 
 def polled_without(
-    consumer: Any, left_out: Iterable[TopicPartition], kept: set[TopicPartition], timeout_ms: float
+    consumer: Any, left_out: Iterable[TopicPartition], kept: Collection[TopicPartition], timeout_ms: float
 ) -> Any:
     """Poll all partitions except `left_out`.
 

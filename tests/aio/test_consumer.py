@@ -66,9 +66,9 @@ def test_a_poll_wakes_the_loop_once(options, monkeypatch):
                 return wake(*args, **kwargs)
 
             monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-            polls = consumer._polls.number
+            polls = consumer._thread.polls
             await read(consumer, 2 * COUNT - 1)
-            assert woken == consumer._polls.number - polls > 10
+            assert woken == consumer._thread.polls - polls > 10
             monkeypatch.undo()
 
     run(main())
@@ -150,7 +150,7 @@ def test_no_method_of_kafka_pythons_objects_is_replaced(options):
     async def main():
         async with SafeConsumer("orders", **options) as consumer:
             await consumer.getone()
-            inner = consumer._consumer
+            inner = consumer.client
             for each in (
                 inner._subscription,
                 inner._fetcher,
@@ -181,7 +181,7 @@ def test_a_fetch_on_its_way_is_not_committed(options):
         async with SafeConsumer(**options, enable_auto_commit=False) as consumer:
             consumer.assign([TP])
             await consumer.getmany(timeout_ms=30_000, max_records=100)
-            while consumer._fetched:
+            while consumer._records:
                 await consumer.getone()
             asking = asyncio.create_task(consumer.getone())
             await asyncio.sleep(0)
@@ -200,14 +200,14 @@ def test_position_is_that_of_what_a_request_that_was_given_up_fetched(options):
         async with SafeConsumer(**options) as consumer:
             consumer.assign([TP])
             await consumer.getmany(timeout_ms=30_000)
-            while consumer._fetched:
+            while consumer._records:
                 await consumer.getone()
             following = await consumer.position(TP)
             asking = asyncio.create_task(consumer.getone())
             await asyncio.sleep(0)
             asking.cancel()
             assert await consumer.position(TP) == following
-            assert consumer._fetched
+            assert consumer._records
             assert (await consumer.getone()).offset == following
 
     run(main())
@@ -254,11 +254,11 @@ def test_who_waits_for_one_partition_does_not_fetch_all_of_the_others(options):
             other = TopicPartition("orders", 1)
             await consumer.assign([TP, other])
             await consumer.seek_to_end(TP)
-            polls = consumer._polls.number
+            polls = consumer._thread.polls
             waiting = asyncio.create_task(consumer.getone(TP))
-            await until(lambda: consumer._fetched)
-            await until(lambda: consumer._polls.number > polls + 40)
-            assert sum(len(each.records) for each in consumer._fetched) <= 2 * options["max_poll_records"]
+            await until(lambda: consumer._records)
+            await until(lambda: consumer._thread.polls > polls + 40)
+            assert len(consumer._records) <= 2 * options["max_poll_records"]
             consumer.seek(TP, COUNT - 1)
             assert (await waiting).offset == COUNT - 1
             assert [(await consumer.getone(other)).offset for _ in range(COUNT)] == list(range(COUNT))

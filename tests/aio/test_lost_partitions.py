@@ -147,7 +147,7 @@ def test_what_is_handed_out_while_its_partition_is_moved_back_is_not_sent(
             reached, go = held(consumer, monkeypatch)
             asked = asyncio.create_task(consumer.getone(EMPTY))
             await until(reached.is_set)
-            consumer._attend_at = float("inf")
+            consumer._records._attend_at = float("inf")
             assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
             if waits:
                 go.set()
@@ -250,7 +250,7 @@ def test_what_is_in_memory_of_a_partition_after_the_program_was_told_is_not_sent
             assert await some(consumer) == [5, 6, 7, 8, 9]
             assert await some(consumer, 3) == [10, 11, 12]
             await drop(producer, consumer, monkeypatch)
-            monkeypatch.setattr(consumer, "_attend_at", float("inf"))
+            monkeypatch.setattr(consumer._records, "_attend_at", float("inf"))
             assert [(await consumer.getone()).offset for _ in range(2)] == [13, 14]
             with pytest.raises(BatchDroppedError):
                 await deliver(producer, consumer)

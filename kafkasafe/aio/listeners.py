@@ -6,30 +6,29 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kafka import AsyncConsumerRebalanceListener
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from kafkasafe.aio.record_queue import RecordQueue
+from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import Worker
+from kafkasafe.errors import UsageError
 
-if TYPE_CHECKING:
-    from kafkasafe.aio.consumer import SafeConsumer
-
-__all__ = ["Listener", "Listening", "as_listener"]
+__all__ = ["Listener", "ListenerCall", "Rebalances", "as_listener"]
 
 T = TypeVar("T")
 
 _METHODS: Final = ("on_partitions_revoked", "on_partitions_assigned")
-_current: contextvars.ContextVar[Listening | None] = contextvars.ContextVar(
+_current: contextvars.ContextVar[ListenerCall | None] = contextvars.ContextVar(
     "kafkasafe_listening", default=None
 )
 
 
-class Listening:
+class ListenerCall:
     """One call of a listener.
 
     During the call, the consumer's own thread waits in a poll. So another thread executes requests to the consumer.
@@ -64,13 +63,68 @@ class Listening:
                 self._worker.stop()
 
 
+class Rebalances:
+    """Calls rebalance listeners, and executes requests while a listener runs.
+
+    Args:
+        thread: The consumer's thread. It waits for the listener, in a poll or while it closes the consumer.
+        records: The fetched records.
+    """
+
+    def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:
+        self._thread, self._records = thread, records
+        self._call: ListenerCall | None = None
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a listener is running."""
+        return self._call is not None
+
+    def is_own(self) -> bool:
+        """Return whether the running task is the task of a listener that is running."""
+        return self._call is not None and self._call.is_own()
+
+    def check_not_own(self, what: str) -> None:
+        """Check that a request does not come from a listener.
+
+        Raises:
+            UsageError: It does.
+        """
+        if self.is_own():
+            raise UsageError(
+                f"A rebalance listener cannot {what}: the call would wait for the listener itself"
+            )
+
+    async def call(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
+        """Call a method of a listener, unless the program has dropped the consumer.
+
+        Raises:
+            Exception: Any exception of the listener.
+        """
+        if self._thread.is_dropped:
+            return
+        self._records.lose(*self._thread.lost())
+        client_id = self._thread.consumer.client_id
+        self._call = call = ListenerCall(f"kafkasafe-aio-{client_id}-listener")
+        self._records.hold()
+        try:
+            await call.call(method, partitions)
+        finally:
+            self._call = None
+            self._records.release()
+
+    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Execute a job on the consumer's thread; while a listener is running, on the thread of that call."""
+        return (self._call or self._thread).submit(job)
+
+
 class Listener(AsyncConsumerRebalanceListener):
     """Calls the program's listener on the program's loop. Meanwhile the network thread goes on with other work."""
 
     def __init__(
-        self, owner: SafeConsumer, given: Any, loop: asyncio.AbstractEventLoop, network: Any
+        self, rebalances: Rebalances, given: Any, loop: asyncio.AbstractEventLoop, network: Any
     ) -> None:
-        self._owner = weakref.ref(owner)  # so that a dropped consumer can be collected
+        self._rebalances = rebalances
         self._given, self._loop, self._network = given, loop, network
         self._running: asyncio.Task[None] | None = None
 
@@ -106,7 +160,7 @@ class Listener(AsyncConsumerRebalanceListener):
                 self._network.call_soon_threadsafe(finish)
 
         def begin() -> None:
-            self._running = self._loop.create_task(self._hear(method, given))
+            self._running = self._loop.create_task(self._rebalances.call(method, given))
             self._running.add_done_callback(answer)
 
         try:
@@ -114,11 +168,6 @@ class Listener(AsyncConsumerRebalanceListener):
         except RuntimeError:  # the loop is closed, so the listener cannot run
             return
         await done
-
-    async def _hear(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        owner = self._owner()
-        if owner is not None:
-            await owner._hear(method, partitions)
 
 
 def _nothing() -> None:

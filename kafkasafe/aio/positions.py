@@ -1,0 +1,110 @@
+"""Positions, pauses and commits of a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from kafkasafe.aio.arguments import as_offset, as_partition, as_partitions
+from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.record_queue import RecordQueue
+from kafkasafe.aio.thread_calls import ThreadCalls
+from kafkasafe.aio.thread_side import ThreadSide
+from kafkasafe.consumer import check_offset
+
+__all__ = ["Positions"]
+
+
+class Positions:
+    """Moves, pauses and commits the positions of assigned partitions."""
+
+    def __init__(
+        self, thread: ThreadSide, records: RecordQueue, lifecycle: Lifecycle, calls: ThreadCalls
+    ) -> None:
+        self._thread, self._records = thread, records
+        self._lifecycle, self._calls = lifecycle, calls
+
+    def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        """Continue from an offset. See `SafeConsumer.seek`."""
+        partition = as_partition(partition)
+        check_offset(offset)
+        if self._thread.is_open:
+            self._records.check_assigned([partition])
+        return self._calls.move(lambda consumer: consumer.seek(partition, offset), [partition])
+
+    async def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> None:
+        """Continue from the first offset. See `SafeConsumer.seek_to_beginning`."""
+        moved = self._or_all(partitions)
+        await self._calls.move(lambda consumer: consumer.seek_to_beginning(*moved), moved)
+
+    async def seek_to_end(self, partitions: Iterable[TopicPartition]) -> None:
+        """Continue from the end. See `SafeConsumer.seek_to_end`."""
+        moved = self._or_all(partitions)
+        await self._calls.move(lambda consumer: consumer.seek_to_end(*moved), moved)
+
+    async def seek_to_committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
+        """Continue from the committed offsets. See `SafeConsumer.seek_to_committed`."""
+        consumer = self._thread.consumer
+        asked = self._or_all(partitions)
+        found = await self._calls.do(lambda: {tp: consumer.committed(tp) for tp in asked})
+        sought = {tp: offset for tp, offset in found.items() if offset is not None}
+
+        def seek(consumer: Any) -> None:
+            for tp, offset in sought.items():
+                consumer.seek(tp, offset)
+
+        # Records fetched from partitions that do not move are still returned to the program.
+        await self._calls.move(seek, sought)
+        return found
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
+        """Return no records of these partitions. See `SafeConsumer.pause`."""
+        given = self._checked(partitions)
+        self._lifecycle.check_open()
+        self._records.pause(given)
+        return self._calls.move(lambda consumer: consumer.pause(*given))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> asyncio.Future[None]:
+        """Return records of these partitions again. See `SafeConsumer.resume`."""
+        given = self._checked(partitions)
+        self._lifecycle.check_open()
+        self._records.resume(given)
+        return self._calls.move(lambda consumer: consumer.resume(*given))
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Return the offset of the next record. See `SafeConsumer.position`."""
+        consumer, partition = self._thread.consumer, as_partition(partition)
+        offset = -1
+        if self._records.next_offset(partition) is None:
+            offset = int(await self._calls.do(lambda: consumer.position(partition)))
+        # Look again: a poll for a cancelled request may have fetched records meanwhile.
+        fetched = self._records.next_offset(partition)
+        return offset if fetched is None else fetched
+
+    async def commit(self, offsets: Mapping[TopicPartition, Any] | None) -> None:
+        """Commit. See `SafeConsumer.commit`."""
+        consumer = self._thread.consumer
+        if offsets is None:
+            self._records.finish_all()
+            await self._calls.do(consumer.commit)
+            return
+        if not isinstance(offsets, Mapping):
+            raise TypeError(
+                f"offsets must be a dict, such as {{TopicPartition('orders', 0): 7}}, not {offsets!r}"
+            )
+        given = {as_partition(tp): as_offset(offset) for tp, offset in offsets.items()}
+        self._records.check_assigned(given)
+        await self._calls.do(lambda: consumer.commit(given))
+
+    def _checked(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        given = as_partitions(partitions)
+        self._records.check_assigned(given)
+        return given
+
+    def _or_all(self, partitions: Iterable[TopicPartition]) -> Collection[TopicPartition]:
+        return self._checked(partitions) or self._records.assigned

@@ -1,0 +1,265 @@
+"""The loop's side of a consumer: fetched records, and what the program has received of them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import time
+import weakref
+from collections.abc import Collection, Iterable
+from threading import get_ident
+from typing import Any, Final
+
+from kafka.structs import TopicPartition
+
+from kafkasafe.aio.fetched import Fetched, UnassignedError, first_unhanded
+from kafkasafe.aio.meanwhile import Meanwhile
+from kafkasafe.aio.move_log import MoveLog
+from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Seen
+from kafkasafe.aio.threads import place_of
+
+__all__ = ["RecordQueue"]
+
+_ATTEND_S: Final = 0.25
+"""How long a program may process fetched records before the consumer serves its group membership again."""
+
+
+class RecordQueue:
+    """Fetched records in the order of their polls, with the assignment as of the last poll. Used on the loop only."""
+
+    def __init__(self) -> None:
+        self._fetched: collections.deque[Fetched] = collections.deque()
+        self._in_hand: dict[TopicPartition, int] = {}
+        """First offset, by partition, of the records that the last request returned."""
+        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._paused: set[TopicPartition] = set()
+        self._moves = MoveLog()
+        self._meanwhile = Meanwhile()
+        self._handed_late = False
+        """Whether records of a partition were handed out during a poll that gave up the partition or moved it back."""
+        self._kept = 0
+        """Number of the latest poll whose records have arrived on the loop."""
+        self._polled_at, self._attend_at = 0.0, 0.0
+        self._holds = 0
+        self._place: Any = None
+
+    def belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give out records on this loop, and not in a forked child."""
+        self._place = place_of(loop)
+        _started.add(self)
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of fetched records, those of paused partitions included."""
+        return sum(len(fetched.records) for fetched in self._fetched)
+
+    def __bool__(self) -> bool:
+        return bool(self._fetched)
+
+    def take_now(self) -> Any:
+        """Take the next record of any partition, as `next` and `take` do; return None if there may be a reason to wait.
+
+        The program has then finished all records that it received before.
+        """
+        queue = self._fetched
+        if (
+            not queue
+            or self._paused
+            or self._holds
+            or self._place._thread_id != get_ident()
+            or time.monotonic() >= self._attend_at
+        ):
+            return None
+        first = queue[0]
+        record = first.records.popleft()
+        self._in_hand = {first.tp: record.offset}
+        if not first.records:
+            queue.popleft()
+        return record
+
+    def next(self, wanted: frozenset[TopicPartition]) -> Fetched | None:
+        """Return the first fetched records of these partitions, or of any partition if `wanted` is empty."""
+        if self._fetched and not wanted and not self._paused:
+            return self._fetched[0]
+        for fetched in self._fetched:
+            if fetched.tp not in self._paused and (not wanted or fetched.tp in wanted):
+                return fetched
+        return None
+
+    def take(self, fetched: Fetched, count: int) -> list[Any]:
+        """Remove and return the first of these records. The program processes them from now on."""
+        self._in_hand.setdefault(fetched.tp, fetched.next_offset)
+        records = fetched.take(count)
+        if not fetched.records:
+            self._fetched.remove(fetched)
+        return records
+
+    def finish_all(self) -> None:
+        """Note that the program has finished all records that it has received."""
+        self._in_hand = {}
+
+    def seen(self) -> Seen:
+        """Return the loop's knowledge about fetched records."""
+        return Seen(first_unhanded(self._in_hand, self._fetched), self._kept)
+
+    def next_offset(self, partition: TopicPartition) -> int | None:
+        """Return the offset of the first fetched record of a partition; None if there is none."""
+        return next((each.next_offset for each in self._fetched if each.tp == partition), None)
+
+    def hold(self) -> None:
+        """Let `take_now` return None until `release` is called."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holds -= 1
+
+    # -- polls ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def must_attend(self) -> bool:
+        """Whether the consumer must serve its group membership before more records are returned."""
+        return time.monotonic() >= self._attend_at
+
+    @property
+    def polled_at(self) -> float:
+        """Time of the last poll, seconds since the epoch."""
+        return self._polled_at
+
+    def attend_now(self) -> None:
+        """Let the next request for records serve the group membership first."""
+        self._attend_at = 0.0
+
+    def begin_poll(self) -> PollRequest:
+        """Return what a poll that is requested now has to know."""
+        self._meanwhile.begin(self._fetched)
+        # Enough records of these partitions are fetched already.
+        left_out = frozenset(each.tp for each in self._fetched) - self._paused
+        return PollRequest(left_out, self._paused, self._moves.count)
+
+    def keep(self, request: PollRequest, result: PollResult) -> None:
+        """Take over the records and the assignment of a poll that has ended."""
+        asked, gone = request.move, result.gone
+        self._kept = result.number
+        settled = result.joined and not self._moves.has_subscribed(asked)
+        self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
+        self._polled_at = time.time()
+        paused_meanwhile = self._meanwhile.paused & result.assigned
+        self.lose(gone, result.assigned)
+        # Partitions that were assigned again stay paused if they were.
+        self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
+        for tp, found in result.records.items():
+            # Ignore records that were fetched before a concurrent seek.
+            if found and tp in result.assigned and not self._moves.has_moved(tp, asked):
+                self._fetched.append(Fetched(tp, found))
+
+    def lose(self, gone: Collection[TopicPartition], assigned: frozenset[TopicPartition]) -> None:
+        """Drop the records of partitions that were revoked or moved back, and note the new assignment."""
+        self._assigned = assigned
+        if gone:
+            self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
+            self._drop(set(gone))
+
+    def hand_over(self) -> HandedOut:
+        """Note that an atomic batch takes the offsets of all records that the program has received."""
+        self._in_hand = {}
+        handed = HandedOut(self._handed_late, self._meanwhile.handed(self._fetched), self._kept)
+        self._handed_late = False
+        self._meanwhile.compare_with(self._fetched)
+        return handed
+
+    # -- assignment and moves ------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> frozenset[TopicPartition]:
+        """The assigned partitions, as of the last poll."""
+        return self._assigned
+
+    @property
+    def paused(self) -> Collection[TopicPartition]:
+        """The partitions that the program has paused."""
+        return self._paused
+
+    @property
+    def kept(self) -> int:
+        """Number of the latest poll whose records have arrived on the loop."""
+        return self._kept
+
+    def check_assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Check partitions that the program names.
+
+        Raises:
+            UnassignedError: One of them is not assigned.
+        """
+        for partition in partitions:
+            if partition not in self._assigned:
+                raise UnassignedError(
+                    f"Unassigned partition {partition}. Assigned partitions, as of the last request for records:"
+                    f" {sorted(self._assigned)}"
+                )
+
+    def assign(self, partitions: frozenset[TopicPartition]) -> set[TopicPartition]:
+        """Note an assignment that the program chooses. Return the partitions that the program stops reading.
+
+        Partitions that stay assigned keep their positions and their fetched records.
+        """
+        moved = {*self._assigned, *(fetched.tp for fetched in self._fetched)} - partitions
+        self._assigned = partitions
+        return moved
+
+    def subscribe(self) -> None:
+        """Hold back fetched records until a later poll: the program may no longer be subscribed to their topics."""
+        self._moves.subscribe()
+        self._attend_at = 0.0
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Return no records of these partitions."""
+        self._paused.update(partitions)
+        self._meanwhile.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Return records of these partitions again."""
+        self._paused.difference_update(partitions)
+
+    def move(
+        self, partitions: Collection[TopicPartition], *, overtakes_poll: bool
+    ) -> dict[TopicPartition, int]:
+        """Drop the fetched records of partitions whose positions move.
+
+        Args:
+            partitions: The partitions.
+            overtakes_poll: Whether the records of a running poll come from the positions before the move.
+
+        Returns:
+            The first offset that was dropped, by partition.
+        """
+        dropped: dict[TopicPartition, int] = {}
+        if partitions:
+            if overtakes_poll:
+                self._moves.move(partitions)
+            for fetched in self._fetched:
+                if fetched.tp in partitions:
+                    dropped.setdefault(fetched.tp, fetched.next_offset)
+            self._drop(partitions)
+        return dropped
+
+    def _drop(self, partitions: Collection[TopicPartition]) -> None:
+        self._fetched = collections.deque(each for each in self._fetched if each.tp not in partitions)
+        for tp in partitions:
+            self._in_hand.pop(tp, None)
+            self._meanwhile.forget(tp)
+
+
+_started: weakref.WeakSet[RecordQueue] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Return none of the parent's records in a forked child."""
+    for records in list(_started):
+        # Only `take_now` would return them. Other requests raise, because the loop does not run in the child.
+        records.attend_now()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,133 @@
+"""Requests for records, and the polls that they make."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any, Final
+
+from kafka.structs import TopicPartition
+
+from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.listeners import Rebalances
+from kafkasafe.aio.record_queue import RecordQueue
+from kafkasafe.aio.thread_side import ThreadSide
+from kafkasafe.aio.threads import end_of, retrieve
+from kafkasafe.kafkapython import membership
+
+__all__ = ["RecordRequests"]
+
+_SLICE_MS: Final = 50
+"""How long the thread waits for records before it checks for other work."""
+_SETTLE_S: Final = 5.0
+"""Maximum time that `start` waits for the group. A rebalance may take long: other members may have to poll first."""
+
+
+class RecordRequests:
+    """Returns fetched records. Without any, it lets the thread poll; one poll at a time."""
+
+    def __init__(
+        self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle
+    ) -> None:
+        self._thread, self._records = thread, records
+        self._rebalances, self._lifecycle = rebalances, lifecycle
+        self._asking = asyncio.Lock()
+        self._polling: asyncio.Future[None] | None = None
+        """The running poll. If its task is cancelled, the next task waits for the same poll."""
+        self._failed: Exception | None = None
+        """An error of a poll during `settle`. The next request for records raises it."""
+
+    async def settle(self) -> None:
+        """Join the group and find the first positions, so that records appended after `start` are not skipped."""
+        consumer = self._thread.consumer
+        began = time.monotonic()
+        end = began + _SETTLE_S
+        while not membership.has_settled(consumer, began) and not self._records and time.monotonic() < end:
+            try:
+                await self._poll(frozenset(), _SLICE_MS)
+            except Exception as error:
+                self._failed = error
+                return
+
+    def check(self) -> None:
+        """Check that records may be requested.
+
+        Raises:
+            IllegalStateError: The consumer is closed.
+            UsageError: The consumer belongs to another loop, or a rebalance listener makes the request.
+        """
+        self._lifecycle.check_open()
+        self._rebalances.check_not_own("ask for records")
+
+    async def one(self, wanted: frozenset[TopicPartition]) -> Any:
+        """Wait for the next record. See `SafeConsumer.getone`."""
+        self.check()
+        self._records.finish_all()
+        if self._records:
+            await self._attend()
+        while (fetched := self._records.next(wanted)) is None:
+            await self._poll(wanted, _SLICE_MS)
+        return self._records.take(fetched, 1)[0]
+
+    async def many(
+        self, wanted: frozenset[TopicPartition], timeout_ms: float, max_records: int | None
+    ) -> dict[TopicPartition, list[Any]]:
+        """Wait for records. See `SafeConsumer.getmany`."""
+        self.check()
+        if max_records is not None and (type(max_records) is not int or max_records < 1):
+            raise ValueError(f"max_records must be a positive int, not {max_records!r}")
+        end = end_of(timeout_ms)
+        self._records.finish_all()
+        if self._records and not await self._attend(end):
+            return {}
+        while self._records.next(wanted) is None:
+            left_ms = (end - time.monotonic()) * 1000
+            await self._poll(wanted, max(0.0, min(left_ms, _SLICE_MS)))
+            if left_ms <= 0:
+                break
+        found: dict[TopicPartition, list[Any]] = {}
+        left = max_records or self._thread.consumer.config["max_poll_records"]
+        while left > 0 and (fetched := self._records.next(wanted)) is not None:
+            records = self._records.take(fetched, left)
+            found.setdefault(fetched.tp, []).extend(records)
+            left -= len(records)
+        return found
+
+    async def _attend(self, end: float = math.inf) -> bool:
+        """Serve the group membership before records are returned, because the program may take long with them.
+
+        Returns:
+            Whether the records may be returned. Not during a rebalance: the partitions may go to another member.
+        """
+        wait_ms = 0.0
+        while self._records and self._records.must_attend:
+            if wait_ms and time.monotonic() >= end:
+                return False
+            await self._poll(frozenset(), wait_ms, fetch=False)
+            wait_ms = _SLICE_MS
+        return True
+
+    async def _poll(
+        self, wanted: frozenset[TopicPartition], timeout_ms: float, *, fetch: bool = True
+    ) -> None:
+        """Let the thread poll for a moment. The fetched records are kept, even if this task is cancelled meanwhile."""
+        records = self._records
+        async with self._asking:
+            if records.next(wanted) is not None if fetch else not records.must_attend:
+                return  # another task has polled
+            _ = self._thread.consumer  # raises if it is not open
+            self._lifecycle.check_open()
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
+            if self._polling is None:
+                # Always on the consumer's own thread: a poll requested during a listener's call comes after that call.
+                request = records.begin_poll()
+                self._polling = self._thread.poll(
+                    request, records.seen(), timeout_ms, fetch=fetch, keep=records.keep
+                )
+                self._polling.add_done_callback(retrieve)
+            await asyncio.wait([polling := self._polling])
+            self._polling = None
+            polling.result()

@@ -1,0 +1,259 @@
+"""The thread's side of a consumer: the inner consumer, the thread that owns it, and what it knows about its polls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from kafka.structs import TopicPartition
+
+from kafkasafe import consumer as threads
+from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Polls, Seen
+from kafkasafe.aio.threads import Worker, call_in_thread
+from kafkasafe.delivery.readings import Fate, Lane
+from kafkasafe.errors import UsageError
+from kafkasafe.kafkapython import membership
+from kafkasafe.options import ConsumerOptions
+
+__all__ = ["ThreadSide"]
+
+T = TypeVar("T")
+
+_NAME: Final = "kafkasafe-aio"
+
+
+class ThreadSide:
+    """Owns the inner consumer. Its methods are called on the loop; the functions that they queue run on the thread.
+
+    Args:
+        topics: Topics to subscribe to.
+        options: Options of the inner consumer.
+    """
+
+    def __init__(self, topics: tuple[str, ...], options: ConsumerOptions) -> None:
+        self._topics, self._options = topics, options
+        self._early: list[Callable[[Any], object]] = []
+        """Calls that were made before `open`. `open` executes them."""
+        self._opened: tuple[threads.SafeConsumer, Worker] | None = None
+        self._polls = Polls()
+        self._dropped = False
+
+    # -- open and close ------------------------------------------------------------------------------------------------
+
+    @property
+    def consumer(self) -> Any:
+        """The inner consumer, also after it was closed.
+
+        Raises:
+            UsageError: `open` was not called.
+        """
+        return self._both()[0]
+
+    def _both(self) -> tuple[Any, Worker]:
+        if self._opened is None:
+            raise UsageError(
+                "The consumer is not started: use `async with SafeConsumer(...) as consumer`, or"
+                " `await consumer.start()`"
+            )
+        return self._opened
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an inner consumer; also true after `close`."""
+        return self._opened is not None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the program has dropped the consumer without closing it."""
+        return self._dropped
+
+    async def open(self) -> None:
+        """Make the inner consumer. If the call is cancelled, nothing stays open."""
+        consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
+        # All commits ask this object for offsets. It goes by returned records, not by fetched ones.
+        membership.commit_from(consumer, lambda: self._committable(consumer))
+        consumer._reading.rereading.hand_out_later(self._unhanded)
+        self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
+
+    def _made(self) -> threads.SafeConsumer:
+        consumer = threads.SafeConsumer(*self._topics, **self._options)
+        try:
+            for job in self._early:
+                job(consumer)
+        except BaseException:
+            consumer.close()
+            raise
+        return consumer
+
+    async def close(self, timeout: float | None, seen: Seen) -> None:  # noqa: ASYNC109  # as the consumer's
+        """Close the inner consumer, and end the thread."""
+        consumer, worker = self._both()
+        try:
+            await worker.run(self.knowing(seen, lambda: consumer.close(timeout=timeout)))
+        finally:
+            worker.stop()
+
+    def undo_open(self) -> None:
+        """Close the inner consumer without waiting for it. `open` may be called again."""
+        consumer, worker = self._both()
+        self._opened = None
+        worker.put(consumer.close)
+        worker.stop()
+
+    def drop(self) -> None:
+        """Close the inner consumer without waiting for it. It commits nothing. The garbage collector may call this."""
+        consumer, worker = self._both()
+        self._dropped = True
+        worker.put(consumer.close)
+        worker.stop()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def at_start(self, job: Callable[[Any], object]) -> None:
+        """Let `open` call `job(consumer)`."""
+        self._early.append(job)
+
+    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Execute a job on the thread, after all earlier jobs. The returned future gets the result."""
+        return self._both()[1].submit(job)
+
+    def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
+        """Wrap a job, so that it knows which records had been returned to the program when the job was requested."""
+
+        def work() -> T:
+            self._polls.know(seen)
+            return job()
+
+        return work
+
+    def poll(
+        self,
+        request: PollRequest,
+        seen: Seen,
+        timeout_ms: float,
+        *,
+        fetch: bool,
+        keep: Callable[[PollRequest, PollResult], None],
+    ) -> asyncio.Future[None]:
+        """Poll on the thread.
+
+        Args:
+            request: What the loop asks for.
+            seen: The loop's knowledge about fetched records.
+            timeout_ms: How long to wait for records.
+            fetch: Whether to fetch records, or only to serve the group membership.
+            keep: Called on the loop with the result, before the returned future is resolved; also after an error.
+        """
+        consumer, worker = self._both()
+        results: list[PollResult] = []
+
+        def poll() -> None:
+            records: Mapping[TopicPartition, list[Any]] = {}
+            joined = False
+            try:
+                if fetch:
+                    records = membership.polled_without(
+                        consumer, request.left_out, request.paused, timeout_ms
+                    )
+                else:
+                    with consumer._reading.polls:
+                        membership.keep_membership(consumer, timeout_ms)
+                joined = membership.has_joined(consumer)
+            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek and go on
+                states = membership.states_of(consumer)
+                # The positions of these partitions are now the committed ones.
+                gone = self._polls.ended(states, records)
+                paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
+                number = self._polls.number
+                results.append(PollResult(number, records, frozenset(states), gone, paused, joined))
+
+        # `results` has an item even after an error.
+        return worker.submit(self.knowing(seen, poll), then=lambda: keep(request, results.pop()))
+
+    def moving(
+        self,
+        job: Callable[[Any], T],
+        partitions: Collection[TopicPartition],
+        dropped: Mapping[TopicPartition, int],
+        kept: int,
+    ) -> Callable[[], T]:
+        """Wrap `job(consumer)`, which moves the positions of these partitions.
+
+        The records that were returned to the program are forgotten only after the job, because kafka-python commits
+        within `assign` and `unsubscribe`.
+
+        Args:
+            job: The job.
+            partitions: The partitions that it moves.
+            dropped: The first offsets that the loop has dropped for it.
+            kept: Number of the latest poll whose records had arrived on the loop.
+        """
+        consumer = self.consumer
+
+        def work() -> T:
+            try:
+                return job(consumer)
+            except BaseException:
+                # The job failed, so the positions did not move: fetch the dropped records again.
+                membership.fetch_again(consumer, partitions, dropped, *self._polls.on_their_way(kept))
+                raise
+            finally:
+                self._polls.forget(partitions)
+
+        return work
+
+    def offering(
+        self, fate: Callable[[], Fate], lane: Lane, handed: HandedOut
+    ) -> Callable[[], tuple[Any, ...]]:
+        """Return the job that finds what an atomic batch of this lane needs to commit offsets.
+
+        See `kafkasafe.SafeConsumer._offer_positions`.
+        """
+        consumer = self.consumer
+
+        def offer() -> tuple[Any, ...]:
+            if handed.late or self._polls.lost_after(handed.kept, handed.partitions):
+                consumer._reading.rereading.handed_out_late()
+            found: tuple[Any, ...] = consumer._offer_positions(fate, lane)
+            return found
+
+        return offer
+
+    # -- knowledge -----------------------------------------------------------------------------------------------------
+
+    @property
+    def polls(self) -> int:
+        """Number of polls so far."""
+        return self._polls.number
+
+    def subscription(self) -> set[str]:
+        """Return the topics to which the inner consumer is subscribed, if it exists."""
+        return set() if self._opened is None else set(self.consumer.subscription() or ())
+
+    def lost(self) -> tuple[list[TopicPartition], frozenset[TopicPartition]]:
+        """Return the partitions that were revoked since the last poll, and all assigned partitions.
+
+        Called on the loop while the thread waits for a rebalance listener.
+        """
+        states = membership.states_of(self.consumer)
+        return self._polls.lost(states), frozenset(states)
+
+    def _committable(self, consumer: Any) -> dict[TopicPartition, Any]:
+        """Return the offsets to commit: those of the first records that were not returned to the program.
+
+        The result is empty if the program has dropped the consumer.
+
+        Called on the consumer's thread or the network thread.
+        """
+        if self._dropped:
+            return {}
+        found: dict[TopicPartition, Any] = consumer._reading.commits.committable(self._polls.unhanded)
+        return found
+
+    def _unhanded(self) -> Mapping[TopicPartition, int]:
+        """Return, by partition, the first offset that is fetched but not handed out.
+
+        Called on the consumer's thread.
+        """
+        return {} if self._dropped else self._polls.unhanded
