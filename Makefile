@@ -9,6 +9,8 @@ SITE := .venv-site
 # Two tests at a time, those that share a broker or a Spark one after another; the fast ones first (tests/tiers.py).
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 25
 JOBS ?= 2
+# Images set it for programs that start once. Tests start hundreds of processes, and each would compile kafkasafe again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-spark picture dashboard quick test test-all test-oldest smoke-spark site lint format bench bench-consume simulate chaos clean
 
