@@ -42,7 +42,7 @@ quick: $(STAMP)  ## below a minute: the pure core, golden transcripts, whole dec
 test: $(STAMP)  ## the fast tests: all rules, crashes and mutants, and each promise once on real brokers
 	$(PYTEST) -m 'not full' $(ARGS)
 
-test-all: $(STAMP)  ## all tests: old brokers, 250 lives, every error code, Spark chaos, the dashboard, the examples
+test-all: $(STAMP)  ## all tests: old brokers, 150 lives, every error code, Spark chaos, the dashboard, the examples
 	$(PYTEST) $(ARGS)
 
 test-oldest: $(STAMP)  ## the fast tests of clients and connections on the oldest kafka-python that kafkasafe accepts
