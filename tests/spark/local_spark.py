@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import quick_spark
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -36,7 +38,7 @@ def spark_session(**settings: str) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": quick_spark.java_options(),
         **{name.replace("_", "."): value for name, value in settings.items()},
     }.items():
         builder = builder.config(key, value)
