@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import quick_spark
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -21,6 +19,8 @@ _session: SparkSession | None = None
 @contextlib.contextmanager
 def spark_session(**settings: str) -> Iterator[SparkSession]:
     """With the source registered, and gone afterwards. The shared one is stopped first."""
+    # Executors import this module with their tests, and do not find quick_spark.py.
+    import quick_spark
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
