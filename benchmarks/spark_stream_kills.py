@@ -45,6 +45,8 @@ PAYMENT_WITHIN_S = 5
 USERS = 300
 TWICE = 0.2  # of the orders
 PAID = 0.9
+JAVA_OPTIONS = os.environ.get("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+"""Of drivers, executors and daemons."""
 PADDING = "x" * 400
 """So that a micro-batch is many requests: `kafka.batch.size` is small as well."""
 
@@ -121,8 +123,8 @@ def drive(settings: dict[str, Any]) -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "640m",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.minBatchesToRetain": "10000",
@@ -235,7 +237,7 @@ def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[st
         "SPARK_DAEMON_MEMORY": "128m",
         "SPARK_NO_DAEMONIZE": "1",
         # An application whose executors are killed again and again is not given up.
-        "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile={verbose} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        "SPARK_DAEMON_JAVA_OPTS": f"-Dlog4j2.configurationFile={verbose} {JAVA_OPTIONS}"
         " -Dspark.deploy.maxExecutorRetries=-1",
     }
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]

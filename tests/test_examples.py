@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import quick_spark
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -24,11 +25,7 @@ SAYS = {
 }
 
 
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Spark that lives for a minute: it is not worth compiling twice."""
-
-
-def run(tmp_path, name, *arguments, timeout_s=240):
+def run(tmp_path, name, *arguments, timeout_s=240, **environment):
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
         capture_output=True,
@@ -36,7 +33,7 @@ def run(tmp_path, name, *arguments, timeout_s=240):
         timeout=timeout_s,
         check=False,
         cwd=tmp_path,
-        env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool"), "SPARK_SUBMIT_OPTS": QUICK_JAVA},
+        env=os.environ | {"KAFKASAFE_SPOOL_DIR": str(tmp_path / "spool")} | environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -57,7 +54,8 @@ def test_an_example_runs_by_itself(tmp_path, name):
 @pytest.mark.parametrize("name", [name for name in SAYS if name.startswith("spark")])
 def test_an_example_with_spark_runs_by_itself(tmp_path, name):
     # Two drivers, one after the other: on a busy machine a JVM takes a minute to start.
-    assert SAYS[name] in run(tmp_path, name, timeout_s=570)
+    java = quick_spark.java_options()
+    assert SAYS[name] in run(tmp_path, name, timeout_s=570, SPARK_SUBMIT_OPTS=java)
 
 
 def test_drop_in_runs_on_a_given_cluster(tmp_path, kafka):

@@ -1,6 +1,6 @@
 """Draws docs/dashboard.png: the board Overview of one outage, from a real Kafka and a real Prometheus, in Chromium.
 
-    python examples/dashboard/picture.py [--output docs/dashboard.png] [--outage 240] [--quiet 60]
+    python examples/dashboard/picture.py [--output docs/dashboard.png] [--outage 240] [--quiet 60] [--scrape 5]
 
 Two producers send, a consumer reads, and Prometheus scrapes them. All brokers are killed. The spools grow, and one of
 the programs restarts. The brokers come back, the spools drain to 0, and every record is in its topic. Then
@@ -291,6 +291,9 @@ def main() -> int:
     parser.add_argument(
         "--quiet", type=float, metavar="SECONDS", default=60.0, help="before it, and after it"
     )
+    parser.add_argument(
+        "--scrape", type=int, metavar="SECONDS", default=5, help="from one scrape to the next"
+    )
     options = parser.parse_args()
     # The outage is meant.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
@@ -301,7 +304,10 @@ def main() -> int:
         find("chromium", "chromium")
         with tempfile.TemporaryDirectory(prefix="kafkasafe-board-") as directory:
             fetch_echarts(Path(directory))
-        with Outage() as outage, Prometheus(outage.target, every_s=5, patient=True) as prometheus:
+        with (
+            Outage() as outage,
+            Prometheus(outage.target, every_s=options.scrape, patient=True) as prometheus,
+        ):
             begin, end = record(outage, prometheus, options.quiet, options.outage)
             draw(prometheus, begin, end, options.output)
 

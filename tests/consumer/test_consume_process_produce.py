@@ -40,7 +40,8 @@ def test_what_a_group_copies_is_there_once_in_order_whatever_is_disturbed(tmp_pa
 def test_a_program_that_commits_by_itself_fails_the_same_count(tmp_path):
     # In some runs all records are copied before anything disturbs a member, or after the last disturbance.
     for seed in range(SEED, SEED + 8):
-        done, found = run(tmp_path / f"said-{seed}", "--naive", seed=seed)
+        # It loses or doubles records when members end; that does not take three brokers.
+        done, found = run(tmp_path / f"said-{seed}", "--naive", "--brokers", "1", seed=seed)
         if found["counts"]["lost"] + found["counts"]["twice"]:
             break
     assert found["counts"]["lost"] + found["counts"]["twice"] > 0, (

@@ -104,7 +104,9 @@ def test_the_chart_library_is_pinned_and_its_content_too():
 @pytest.mark.timeout(900)
 def test_the_picture_of_an_outage_can_be_taken_again(tmp_path):
     file = tmp_path / "board.png"
-    output = run_example("picture.py", "--outage=15", "--quiet=5", f"--output={file}", temporary=tmp_path)
+    output = run_example(
+        "picture.py", "--outage=9", "--quiet=3", "--scrape=1", f"--output={file}", temporary=tmp_path
+    )
     said = re.search(
         r"(\d+) records are in the spools; .*the spools are drained\n(\d+) records were accepted, as many are in the",
         output,

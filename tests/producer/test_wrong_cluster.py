@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import harness
@@ -20,100 +21,127 @@ def values(cluster, topic):
     return [record.value for record in harness.read_log(cluster.bootstrap_servers, topic)[0]]
 
 
-def test_records_of_an_outage_wait_for_their_own_cluster(tmp_path):
+def new_topic(*clusters):
+    """A topic of this name in each of them."""
+    name = f"t-{random.SystemRandom().getrandbits(32):x}"
+    for cluster in clusters:
+        cluster.create_topic(name, partitions=1)
+    return name
+
+
+@pytest.fixture(scope="module")
+def both():
     with KafkaCluster(brokers=1) as ours, KafkaCluster(brokers=1) as other:
-        for cluster in (ours, other):
-            cluster.create_topic("t", partitions=1)
-        with SafeProducer(bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path) as producer:
-            producer.send("t", b"1").get(60)
-            ours.kill(1)
-            producer.send("t", b"2").durable(60)
-            producer.close(timeout=0)
-
-        stranger = SafeProducer(bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path)
-        accepted = stranger.send("t", b"3")
-        with pytest.raises(WrongClusterError, match="Nothing was sent"):
-            accepted.get(60)
-        with pytest.raises(WrongClusterError):
-            stranger.send("t", b"4")
-        with pytest.raises(WrongClusterError):
-            stranger.close()
-        assert values(other, "t") == []
-
-        ours.restart(1)
-        events = []
-        with SafeProducer(
-            bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
-        ) as producer:
-            producer.flush(60)
-        # Also what the stranger had accepted before it learned where it was.
-        assert values(ours, "t") == [b"1", b"2", b"3"]
-        assert values(other, "t") == []
-
-        # Nothing waits any more: now the directory may change, and what it knew of offsets is forgotten.
-        events.clear()
-        with SafeProducer(
-            bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
-        ) as producer:
-            assert producer.send("t", b"5").get(60).offset == 0
-        assert not [event for event in events if type(event).__name__ == "DataLost"]
-        assert values(other, "t") == [b"5"]
+        yield ours, other
 
 
-@pytest.mark.parametrize("spool", ["always", "on_error"])
-def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(tmp_path, spool):
+@pytest.fixture
+def two_clusters(both):
+    """Both are up when a test begins."""
+    yield both
+    for cluster in both:
+        cluster.recover()
+
+
+def test_records_of_an_outage_wait_for_their_own_cluster(two_clusters, tmp_path):
+    ours, other = two_clusters
+    topic = new_topic(ours, other)
+    with SafeProducer(bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path) as producer:
+        producer.send(topic, b"1").get(60)
+        ours.kill(1)
+        producer.send(topic, b"2").durable(60)
+        producer.close(timeout=0)
+
+    stranger = SafeProducer(bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path)
+    accepted = stranger.send(topic, b"3")
+    with pytest.raises(WrongClusterError, match="Nothing was sent"):
+        accepted.get(60)
+    with pytest.raises(WrongClusterError):
+        stranger.send(topic, b"4")
+    with pytest.raises(WrongClusterError):
+        stranger.close()
+    assert values(other, topic) == []
+
+    ours.restart(1)
+    events = []
+    with SafeProducer(
+        bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
+    ) as producer:
+        producer.flush(60)
+    # Also what the stranger had accepted before it learned where it was.
+    assert values(ours, topic) == [b"1", b"2", b"3"]
+    assert values(other, topic) == []
+
+    # Nothing waits any more: now the directory may change, and what it knew of offsets is forgotten.
+    events.clear()
+    with SafeProducer(
+        bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path, on_event=events.append
+    ) as producer:
+        assert producer.send(topic, b"5").get(60).offset == 0
+    assert not [event for event in events if type(event).__name__ == "DataLost"]
+    assert values(other, topic) == [b"5"]
+
+
+@pytest.fixture(scope="module")
+def one_address():
+    """Two clusters with the same address, which leads to one of them at a time."""
     with (
         TcpProxy() as proxy,
         KafkaCluster(brokers=1, proxy_ports={1: proxy.port}) as ours,
         KafkaCluster(brokers=1, proxy_ports={1: proxy.port}) as other,
     ):
-        ports = [cluster.client_address(1)[1] for cluster in (ours, other)]
+        yield proxy, ours, other
 
-        def lead_to(port):
-            proxy.refuse()
-            proxy.target_port = port
 
-        proxy.target_port = ports[0]
-        ours.create_topic("t", partitions=1)
+@pytest.mark.parametrize("spool", ["always", "on_error"])
+def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(one_address, tmp_path, spool):
+    proxy, ours, other = one_address
+    topic = f"t-{spool}"
+    ports = [cluster.client_address(1)[1] for cluster in (ours, other)]
+
+    def lead_to(port):
+        proxy.refuse()
+        proxy.target_port = port
+
+    proxy.target_port = ports[0]
+    ours.create_topic(topic, partitions=1)
+    lead_to(ports[1])
+    proxy.restore()
+    other.create_topic(topic, partitions=1)
+    lead_to(ports[0])
+    proxy.restore()
+
+    with SafeProducer(bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path, spool=spool) as producer:
+        producer.send(topic, b"0").get(60)
         lead_to(ports[1])
+        waiting = [producer.send(topic, b"%d" % number) for number in range(1, 4)]
+        producer.durable(60)
         proxy.restore()
-        other.create_topic("t", partitions=1)
+        with pytest.raises(WrongClusterError, match="Nothing was sent"):
+            waiting[0].get(60)
+        with pytest.raises(WrongClusterError, match="when theirs answers again"):
+            producer.flush(60)
+        with pytest.raises(WrongClusterError):
+            producer.send(topic, b"refused")
+        assert not any(future.is_done for future in waiting)
+        assert harness.end_offset(other, topic) == 0
+
+        # Theirs is back: it goes on as if nothing had been.
         lead_to(ports[0])
         proxy.restore()
+        harness.until(lambda: all(future.is_done for future in waiting), 120)
+        assert [future.get(0).offset for future in waiting] == [1, 2, 3]
+        assert producer.send(topic, b"4").get(60).offset == 4
+        assert values(ours, topic) == [b"0", b"1", b"2", b"3", b"4"]
 
-        with SafeProducer(
-            bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path, spool=spool
-        ) as producer:
-            producer.send("t", b"0").get(60)
-            lead_to(ports[1])
-            waiting = [producer.send("t", b"%d" % number) for number in range(1, 4)]
-            producer.durable(60)
-            proxy.restore()
-            with pytest.raises(WrongClusterError, match="Nothing was sent"):
-                waiting[0].get(60)
-            with pytest.raises(WrongClusterError, match="when theirs answers again"):
-                producer.flush(60)
-            with pytest.raises(WrongClusterError):
-                producer.send("t", b"refused")
-            assert not any(future.is_done for future in waiting)
-            assert harness.end_offset(other, "t") == 0
+        # Nothing waits: the producer moves, and what it knew of offsets and ids is forgotten.
+        lead_to(ports[1])
+        proxy.restore()
 
-            # Theirs is back: it goes on as if nothing had been.
-            lead_to(ports[0])
-            proxy.restore()
-            harness.until(lambda: all(future.is_done for future in waiting), 120)
-            assert [future.get(0).offset for future in waiting] == [1, 2, 3]
-            assert producer.send("t", b"4").get(60).offset == 4
-            assert values(ours, "t") == [b"0", b"1", b"2", b"3", b"4"]
-
-            # Nothing waits: the producer moves, and what it knew of offsets and ids is forgotten.
-            lead_to(ports[1])
-            proxy.restore()
-
-            bound = (tmp_path / "CLUSTER").read_text()
-            harness.until(lambda: (tmp_path / "CLUSTER").read_text() != bound, 120)
-            assert producer.send("t", b"5").get(60).offset == 0
-            assert values(other, "t") == [b"5"]
+        bound = (tmp_path / "CLUSTER").read_text()
+        harness.until(lambda: (tmp_path / "CLUSTER").read_text() != bound, 120)
+        assert producer.send(topic, b"5").get(60).offset == 0
+        assert values(other, topic) == [b"5"]
 
 
 def test_one_address_that_leads_astray_and_brokers_that_do_not_say(tmp_path):
@@ -158,12 +186,12 @@ def remembering(cluster, directory, events, *, check_ms):
     )
 
 
-def deliver(cluster, directory, sent, events):
+def deliver(cluster, topic, directory, sent, events):
     """One start of a program: the values are delivered, and every check of what was acknowledged is made twice."""
-    with remembering(cluster, directory, events, check_ms=1000) as producer:
+    with remembering(cluster, directory, events, check_ms=500) as producer:
         for value in sent:
-            producer.send("t", value).get(60)
-        time.sleep(2.5)
+            producer.send(topic, value).get(60)
+        time.sleep(1.25)
         producer.flush(60)
 
 
@@ -173,20 +201,19 @@ def losses(events):
     ]
 
 
-def test_what_one_cluster_acknowledged_is_never_missed_in_another(tmp_path):
+def test_what_one_cluster_acknowledged_is_never_missed_in_another(two_clusters, tmp_path):
     """A start after the move remembered it, asked the other cluster about the first one's leaders, and sent it there."""
+    ours, other = two_clusters
     events = []
-    with KafkaCluster(brokers=1) as ours, KafkaCluster(brokers=1) as other:
-        for cluster in (ours, other):
-            cluster.create_topic("t", partitions=1)
-        deliver(ours, tmp_path, [b"1", b"2", b"3"], events)
-        ours.restart(1)
-        deliver(ours, tmp_path, [b"4"], events)
-        ours.kill(1)
-        for value in (b"other 1", b"other 2", b"other 3"):
-            deliver(other, tmp_path, [value], events)
-        assert values(other, "t") == [b"other 1", b"other 2", b"other 3"]
-        assert losses(events) == []
+    topic = new_topic(ours, other)
+    deliver(ours, topic, tmp_path, [b"1", b"2", b"3"], events)
+    ours.restart(1)
+    deliver(ours, topic, tmp_path, [b"4"], events)
+    ours.kill(1)
+    for value in (b"other 1", b"other 2", b"other 3"):
+        deliver(other, topic, tmp_path, [value], events)
+    assert values(other, topic) == [b"other 1", b"other 2", b"other 3"]
+    assert losses(events) == []
 
 
 def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monkeypatch):
@@ -194,7 +221,7 @@ def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monke
     events = []
     with KafkaCluster(brokers=1, config={"auto.create.topics.enable": "false"}) as cluster:
         cluster.create_topic("t", partitions=1)
-        deliver(cluster, tmp_path, [b"1", b"2", b"3"], events)
+        deliver(cluster, "t", tmp_path, [b"1", b"2", b"3"], events)
         cluster.restart(1)
         with remembering(cluster, tmp_path, events, check_ms=500) as producer:
             producer.send("t", b"4").get(60)
@@ -204,6 +231,6 @@ def test_what_a_deleted_topic_had_is_never_missed_in_a_later_one(tmp_path, monke
             cluster.create_topic("t", partitions=1)
             producer.send("t", b"later 1").get(60)
         for value in (b"later 2", b"later 3"):
-            deliver(cluster, tmp_path, [value], events)
+            deliver(cluster, "t", tmp_path, [value], events)
         assert values(cluster, "t") == [b"later 1", b"later 2", b"later 3"]
         assert losses(events) == []

@@ -58,6 +58,8 @@ class KillingSource(KafkaSafeSource):
 
 def main(options: dict, source: str | dict, checkpoint: str) -> None:
     """Reads a directory of text files to its end, or, with options, from Kafka until it is killed."""
+    # local_spark.py uses quick_spark.py there.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from local_spark import spark_session
 
     os.environ["KILLING_DRIVER"] = str(os.getpid())

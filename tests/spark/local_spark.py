@@ -19,6 +19,8 @@ _session: SparkSession | None = None
 @contextlib.contextmanager
 def spark_session(**settings: str) -> Iterator[SparkSession]:
     """With the source registered, and gone afterwards. The shared one is stopped first."""
+    # Executors import this module with their tests, and do not find quick_spark.py.
+    import quick_spark
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -36,7 +38,7 @@ def spark_session(**settings: str) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": quick_spark.java_options(),
         **{name.replace("_", "."): value for name, value in settings.items()},
     }.items():
         builder = builder.config(key, value)

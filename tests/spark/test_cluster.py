@@ -48,6 +48,8 @@ def process(name: str, *arguments: str, say: str, log: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A standalone cluster with an executor on each of two hosts: Spark speculates only on another host."""
+    import quick_spark  # executors import this module, and would not find it
+
     folder = tmp_path_factory.mktemp("cluster")
     verbose = folder / "log4j2.properties"
     verbose.write_text(
@@ -57,7 +59,7 @@ def cluster(tmp_path_factory):
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(
             "SPARK_DAEMON_JAVA_OPTS",
-            f"-Dlog4j2.configurationFile={verbose} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            f"-Dlog4j2.configurationFile={verbose} {quick_spark.java_options()}",
         )
         started = stack.enter_context(
             process(
@@ -82,7 +84,7 @@ def cluster(tmp_path_factory):
                 spark_master=master,
                 spark_executor_memory="640m",
                 spark_executor_cores="1",
-                spark_executor_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                spark_executor_extraJavaOptions=quick_spark.java_options(),
                 spark_task_maxFailures="4",
                 spark_locality_wait="0",
                 spark_speculation="true",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+import quick_spark
 from sinks import new_name, numbers, options, values
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.full]
@@ -44,7 +45,11 @@ def test_batches_micro_batches_and_reads_of_spark_connect(kafka, packages, tmp_p
     servers = options(kafka)["kafka.bootstrap.servers"]
     done = subprocess.run(
         [sys.executable, str(HERE / "connecting.py"), servers, topic, app, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(HERE)])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(packages), str(HERE)]),
+            "SPARK_SUBMIT_OPTS": quick_spark.java_options(),
+        },
         capture_output=True,
         text=True,
         timeout=400,

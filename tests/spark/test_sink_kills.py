@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import quick_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -23,6 +25,7 @@ def test_each_row_is_there_once_after_kill_9_of_everything(tmp_path):
         text=True,
         timeout=580,
         check=False,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": quick_spark.java_options()},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(said.read_text())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import quick_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(1200)]
 
@@ -23,6 +25,7 @@ def test_join_window_and_drop_duplicates_lose_no_row_and_double_none(tmp_path):
         text=True,
         timeout=1150,
         check=False,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": quick_spark.java_options()},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(said.read_text())
