@@ -381,7 +381,7 @@ class Session:
         places = {(self._options.marker_topic, self._marker_partition)} if remember else set()
         topic = self._options.topic
         if topic is not None:
-            self._partitions = self._partition_count(topic)
+            self._partitions = self.partition_count(topic)
             places |= {(topic, number) for number in range(self._partitions)}
         self.add(grant, places)
 
@@ -412,7 +412,13 @@ class Session:
             claims=False,
         )
 
-    def _partition_count(self, topic: str) -> int:
+    def partition_count(self, topic: str) -> int:
+        """Asks the brokers how many partitions a topic has.
+
+        Raises:
+            ConfigError: The topic does not exist.
+            KafkaError: No broker answers.
+        """
         self._start()
         try:
             return len(self._coordinator.topics([topic])[topic].partitions)
