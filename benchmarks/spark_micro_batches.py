@@ -26,7 +26,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -57,15 +56,12 @@ class Processes:
         self._seen: dict[tuple[int, float], float] = {}
 
     def cpu_s(self) -> float:
-        """CPU seconds since the start. Of a process that has ended, those that its parent has counted."""
-        total = 0.0
+        """CPU seconds since the start. Of a process that has ended, those at the last call before its end."""
         for process in [psutil.Process(), self._jvm, *self._jvm.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
-                if process.pid != os.getpid():
-                    total += times.children_user + times.children_system
-        return total
+                self._seen[process.pid, process.create_time()] = times.user + times.system
+        return sum(self._seen.values())
 
     def pids(self) -> set[int]:
         """The Python processes below the JVM."""
@@ -165,6 +161,9 @@ def batches(kafka: Kafka, options: argparse.Namespace) -> None:
                 query = writer.start()
                 counted_from(query, options.skip)
                 skipped, before = len(query.recentProgress), processes.cpu_s()
+                while query.isActive:
+                    processes.cpu_s()
+                    time.sleep(0.1)
                 told = progress_of(query)
                 counted = told[skipped:]
                 cpu_ms = (processes.cpu_s() - before) / len(counted) * 1000
