@@ -605,6 +605,33 @@ def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(
     assert values(kafka, topic) == numbers(range(400), range(400))
 
 
+def test_the_state_of_a_query_is_right_after_a_batch_that_the_driver_did_not_collect(
+    spark, kafka, topic, tmp_path, planned, collected
+):
+    source = tmp_path / "in"
+    # Some rows of each file are in the file before it. The first job of the third batch commits the state, too.
+    for begin, end in ((0, 10), (5, 20), (10, 4000), (0, 4010)):
+        rows(spark, begin, end).coalesce(1).write.mode("append").text(str(source))
+    sink = foreach_batch_sink(topic, **options(kafka))
+    query = (
+        spark.readStream.schema("value string")
+        .option("maxFilesPerTrigger", 1)
+        .text(str(source))
+        .dropDuplicates(["value"])
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(300)
+    finally:
+        query.stop()
+        sink.close()
+    assert (planned.call_count, collected.call_count) == (2, 2)
+    assert values(kafka, topic) == numbers(range(4010))
+
+
 def test_the_listener_counts_what_spark_cannot_see(spark, kafka, topic, tmp_path):
     registry = CollectorRegistry()
     listener = MetricsListener(registry)
