@@ -64,8 +64,13 @@ class Processes:
         return sum(self._seen.values())
 
     def pids(self) -> set[int]:
-        """The Python processes below the JVM."""
-        return {process.pid for process in self._jvm.children(recursive=True)}
+        """The Python processes below the JVM. It has others: Hadoop calls `chmod` for files of a local checkpoint."""
+        found = set()
+        for process in self._jvm.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("python"):
+                    found.add(process.pid)
+        return found
 
     @property
     def jvm(self) -> int:
