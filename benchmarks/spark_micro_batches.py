@@ -4,17 +4,20 @@
     python benchmarks/spark_micro_batches.py --jars fetch --count   # what each micro-batch does; no times
     python benchmarks/spark_micro_batches.py --what plan --jars fetch
 
-`batches`: a query from Kafka to Kafka reads a topic that is filled before, in micro-batches of `--rows` rows. The sink
-(`foreachBatch`), the writer (`writeStream.format("kafkasafe")`) and the JVM's source and sink take turns. A turn is one
-query; its first micro-batches do not count, nor does the first round. The latency is Spark's own `triggerExecution`:
-the plan, the reading, the writing, the commit, and Spark's two logs. The CPU time is that of Spark's driver with all
-its Python processes, per micro-batch, without the broker's.
+`batches`: a query from Kafka to Kafka reads a topic that is filled before, in micro-batches of `--rows` rows. Several
+clients take turns: the sink (`foreachBatch`), the sink after the JVM's source, the writer
+(`writeStream.format("kafkasafe")`), and the JVM's source and sink. A turn is one query; its first micro-batches do not
+count, nor does the first round. The latency is Spark's own `triggerExecution`: the plan, the reading, the writing, the
+commit, and Spark's two logs. The CPU time is that of Spark's driver with all its Python processes, per micro-batch that
+counts, without the broker's.
 
-`plan`: `latestOffset` of queries on a topic of `--partitions-of-plan` partitions, as Spark measures it. A micro-batch
-reads `--rows-of-plan` records. `moved`: every partition has new records, each time. `idle`: one partition has.
+`plan`: `latestOffset` of queries on a topic of `--partitions-of-plan` partitions, as Spark measures it. `moved`: every
+partition has new records, each time. `idle`: one partition has. A micro-batch of ours reads `--rows-of-plan` records.
+The JVM's source reads at least one record of each partition that has any.
 
 `--count`: one query of each kind, through a proxy that counts requests (so its times are no figures): the requests of
-each micro-batch by kind, its Spark jobs, its Python processes that were started, and its fsyncs (by strace).
+each micro-batch by kind, its Spark jobs, and its Python processes that were started. With `--fsyncs` its fsyncs too, by
+strace, which stops each system call of the JVM: a query then takes minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -39,6 +41,8 @@ from spark_harness import OURS, THEIRS, produce, spark_and_broker
 from spark_pipeline import fill
 
 WRITER = "kafkasafe writer"
+SINK = "kafkasafe sink, JVM source"
+CLIENTS = {"sink": OURS, "sink-alone": SINK, "writer": WRITER, "jvm": THEIRS}
 KINDS = ("plain", "keyed")
 PARTS = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 PUT_IN = "CAST(concat('{\"seen\":true,', substring(CAST(value AS STRING), 2)) AS BINARY) AS value"
@@ -52,19 +56,21 @@ class Processes:
         self._seen: dict[tuple[int, float], float] = {}
 
     def cpu_s(self) -> float:
-        """CPU seconds since the start. Of a process that has ended, those that its parent has counted."""
-        total = 0.0
+        """CPU seconds since the start. Of a process that has ended, those at the last call before its end."""
         for process in [psutil.Process(), self._jvm, *self._jvm.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                total += times.user + times.system
-                if process.pid != os.getpid():
-                    total += times.children_user + times.children_system
-        return total
+                self._seen[process.pid, process.create_time()] = times.user + times.system
+        return sum(self._seen.values())
 
     def pids(self) -> set[int]:
-        """The Python processes below the JVM."""
-        return {process.pid for process in self._jvm.children(recursive=True)}
+        """The Python processes below the JVM. It has others: Hadoop calls `chmod` for files of a local checkpoint."""
+        found = set()
+        for process in self._jvm.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("python"):
+                    found.add(process.pid)
+        return found
 
     @property
     def jvm(self) -> int:
@@ -92,15 +98,15 @@ class Kafka:
         columns = ["key", "value"] if kind == "keyed" else ["value"]
         topic, checkpoint = f"t-{uuid.uuid4().hex}", self.scratch / uuid.uuid4().hex
         self.cluster.create_topic(topic, partitions=self.options.partitions)
-        reader = self.spark.readStream.format("kafka" if name == THEIRS else "kafkasafe")
+        reader = self.spark.readStream.format("kafka" if name in {THEIRS, SINK} else "kafkasafe")
         reader = reader.option("kafka.bootstrap.servers", self.servers).option("subscribe", kind)
         reader = reader.option("startingOffsets", "earliest").option(
             "maxOffsetsPerTrigger", self.options.rows
         )
-        if name != THEIRS:
+        if name not in {THEIRS, SINK}:
             reader = reader.schema(", ".join(f"{column} BINARY" for column in columns))
         rows = reader.load().selectExpr(*columns[:-1], PUT_IN)
-        if name == OURS:
+        if name in {OURS, SINK}:
             sink = foreach_batch_sink(topic, **{"kafka.bootstrap.servers": self.servers})
             writer = rows.writeStream.foreachBatch(sink)
         else:
@@ -123,6 +129,18 @@ class Kafka:
         self.cluster.delete_topic(topic)
 
 
+def names_of(options: argparse.Namespace) -> list[str]:
+    """The clients that take turns. Without the connector's jars, those that need it are left out."""
+    names = [CLIENTS[name] for name in options.clients.split(",")]
+    return [name for name in names if options.jars or name not in {THEIRS, SINK}]
+
+
+def counted_from(query: Any, number: int) -> None:
+    """Returns when a query has run that many micro-batches, or has ended."""
+    while query.isActive and len(query.recentProgress) < number:
+        time.sleep(0.01)
+
+
 def progress_of(query: Any) -> list[dict[str, Any]]:
     query.awaitTermination()
     if query.exception() is not None:
@@ -139,18 +157,22 @@ def load() -> str:
 
 def batches(kafka: Kafka, options: argparse.Namespace) -> None:
     processes = Processes(kafka.spark)
-    names = [OURS, WRITER, THEIRS] if options.jars else [OURS, WRITER]
+    names = names_of(options)
     for kind in options.kinds.split(","):
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for number in range(options.rounds):
             for name in names:
                 writer, topic = kafka.query(kind, name)
-                before = processes.cpu_s()
                 query = writer.start()
+                counted_from(query, options.skip)
+                skipped, before = len(query.recentProgress), processes.cpu_s()
+                while query.isActive:
+                    processes.cpu_s()
+                    time.sleep(0.1)
                 told = progress_of(query)
-                cpu_ms = (processes.cpu_s() - before) / len(told) * 1000
+                counted = told[skipped:]
+                cpu_ms = (processes.cpu_s() - before) / len(counted) * 1000
                 kafka.check(name, topic)
-                counted = told[options.skip :]
                 times = {
                     part: statistics.median(one["durationMs"].get(part, 0) for one in counted)
                     for part in ("triggerExecution", *PARTS)
@@ -167,7 +189,9 @@ def batches(kafka: Kafka, options: argparse.Namespace) -> None:
             ms = statistics.median(one[0] for one in found[name])
             cpu = statistics.median(one[1] for one in found[name])
             print(f"{kind:5s} {name:24s} median {ms:.0f} ms, CPU {cpu:.0f} ms", flush=True)
-        for name in names[:-1] if options.jars else []:
+        for name in names if THEIRS in names else []:
+            if name == THEIRS:
+                continue
             pairs = list(zip(found[name], found[THEIRS], strict=True))
             ratios = [statistics.median(ours[at] / theirs[at] for ours, theirs in pairs) for at in (0, 1)]
             print(
@@ -180,12 +204,12 @@ def batches(kafka: Kafka, options: argparse.Namespace) -> None:
 
 
 def plan(kafka: Kafka, options: argparse.Namespace) -> None:
-    partitions, rows, count = options.partitions_of_plan, options.rows_of_plan, options.batches
+    partitions, rows, count = options.partitions_of_plan, options.rows_of_plan, options.batches_of_plan
     for case in ("moved", "idle"):
         topic = f"plan-{case}"
         kafka.cluster.create_topic(topic, partitions=partitions)
-        # `moved`: each partition has records left until the end.
-        total = partitions * 2 + rows * (count + 1) if case == "moved" else rows * count
+        # `moved`: each partition has records left until the end, although the JVM's source reads one of each each time.
+        total = partitions * (count + 2) if case == "moved" else rows * (count + 2)
         produce(
             kafka.servers,
             topic,
@@ -204,11 +228,10 @@ def plan(kafka: Kafka, options: argparse.Namespace) -> None:
                 writer = writer.option("checkpointLocation", str(kafka.scratch / uuid.uuid4().hex))
                 # Not availableNow: that asks the brokers for the ends only once.
                 query = writer.trigger(processingTime="0 seconds").start()
-                while query.isActive and len(query.recentProgress) < count - 2:
-                    time.sleep(0.05)
+                counted_from(query, count)
                 query.stop()
                 told = [json.loads(one.json) for one in query.recentProgress]
-                told = [one for one in told if one["numInputRows"]][options.skip :]
+                told = [one for one in told if one["numInputRows"]][options.skip_of_plan :]
                 ms = statistics.median(one["durationMs"]["latestOffset"] for one in told)
                 size = max(len(json.dumps(one["sources"][0]["endOffset"])) for one in told)
                 print(
@@ -255,7 +278,7 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
 def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
     """Prints what each kind of query does per micro-batch: the difference of a long query and a short one."""
     processes = Processes(kafka.spark)
-    names = [OURS, WRITER, THEIRS] if options.jars else [OURS, WRITER]
+    names = names_of(options)
     tracker = kafka.spark.sparkContext.statusTracker()
     for kind in options.kinds.split(","):
         for name in names:
@@ -267,7 +290,7 @@ def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
             seen = processes.pids()
             file = kafka.scratch / f"{uuid.uuid4().hex}.strace"
             started: set[int] = set()
-            with fsyncs(processes.jvm, file):
+            with fsyncs(processes.jvm, file) if options.fsyncs else contextlib.nullcontext():
                 query = writer.start()
                 run = str(query.runId)
                 while query.isActive:
@@ -275,15 +298,16 @@ def count(kafka: Kafka, proxy: Any, options: argparse.Namespace) -> None:
                     time.sleep(0.002)
             number = len(progress_of(query))
             asked = collections.Counter(call.api for call in proxy.requests())
-            synced = (
-                len(re.findall("f(?:data)?sync", file.read_text(encoding="ascii"))) if file.exists() else -1
-            )
+            synced = ""
+            if options.fsyncs:
+                calls = len(re.findall("f(?:data)?sync", file.read_text(encoding="ascii")))
+                synced = f"; {calls / number:.2f} fsyncs"
             jobs = len(tracker.getJobIdsForGroup(run))
             requests = ", ".join(f"{api} {calls / number:.2f}" for api, calls in asked.most_common())
             print(
                 f"{kind:5s} {name:24s} of {number} micro-batches, each: {sum(asked.values()) / number:.1f} requests"
-                f" ({requests}); {jobs / number:.2f} Spark jobs; {len(started) / number:.2f} Python processes started;"
-                f" {synced / number:.2f} fsyncs",
+                f" ({requests}); {jobs / number:.2f} Spark jobs; {len(started) / number:.2f} Python processes started"
+                f"{synced}",
                 flush=True,
             )
             kafka.check(name, topic)
@@ -295,6 +319,8 @@ def main() -> None:
     )
     parser.add_argument("--what", default="batches,plan")
     parser.add_argument("--count", action="store_true", help="count what a micro-batch does, measure nothing")
+    parser.add_argument("--fsyncs", action="store_true", help="with --count: count fsyncs too, by strace")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="which take turns, separated by commas")
     parser.add_argument("--rows", type=int, default=1000, help="of a micro-batch")
     parser.add_argument("--batches", type=int, default=25, help="micro-batches of a query")
     parser.add_argument("--skip", type=int, default=5, help="first micro-batches that do not count")
@@ -302,6 +328,8 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=3)
     parser.add_argument("--partitions-of-plan", type=int, default=1000)
     parser.add_argument("--rows-of-plan", type=int, default=20)
+    parser.add_argument("--batches-of-plan", type=int, default=10)
+    parser.add_argument("--skip-of-plan", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--jars", help="directory with the jars of Spark's connector, or fetch")
     options = parser.parse_args()

@@ -108,6 +108,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "units/": ALL,
     "engine/test_golden.py": ALL,
     "fake/test_groups.py": ALL,
+    "spark/test_collected.py": ALL,
     "spark/test_txn.py": ALL,
     "spool/test_examine.py": ALL,
     "spool/test_extent.py": ALL,

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 from kafka.errors import KafkaError, KafkaTimeoutError, for_code
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import Failure, OffsetListed, ProduceReply, ProduceRequest, RecordsFetched
+from kafkasafe.cluster.api import OffsetListed, ProduceReply, ProduceRequest, RecordsFetched, Reply
 from kafkasafe.cluster.client import Transport
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutError
 from kafkasafe.kafkapython.connect import over_sockets
@@ -28,7 +28,7 @@ from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
 from kafkasafe.spark.options import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Coordinator, call, identity_of, retry_until
+from kafkasafe.spark.transactions import Coordinator, Pending, call, identity_of, retry_until
 from kafkasafe.spark.txn import (
     Appended,
     Event,
@@ -381,7 +381,7 @@ class Session:
         places = {(self._options.marker_topic, self._marker_partition)} if remember else set()
         topic = self._options.topic
         if topic is not None:
-            self._partitions = self._partition_count(topic)
+            self._partitions = self.partition_count(topic)
             places |= {(topic, number) for number in range(self._partitions)}
         self.add(grant, places)
 
@@ -412,7 +412,13 @@ class Session:
             claims=False,
         )
 
-    def _partition_count(self, topic: str) -> int:
+    def partition_count(self, topic: str) -> int:
+        """Asks the brokers how many partitions a topic has.
+
+        Raises:
+            ConfigError: The topic does not exist.
+            KafkaError: No broker answers.
+        """
         self._start()
         try:
             return len(self._coordinator.topics([topic])[topic].partitions)
@@ -447,33 +453,52 @@ class Session:
             raise RestartError(wrong)
 
     def mark(self, grant: Grant, marker: Marker) -> None:
-        """MARK: writes the marker in the transaction. It is visible if and only if the transaction is committed."""
-        self._mark_topic(grant, marker)
-        self._mark_group(grant, marker)
+        """MARK: writes the marker in the transaction. It is visible if and only if the transaction is committed.
+
+        The marker topic and the group get the marker at the same time. Both have answered when the method ends. If the
+        group refuses it, the method waits for the marker topic's answer for a few seconds: a request that arrives after
+        the transaction was aborted could begin a new one (before KIP-890).
+        """
+        send = self._send_to_topic(grant, marker)
+        first = Pending(send)
+        try:
+            self._mark_group(grant, marker)
+        except BaseException:
+            first.wait(_BRIEF_S)
+            raise
+        self._settle_topic(first, send)
 
     def _mark_group(self, grant: Grant, marker: Marker) -> None:
         self._coordinator.commit_offset(
             grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
         )
 
-    def _mark_topic(self, grant: Grant, marker: Marker) -> None:
+    def _send_to_topic(self, grant: Grant, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
+        """Returns the function that sends the marker to the marker topic, each time it is called."""
         topic, number = self._options.marker_topic, self._marker_partition
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
         )
         batch.stamp_identity(data, grant.producer_id, grant.epoch, 0, transactional=True)
 
-        def append(left_s: float) -> None:
-            answer: ProduceReply | Failure = call(
-                lambda reply: self._transport.produce(
-                    [ProduceRequest(None, topic, number, data, transaction=identity_of(grant))],
-                    -1,
-                    self._options.request_timeout_ms,
-                    lambda _, answer: reply(answer),
-                ),
-                left_s,
+        def send(reply: Reply[ProduceReply]) -> None:
+            self._transport.produce(
+                [ProduceRequest(None, topic, number, data, transaction=identity_of(grant))],
+                -1,
+                self._options.request_timeout_ms,
+                lambda _, answer: reply(answer),
             )
-            if isinstance(answer, ProduceReply) and answer.error_code:
+
+        return send
+
+    def _settle_topic(self, first: Pending, send: Callable[[Reply[ProduceReply]], None]) -> None:
+        """Waits until the marker topic has the marker. Sends it again if the first attempt failed."""
+        topic, number = self._options.marker_topic, self._marker_partition
+        attempts = [first]
+
+        def append(left_s: float) -> None:
+            answer: ProduceReply = (attempts.pop() if attempts else Pending(send)).answer(left_s)
+            if answer.error_code:
                 raise _coded(answer.error_code, f"{topic}-{number}: {answer.error_message or 'Produce'}")
 
         deadline = time.monotonic() + self._options.delivery_timeout_s

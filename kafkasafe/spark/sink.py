@@ -18,6 +18,7 @@ from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.arrow import map_in_arrow
+from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
 from kafkasafe.spark.options import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
@@ -205,7 +206,7 @@ class ForeachBatchSink:
         self._options = options
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
-        self._sizes: dict[str, int] = {}  # application id → bytes that the latest micro-batch sent
+        self._sizes: dict[str, Size] = {}  # application id → size of the latest micro-batch
         self.last: Outcome | None = None
 
     def __repr__(self) -> str:
@@ -249,8 +250,8 @@ class ForeachBatchSink:
             session = self._sessions.get(app_id)
             if session is None:
                 session = self._sessions[app_id] = Session(self._options, app_id)
-            is_small = self._sizes.pop(app_id, self._options.inline_bytes) < self._options.inline_bytes
-            job = _Job(self._options, df, batch_id, session, is_small=is_small)
+            previous = self._sizes.pop(app_id, None)
+            job = _Job(self._options, df, batch_id, session, previous)
             done: Outcome | None = None
             try:
                 plan = plan_of_query(df.sparkSession, query_id, batch_id)
@@ -258,7 +259,9 @@ class ForeachBatchSink:
                 if done.name == "duplicate" and commits_are_validated(df.sparkSession, query_id):
                     df.write.format("noop").mode("overwrite").save()
                 if done.name == "written":
-                    self._sizes[app_id] = job.totals["bytes"]
+                    self._sizes[app_id] = later_size(
+                        previous, done.rows, job.totals["bytes"], was_refused=job.had_large_row
+                    )
             finally:
                 stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
         _served[app_id] = (run, batch_id)
@@ -310,24 +313,36 @@ class _Job:
         df: The data frame.
         batch_id: Chooses the partitions of rows that are not bound to one.
         session: The driver's session.
-        is_small: Whether the rows are probably few. Then the tasks return their batches to the driver, which sends
-            them. This takes one stage of Spark and no claims. If there are more rows than expected, a second job writes
-            them: until then, nothing is sent.
+        previous: Size of the previous micro-batch; None if it is unknown. If it was small, the rows are probably few.
+            Then the tasks return their rows or batches to the driver, which sends them. This takes one stage of Spark
+            and no claims. If there are more rows than expected, a second job writes them: until then, nothing is sent.
+
+    Attributes:
+        had_large_row: Whether the driver refused to collect the rows, because one of them is too large.
     """
 
     def __init__(
-        self, options: SinkOptions, df: DataFrame, batch_id: int, session: Session, *, is_small: bool = False
+        self,
+        options: SinkOptions,
+        df: DataFrame,
+        batch_id: int,
+        session: Session,
+        previous: Size | None = None,
     ) -> None:
         self._options = options
         self._batch_id = batch_id
         self._session = session
-        self._is_small = is_small and options.exchange is not True
+        self._previous = previous
+        self._is_small = (
+            previous is not None and previous.bytes < options.inline_bytes and options.exchange is not True
+        )
         self._df, self._columns, self._bound = _checked(df, options)
         self.totals: dict[str, int] = {}
+        self.had_large_row = False
 
     def __call__(self, grant: Grant) -> Sequence[Report]:
         if self._is_small:
-            batches = self._inline()
+            batches = self._returned()
             if batches is not None:
                 return self._send(grant, batches)
             self._is_small = False
@@ -345,20 +360,51 @@ class _Job:
     def _count(self, name: str, number: int) -> None:
         self.totals[name] = self.totals.get(name, 0) + number
 
-    def _inline(self) -> list[tuple[str, int, bytearray]] | None:
-        """Has the tasks encode the rows. Returns (topic, partition, batch), or None if there are too many.
+    def _returned(self) -> list[tuple[str, int, bytearray]] | None:
+        """Has the tasks return the rows. Returns (topic, partition, batch), or None if there are too many.
 
         Spark returns the result of one attempt of each task, and an attempt has no effect outside of Spark. So it does
         not matter how often a task or a stage runs.
         """
-        topic, count = self._options.topic, self._session.partitions
-        counts = {} if topic is None else {topic: count}
-        encode = EncodeRows(options=self._options, counts=counts, slots=1, turn=self._batch_id)
+        options, previous = self._options, self._previous
+        # The driver does not collect headers, because an SQL expression for their size would be slow.
+        bound = (
+            None
+            if previous is None or "headers" in self._columns
+            else bound_of(previous, options.inline_bytes)
+        )
+        if bound is None or getattr(self._df, "_jdf", None) is None:
+            return self._encoded_by_tasks()
+        try:
+            parts = collect_rows(self._df, self._columns, bound)
+        except RowTooLargeError:
+            self.had_large_row = True
+            return None
+        except Exception as failed:
+            raise _translated(failed) from failed
+        return None if parts is None else self._encoded(parts)
+
+    def _encoder(self, counts: Mapping[str, int]) -> EncodeRows:
+        return EncodeRows(options=self._options, counts=counts, slots=1, turn=self._batch_id)
+
+    def _encoded_by_tasks(self) -> list[tuple[str, int, bytearray]] | None:
+        topic = self._options.topic
+        encode = self._encoder({} if topic is None else {topic: self._session.partitions})
         job = map_in_arrow(self._df, EncodeInline(encode), ENCODED_SCHEMA, columns=self._columns)
         try:
             return inline_of(job.collect())
         except Exception as failed:
             raise _translated(failed) from failed
+
+    def _encoded(self, parts: Sequence[Any]) -> list[tuple[str, int, bytearray]]:
+        """Encodes Arrow batches on the driver."""
+        topic = self._options.topic
+        if topic is None:
+            named = {name for part in parts for name in part.column("topic").unique().to_pylist()}
+            counts = {name: self._session.partition_count(name) for name in named if name is not None}
+        else:
+            counts = {topic: self._session.partitions}
+        return [(*packed.place, packed.data) for packed in self._encoder(counts).packed(iter(parts), task=0)]
 
     def _send(self, grant: Grant, batches: Sequence[tuple[str, int, bytearray]]) -> Sequence[Report]:
         appender = self._session.appender(grant, {(topic, partition) for topic, partition, _ in batches})

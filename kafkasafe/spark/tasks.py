@@ -330,9 +330,14 @@ class EncodeRows:
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Encodes all rows of the task and yields the batches."""
         spare_collections()
+        for packed in self.packed(rows, task=_context().partitionId()):
+            yield self._out(packed)
+
+    def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[Packed]:
+        """Encodes all rows of a task. Its number chooses partitions, as `turn` does."""
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
-        turn = self.turn + _context().partitionId()
+        turn = self.turn + task
         for part in _pieces(rows):
             columns = _rows(self.options, part)
             for topic, chosen in self._topics(part):
@@ -341,10 +346,8 @@ class EncodeRows:
                     counts[topic] = partition_count(self.options, topic)
                 numbers = self._numbers(part, chosen, of_topic.keys, topic, counts[topic], turn)
                 turn += 1
-                for packed in packer.add(topic, numbers, of_topic, _now_ms()):
-                    yield self._out(packed)
-        for packed in packer.rest():
-            yield self._out(packed)
+                yield from packer.add(topic, numbers, of_topic, _now_ms())
+        yield from packer.rest()
 
     def _topics(self, part: Any) -> Iterator[tuple[str, Any]]:
         """Divides an Arrow batch by topic. Yields (topic, indices of its rows); None as indices means all rows."""

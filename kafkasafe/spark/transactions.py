@@ -35,7 +35,7 @@ from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import Grant
 
-__all__ = ["Coordinator", "TopicPartition", "call", "identity_of", "retry_until"]
+__all__ = ["Coordinator", "Pending", "TopicPartition", "call", "identity_of", "retry_until"]
 
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
@@ -93,26 +93,43 @@ def identity_of(grant: Grant) -> TransactionIdentity | None:
     return _identity(grant) if grant.transactional_id else None
 
 
-def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
-    """Returns the answer to one request.
+class Pending:
+    """A request that was sent, and its answer.
 
-    Raises:
-        KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer in time.
+    Args:
+        send: Sends the request. Gets the function that takes the answer.
     """
-    arrived = threading.Event()
-    answers: list[Any] = []
 
-    def reply(answer: Any) -> None:
-        answers.append(answer)
-        arrived.set()
+    def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
+        self._arrived = threading.Event()
+        self._answers: list[Any] = []
+        send(self._reply)
 
-    send(reply)
-    if not arrived.wait(max(0.0, timeout_s)):
-        raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")
-    answer = answers[0]
-    if isinstance(answer, Failure):
-        raise answer.error
-    return answer
+    def _reply(self, answer: Any) -> None:
+        self._answers.append(answer)
+        self._arrived.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the answer, at most `timeout_s` seconds. Returns whether it arrived."""
+        return self._arrived.wait(max(0.0, timeout_s))
+
+    def answer(self, timeout_s: float) -> Any:
+        """Waits for the answer and returns it.
+
+        Raises:
+            KafkaError: The error of the `Failure`; KafkaTimeoutError if there was no answer within `timeout_s` seconds.
+        """
+        if not self.wait(timeout_s):
+            raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")
+        answer = self._answers[0]
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer
+
+
+def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
+    """Returns the answer to one request. Raises the errors of `Pending.answer`."""
+    return Pending(send).answer(timeout_s)
 
 
 def retry_until(attempt: Callable[[float], T], *, deadline: float, what: str, api: str | None = None) -> T:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+from unittest import mock
 
 import pytest
 from confluent_kafka import Producer
+from kafka.errors import KafkaError
 from sinks import new_name, options, values
 
 from kafkasafe.errors import CheckpointMismatchError
@@ -15,6 +19,7 @@ from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import Coordinator, _error
 from kafkasafe.spark.txn import Marker, Report
+from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
 
@@ -203,6 +208,60 @@ def test_only_partitions_with_rows_are_verified_where_no_task_had_the_grant(kafk
         assert session.write(batch_id, "q", work, plan=f"plan {batch_id}", count=lambda: 0).name == "written"
         assert sorted(described.call_args.args[1]) == places
     assert asked.call_count == 2
+
+
+@pytest.fixture
+def proxied(kafka):
+    """A session whose requests go through a proxy, after its first batch."""
+    topic, app = new_name(), new_name("app")
+    kafka.create_topic(topic, partitions=2)
+    with FaultProxy(bootstrap=",".join(kafka.bootstrap_servers)) as proxy:
+        given = options(proxy, topic=topic, markerTopic=new_name("markers"), txnAppId=app)
+        session = Session(sink_options(given), app)
+        assert write(session, 0) == "written"
+        proxy.forget()
+        yield proxy, session
+        session.close()
+
+
+def test_the_marker_is_sent_to_its_topic_and_to_the_group_at_the_same_time(proxied):
+    proxy, session = proxied
+    slow = proxy.on("Produce", topic=session._options.marker_topic).delay(1.0, times=1)
+    group = proxy.on("TxnOffsetCommit")
+    running = threading.Thread(target=write, args=(session, 1))
+    running.start()
+    began = time.monotonic()
+    group.wait(1)
+    assert time.monotonic() - began < 0.9
+    slow.wait(1)
+    running.join(30)
+    assert session.marker() == Marker(2, "q", 0, "plan 1")
+
+
+def test_a_marker_that_its_topic_refused_for_a_moment_is_sent_again(kafka, proxied):
+    proxy, session = proxied
+    rule = proxy.on("Produce", topic=session._options.marker_topic).answer_without_forwarding(code=6, times=1)
+    assert write(session, 1) == "written"
+    rule.wait(1)
+    kafka.wait_for_markers()
+    assert session._from_topic() == Marker(2, "q", 0, "plan 1").encode()
+
+
+def test_a_transaction_is_aborted_only_after_its_marker_was_answered(kafka, proxied, monkeypatch):
+    proxy, session = proxied
+    # A rule of the proxy would not do: all requests have one connection, and a delayed answer delays later ones.
+    refused = mock.Mock(side_effect=_error(30, "TxnOffsetCommit of app"))
+    monkeypatch.setattr(session._coordinator, "commit_offset", refused)
+    proxy.on("Produce", topic=session._options.marker_topic).delay(1.0, times=1)
+    with pytest.raises(KafkaError, match="TxnOffsetCommit"):
+        write(session, 1)
+    (sent,) = proxy.requests("Produce", topic=session._options.marker_topic)
+    (ended,) = proxy.requests("EndTxn")
+    assert ended.time - sent.time >= 0.9
+    monkeypatch.undo()
+    assert write(session, 1) == "written"
+    kafka.wait_for_markers()
+    assert session._from_topic() == Marker(2, "q", 0, "plan 1").encode()
 
 
 def test_rows_that_a_leader_lost_are_noticed_where_no_task_had_the_grant(kafka, make):

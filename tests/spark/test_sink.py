@@ -319,24 +319,82 @@ def test_a_worker_that_is_killed_costs_a_new_transaction(spark, kafka, topic, ma
 KEYED = ["CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value"]
 
 
+HEADERS = "array(struct('h' AS key, CAST('v' AS BINARY) AS value)) AS headers"
+
+
 @pytest.fixture
 def planned(mocker):
     """The jobs whose tasks send rows."""
     return mocker.spy(_Job, "_plan")
 
 
-@pytest.mark.parametrize("columns", [KEYED, KEYED[1:]], ids=["keys", "no keys"])
+@pytest.fixture
+def collected(mocker):
+    """The jobs whose rows the driver encodes."""
+    return mocker.spy(_Job, "_encoded")
+
+
+@pytest.mark.parametrize(
+    ("columns", "collects"),
+    [(KEYED, True), (KEYED[1:], True), ([*KEYED, HEADERS], False)],
+    ids=["keys", "no keys", "headers"],
+)
 def test_a_small_batch_that_follows_a_small_one_is_sent_by_the_driver(
-    spark, kafka, topic, make, planned, columns
+    spark, kafka, topic, make, planned, collected, columns, collects
 ):
     sink = make()
     for batch_id in range(3):
         sink(rows(spark, batch_id * 100, batch_id * 100 + 100, columns), batch_id)
         assert (sink.last.name, sink.last.rows, planned.call_count) == ("written", 100, 1)
+    assert collected.call_count == (2 if collects else 0)
     found = read(kafka, topic)
     assert sorted(int(message.value()) for message in found) == list(range(300))
     if columns is KEYED:
         assert all(message.partition() == partition_for_key(message.key(), 3) for message in found)
+
+
+def test_nulls_empty_values_and_chosen_partitions_arrive_through_the_driver(
+    spark, kafka, topic, make, collected
+):
+    columns = [
+        "IF(id % 3 = 0, NULL, CAST(id AS STRING)) AS key",
+        "IF(id % 3 = 1, NULL, IF(id % 3 = 2, '', CAST(id AS STRING))) AS VALUE",
+        "IF(id % 3 = 2, 1, NULL) AS partition",
+        "id AS another",
+    ]
+    sink = make()
+    for batch_id in range(2):
+        sink(rows(spark, batch_id * 30, batch_id * 30 + 30, columns), batch_id)
+    assert collected.call_count == 1
+    found = read(kafka, topic)
+    assert len(found) == 60
+    for message in found:
+        assert message.key() is not None or int(message.value()) % 3 == 0
+        if message.key() is not None:
+            kind = int(message.key()) % 3
+            assert message.value() == (None if kind == 1 else b"")
+            assert message.partition() == (1 if kind == 2 else partition_for_key(message.key(), 3))
+
+
+def test_more_rows_than_the_driver_collects_are_sent_by_tasks(spark, kafka, topic, make, planned, collected):
+    sink = make()
+    sink(rows(spark, 0, 100, KEYED), 0)
+    sink(rows(spark, 100, 10_000, KEYED), 1)
+    assert (sink.last.name, sink.last.restarts) == ("written", 0)
+    assert (planned.call_count, collected.call_count) == (2, 0)
+    assert values(kafka, topic, committed=False) == numbers(range(10_000))
+
+
+def test_after_a_row_that_is_too_large_the_driver_does_not_collect(
+    spark, kafka, topic, make, planned, collected
+):
+    sink = make()
+    sink(rows(spark, 0, 10), 0)
+    sink(rows(spark, 0, 10, "repeat('x', 9000) AS value"), 1)
+    assert (sink.last.name, sink.last.restarts, planned.call_count) == ("written", 0, 2)
+    sink(rows(spark, 10, 20), 2)
+    assert (planned.call_count, collected.call_count) == (2, 0)
+    assert values(kafka, topic, committed=False) == {b"x" * 9000: 10, **numbers(range(20))}
 
 
 def test_a_large_batch_that_follows_a_small_one_is_sent_by_tasks(spark, kafka, topic, make, planned):
@@ -360,14 +418,14 @@ def test_small_batches_are_sent_by_tasks_where_the_options_say_so(spark, kafka, 
     assert values(kafka, topic) == numbers(range(20))
 
 
-def test_small_batches_go_to_the_topics_of_their_rows(spark, kafka, topic, make, planned):
+def test_small_batches_go_to_the_topics_of_their_rows(spark, kafka, topic, make, planned, collected):
     other = new_name()
     kafka.create_topic(other, partitions=2)
     to = f"IF(id % 2 = 0, '{topic}', '{other}') AS topic"
     sink = make(None)
     for batch_id in range(2):
         sink(rows(spark, batch_id * 10, batch_id * 10 + 10, [to, *KEYED]), batch_id)
-    assert planned.call_count == 1
+    assert (planned.call_count, collected.call_count) == (1, 1)
     assert values(kafka, topic) == numbers(range(0, 20, 2))
     assert values(kafka, other) == numbers(range(1, 20, 2))
 
@@ -545,6 +603,33 @@ def test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows(
     shutil.rmtree(checkpoint)
     run()
     assert values(kafka, topic) == numbers(range(400), range(400))
+
+
+def test_the_state_of_a_query_is_right_after_a_batch_that_the_driver_did_not_collect(
+    spark, kafka, topic, tmp_path, planned, collected
+):
+    source = tmp_path / "in"
+    # Some rows of each file are in the file before it. The first job of the third batch commits the state, too.
+    for begin, end in ((0, 10), (5, 20), (10, 4000), (0, 4010)):
+        rows(spark, begin, end).coalesce(1).write.mode("append").text(str(source))
+    sink = foreach_batch_sink(topic, **options(kafka))
+    query = (
+        spark.readStream.schema("value string")
+        .option("maxFilesPerTrigger", 1)
+        .text(str(source))
+        .dropDuplicates(["value"])
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(300)
+    finally:
+        query.stop()
+        sink.close()
+    assert (planned.call_count, collected.call_count) == (2, 2)
+    assert values(kafka, topic) == numbers(range(4010))
 
 
 def test_the_listener_counts_what_spark_cannot_see(spark, kafka, topic, tmp_path):

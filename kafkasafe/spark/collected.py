@@ -1,0 +1,150 @@
+"""Small micro-batches: the driver collects the rows, encodes them and sends them. No Python worker takes part.
+
+A micro-batch is small if the previous one was. If it is large after all, the driver must not run out of memory. So the
+collecting job itself is bounded in the JVM, before a row leaves its task:
+
+- A task returns at most one row more than `Bound.rows`. The surplus row shows that there are more.
+- A row that is larger than `Bound.row_bytes` arrives without its contents, and marked.
+
+In both cases the collected rows are dropped, and another job writes the micro-batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["Bound", "RowTooLargeError", "Size", "bound_of", "collect_rows", "later_size"]
+
+_LEAST_ROWS: Final = 256
+# As with encoded batches (`tasks.inline_limit`): tasks after the 64th return less.
+_FIRST_TASKS: Final = 64
+_LATER_SHARE: Final = 16
+_PAUSE: Final = 100  # micro-batches
+_INDEX: Final = (1 << 33) - 1  # the part of `monotonically_increasing_id()` that numbers the rows of a task
+_FITS: Final = "_kafkasafe_fits"
+_ROW: Final = "_kafkasafe_row"
+_SIZED: Final = ("key", "value", "topic")
+
+
+class Size(NamedTuple):
+    """The size of a micro-batch that was written.
+
+    Attributes:
+        rows: Number of rows.
+        bytes: Size of the encoded batches, in bytes.
+        pause: For how many of the following micro-batches the driver does not collect the rows.
+    """
+
+    rows: int
+    bytes: int
+    pause: int = 0
+
+
+class Bound(NamedTuple):
+    """How much a task may return to the driver.
+
+    Attributes:
+        rows: Largest number of rows.
+        row_bytes: Largest size of a row's key, value and topic, in bytes. Tasks after the 64th: a 16th of it.
+    """
+
+    rows: int
+    row_bytes: int
+
+
+class RowTooLargeError(Exception):
+    """A collected row is larger than `Bound.row_bytes`."""
+
+
+def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
+    """Decides whether the driver collects the rows of the next micro-batch, and within which bound.
+
+    A micro-batch may have twice as many rows as the previous one, all in one task, and rows of twice the average size.
+    A task returns at most twice `inline_bytes`.
+
+    Args:
+        previous: Size of the previous micro-batch.
+        inline_bytes: The option `inlineBytes`.
+
+    Returns:
+        The bound; None if the driver does not collect the rows.
+    """
+    if previous.pause:
+        return None
+    # Spark compiles code for each new bound, so the number of rows is a power of two.
+    rows = max(_LEAST_ROWS, 1 << (2 * previous.rows - 1).bit_length() if previous.rows else 0)
+    row_bytes = 2 * inline_bytes // rows
+    if previous.rows and row_bytes < 2 * previous.bytes // previous.rows:
+        return None
+    return Bound(rows, row_bytes)
+
+
+def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused: bool) -> Size:
+    """Returns what to remember of a micro-batch that was written.
+
+    A row that is too large to be collected makes a second job necessary. Where one such row is, more may follow, so the
+    driver then collects no rows for the next 100 micro-batches.
+
+    Args:
+        previous: The size that was remembered before this micro-batch; None if there is none.
+        rows: Number of rows.
+        sent_bytes: Size of the encoded batches, in bytes.
+        was_refused: Whether a row of this micro-batch was too large to be collected.
+    """
+    left = 0 if previous is None else max(0, previous.pause - 1)
+    return Size(rows, sent_bytes, _PAUSE if was_refused else left)
+
+
+class _Guard(NamedTuple):
+    """Selects the rows and contents that a task may return."""
+
+    columns: tuple[Column, ...]
+    condition: Column
+
+
+@functools.lru_cache(maxsize=16)
+def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> _Guard:
+    """Parsing the expressions takes longer than to run them, so they are kept, as long as the JVM is the same."""
+    from pyspark.sql.functions import expr
+
+    sized = " + ".join(f"coalesce(bigint(octet_length({name})), 0L)" for name in columns if name in _SIZED)
+    share = (
+        f"IF(spark_partition_id() < {_FIRST_TASKS}, {bound.row_bytes}L, {bound.row_bytes // _LATER_SHARE}L)"
+    )
+    fits = f"{sized} <= {share}"
+    chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
+    chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
+    # Not `limit`: Spark compiles new code for each use, and the limit is for all tasks together, so takes several jobs.
+    return _Guard(tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}"))
+
+
+def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[Any] | None:
+    """Collects the rows of a data frame, in one job without Python workers.
+
+    Args:
+        df: The data frame. Not of Spark Connect.
+        columns: The names of its columns: some of `key`, `value`, `topic` and `partition`.
+        bound: How much each task may return.
+
+    Returns:
+        Arrow batches; None if a task has more rows than the bound.
+
+    Raises:
+        RowTooLargeError: A row is larger than the bound. No task has more rows than the bound.
+        Exception: The job failed.
+    """
+    guard = _guard(df.sparkSession.sparkContext._jvm, tuple(columns), bound)
+    table = df.select(*guard.columns).where(guard.condition).toArrow()
+    if np.max(table.column(_ROW).to_numpy(), initial=-1) >= bound.rows:
+        return None
+    if not np.all(table.column(_FITS).to_numpy()):
+        raise RowTooLargeError
+    parts: list[Any] = table.drop_columns([_FITS, _ROW]).to_batches()
+    return parts
